@@ -1,0 +1,1 @@
+"""Tables, figures and reports made from a run's results."""

@@ -1,0 +1,1 @@
+"""The ``testbed`` command: one module a verb."""

@@ -1,0 +1,42 @@
+"""The errors that a user may meet: each text says what is wrong, where, and what to do."""
+
+__all__ = ["CollectiveError", "FabricError", "KernelError", "SpecError", "TestbedError", "WorkerDied"]
+
+
+class TestbedError(Exception):
+    """Base of all errors that the command line prints as one message, without a traceback."""
+
+    __test__ = False  # pytest: the name starts with "Test", it is no test class
+
+
+class SpecError(TestbedError):
+    """A scenario, flag or argument is wrong; the text names the key, its value, and what is allowed."""
+
+
+class KernelError(TestbedError):
+    """The kernel refused a program, map, link or netlink request; the text carries the kernel's own words."""
+
+
+class FabricError(TestbedError):
+    """Hosts, links or switches could not be built or have gone away."""
+
+
+class WorkerDied(TestbedError):
+    """A worker process ended before its work did.
+
+    :param worker: Name of the worker (its host's name).
+    :param status: Its exit status, negative for a signal number.
+    """
+
+    def __init__(self, worker: str, status: int | None) -> None:
+        how = "ended" if status is None else f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
+        super().__init__(f"worker {worker} {how} before its work was done")
+        self.worker = worker
+        self.status = status
+
+    def __reduce__(self) -> tuple[type["WorkerDied"], tuple[str, int | None]]:
+        return type(self), (self.worker, self.status)
+
+
+class CollectiveError(TestbedError):
+    """A collective could not complete; the text names the rank and the reason."""

@@ -1,0 +1,1 @@
+"""Mininet hosts, links and switches, and what removes them."""

@@ -1,0 +1,1 @@
+"""Graph data sets, models and data-parallel training."""

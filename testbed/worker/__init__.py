@@ -1,0 +1,1 @@
+"""One worker process a host: started, watched and called by the controller."""

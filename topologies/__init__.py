@@ -1,0 +1,1 @@
+"""Mininet topologies, usable with ``mn --custom`` too."""
