@@ -1,1 +1,83 @@
-"""The ``testbed`` command: one module a verb."""
+"""The ``testbed`` command: one module a verb, each with ``register(app)``.
+
+Verb modules import what is heavy (torch, pandas, Mininet) inside their functions, so that ``--help`` answers
+at once.
+"""
+
+import importlib
+import importlib.util
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+import testbed
+from testbed.cli import options
+from testbed.errors import TestbedError
+
+__all__ = ["app", "main"]
+
+VERBS = ("doctor", "bench", "run", "up", "exec", "status", "down", "clean")
+
+EPILOG = options.examples(
+    "testbed doctor",
+    "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
+    "testbed run scenarios/ddp_debian.toml --out runs/demo",
+    "testbed up --hosts 4 --topology star   [dim]then exec, status, down[/dim]",
+    after="Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+)
+
+app = typer.Typer(
+    name="testbed",
+    help="Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
+    add_completion=False,
+)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end, when asked to."""
+    if wanted:
+        typer.echo(f"testbed {testbed.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    verbose: options.Verbose = 0,
+    version: bool = typer.Option(
+        False, "--version", callback=print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets."""
+
+
+for verb in VERBS:
+    # A verb that is still being written is left out.
+    if importlib.util.find_spec(f"testbed.cli.{verb}"):
+        importlib.import_module(f"testbed.cli.{verb}").register(app)
+
+
+def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as an exception does, so that every open resource is closed on the way out."""
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Run the command line; every :class:`TestbedError` becomes one line on stderr and exit status 1."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_by_signal)
+    try:
+        app(prog_name="testbed")
+    except TestbedError as error:
+        sys.stdout.flush()
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,69 @@
+"""Options that several verbs share: the same flag means the same thing everywhere.
+
+A verb takes them as annotated parameters::
+
+    @app.command(epilog=options.examples("testbed doctor --json"))
+    def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None: ...
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["JsonFile", "JsonFlag", "Seed", "Verbose", "examples", "print_json", "set_verbosity", "write_json"]
+
+
+def set_verbosity(count: int) -> int:
+    """Log warnings; with one ``-v`` also what is done, with two also details. The highest count wins."""
+    level = {0: logging.WARNING, 1: logging.INFO}.get(count, logging.DEBUG)
+    logger = logging.getLogger("testbed")
+    if not logger.handlers:
+        handler = logging.StreamHandler()  # stderr: stdout is for results
+        handler.setFormatter(logging.Formatter("%(relativeCreated)6d ms %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(level)
+    logger.setLevel(min(level, logger.level))
+    return count
+
+
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, callback=set_verbosity, help="Log what is done; -vv for details."
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of every random choice; the same seed repeats a run.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result as JSON; - is stdout."),
+]
+
+
+def examples(*commands: str, after: str = "") -> str:
+    """Return a help page's last paragraph: one example command a line, then a closing line (rich markup)."""
+    lines = ["[bold]Examples[/bold]", *(f"  {command}" for command in commands)]
+    lines += ["", after] if after else []
+    # The help printer joins lines into one paragraph, and its mark against that (\b) holds for a whole
+    # text only: a blank line would end it, so that a line with one space stands for it.
+    return "\b\n" + "\n".join(line or " " for line in lines)
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON value on stdout, indented, keys in the order given."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write a JSON value to a file, or to stdout where the path is ``-``."""
+    if str(path) == "-":
+        print_json(value)
+        sys.stdout.flush()
+    else:
+        path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
