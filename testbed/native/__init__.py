@@ -1,0 +1,84 @@
+"""C for user space: loops that numpy cannot fuse and system calls that Python makes too slowly.
+
+One file a library, ``testbed/native/<name>.c``, compiled on first use for the CPU at hand and kept in
+``build/native`` under a hash of all that goes into it. ``python -m testbed.native`` compiles all of them.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from testbed.errors import TestbedError
+
+__all__ = ["compile_native", "load", "names"]
+
+SOURCES = Path(__file__).parent
+BUILD = SOURCES.parents[1] / "build" / "native"
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+
+
+def names() -> list[str]:
+    """List the libraries that there are sources for."""
+    return sorted(path.stem for path in SOURCES.glob("*.c"))
+
+
+@functools.cache
+def _toolchain() -> tuple[str, bytes]:
+    """The compiler, and what its output depends on: its version and the CPU that ``-march=native`` means."""
+    compiler = shutil.which("clang") or shutil.which("cc")
+    if compiler is None:
+        raise TestbedError("no C compiler: neither clang nor cc is on PATH; `make apt` installs clang")
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    cpu = b"".join(
+        sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))})
+    )
+    return compiler, version + cpu
+
+
+def compile_native(name: str) -> Path:
+    """Compile ``<name>.c`` unless its object is there already.
+
+    :returns: The shared object's path.
+    :raises TestbedError: There is no such source or compiler, or it refused the source; the text says why.
+    """
+    source = SOURCES / f"{name}.c"
+    if not source.is_file():
+        raise TestbedError(f"native library {name!r} does not exist: allowed is {', '.join(names())}")
+    compiler, identity = _toolchain()
+    parts = [compiler.encode(), identity, " ".join(FLAGS).encode(), source.read_bytes()]
+    parts += [header.read_bytes() for header in sorted(SOURCES.glob("*.h"))]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    target = BUILD / digest / f"{name}.so"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Workers may compile at once: each writes a file of its own, and the rename is atomic.
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    os.close(handle)
+    try:
+        command = [compiler, *FLAGS, "-o", temporary, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TestbedError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}")
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+@functools.cache
+def load(name: str) -> ctypes.CDLL:
+    """Load a library, compiling it first where needed.
+
+    Calls into it drop the interpreter's lock; ``errno`` is read with `ctypes.get_errno`.
+
+    :raises TestbedError: As `compile_native`.
+    """
+    return ctypes.CDLL(str(compile_native(name)), use_errno=True)

@@ -1,0 +1,57 @@
+"""GroupSpec: what it derives and what it refuses."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from testbed.collectives.group import make_cookie, make_groups
+from testbed.collectives.registry import check_names, open_transport
+from testbed.errors import SpecError
+
+HOSTS = [SimpleNamespace(name=f"h{i + 1}", ip=f"10.0.0.{i + 1}", mac=f"02:00:00:00:00:{i:02x}") for i in range(33)]
+
+
+def test_ring_neighbours_and_pickling():
+    specs = make_groups(HOSTS[:3], seed=7, group_id=2, lanes="int16")
+    assert [spec.right.name for spec in specs] == ["h2", "h3", "h1"]
+    assert [spec.left.name for spec in specs] == ["h3", "h1", "h2"]
+    assert [spec.me.rank for spec in specs] == [0, 1, 2]
+    assert len({spec.cookie for spec in specs}) == 1
+    assert pickle.loads(pickle.dumps(specs)) == specs
+
+
+def test_cookie_is_a_function_of_seed_and_group():
+    assert make_cookie(1, 2) == make_cookie(1, 2)
+    assert len({make_cookie(seed, group) for seed in range(8) for group in range(8)}) == 64
+    assert 0 <= make_cookie(1, 2) < 1 << 64
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "text"),
+    [
+        ([], {}, "group: 0 members: allowed is 1..32"),
+        (HOSTS, {}, "group: 33 members: allowed is 1..32"),
+        (HOSTS[:1] * 2, {}, "group: two members share an IP address"),
+        (HOSTS[:2], {"lanes": "int8"}, "group: lanes = 'int8': allowed is int16 or int32"),
+        (HOSTS[:2], {"mtu": 100}, "group: mtu = 100: allowed is 576..9000"),
+        (HOSTS[:2], {"window": 0}, "group: window = 0: allowed is 1..256 frames"),
+        (HOSTS[:2], {"timeout": 0.0}, "group: timeout = 0.0: allowed is more than 0, at most 3600 seconds"),
+        (HOSTS[:2], {"on_overflow": "wrap"}, "group: on_overflow = 'wrap': allowed is error or saturate"),
+        (HOSTS[:2], {"affinity": "cpu0"}, "group: affinity = 'cpu0': allowed is none or rank"),
+        (HOSTS[:2], {"group_id": 4096}, "group: group_id = 4096: allowed is 0..4095"),
+    ],
+)
+def test_what_is_refused(hosts, options, text):
+    with pytest.raises(SpecError) as caught:
+        make_groups(hosts, **options)
+    assert str(caught.value) == text
+
+
+def test_unknown_transport():
+    with pytest.raises(SpecError) as caught:
+        open_transport("nccl", None, make_groups(HOSTS[:1])[0])
+    assert str(caught.value) == "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"
+    with pytest.raises(SpecError, match="no transport given"):
+        check_names([])
+    assert check_names(["gloo", "mpi", "gloo"]) == ("gloo", "mpi")
