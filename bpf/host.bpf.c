@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* The programs that a host's devices carry: they find out which group a frame belongs to and hand it to that group's own
+ * program. So groups come and go while the devices keep their programs.
+ */
+#include "ring.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, RING_MAX_GROUPS);
+	__type(key, __u32);
+	__type(value, __u32);
+} groups SEC(".maps"), bells SEC(".maps");
+
+/* Frames with our port for groups that this host is not in. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} strangers SEC(".maps");
+
+static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwise)
+{
+	struct ring_frame *frame = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	__u64 *count;
+	__u32 zero = 0;
+
+	if (!frame)
+		return otherwise;
+	bpf_tail_call(ctx, table, frame->group);
+	count = bpf_map_lookup_elem(&strangers, &zero);
+	if (count)
+		*count += 1;
+	return XDP_DROP;
+}
+
+/* On the link: what is not ours goes to the host's own network stack. */
+SEC("xdp")
+int host_link(struct xdp_md *ctx)
+{
+	return dispatch(ctx, &groups, XDP_PASS);
+}
+
+/* On the doorbell's far end: nothing but bells has business there. */
+SEC("xdp")
+int host_bell(struct xdp_md *ctx)
+{
+	return dispatch(ctx, &bells, XDP_DROP);
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

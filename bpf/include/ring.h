@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What the ring's programs share with the process of their host: constants, maps, counters.
+ * Twin: testbed/collectives/ring_maps.py, checked against this object's BTF by tests/collectives/test_ring_maps.py.
+ */
+#pragma once
+
+#include "wire.h"
+
+#ifndef barrier
+#define barrier() asm volatile("" ::: "memory")
+#endif
+
+#define RING_MAX_RANKS 32
+#define RING_MAX_GROUPS 64
+#define RING_BLOCK 64		/* bytes; payloads are whole blocks, so that loops have few tests */
+#define RING_MAX_BLOCKS 54	/* 3,456 bytes: what fits the largest MTU of single-buffer XDP on veth */
+#define RING_PARKING 256	/* frames that may wait for the local gradient */
+
+struct ring_peer {
+	__u8 mac[ETH_ALEN];
+	__u16 ip_sum; /* one's complement sum of the IPv4 header to this peer, without total length */
+	__be32 ip;
+};
+
+/* Set before the program is loaded, so that the verifier knows them. */
+struct ring_config {
+	__u64 cookie;
+	__u32 rank;
+	__u32 ranks;
+	__u32 group;
+	__u32 chunk_bytes; /* payload of every chunk but the last of a tensor; a multiple of RING_BLOCK */
+	__u32 chunks;	   /* capacity of the maps */
+	__u32 quench_us;   /* requests for a chunk that was sent anew less than this ago are ignored */
+	__u32 uplink;	   /* ifindex */
+	__u32 reserved;
+	struct ring_peer peers[RING_MAX_RANKS];
+};
+
+/* One cache line that the process writes, one that the kernel writes. */
+struct ring_control {
+	__u64 progress; /* generation << 32 | chunks whose input is ready */
+	__u32 total;	/* chunks of this generation */
+	__u32 last_length; /* payload of the last chunk, bytes */
+	__u32 wake_at; /* wake the process when so many results are stored */
+	__u32 pad0[11];
+	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
+	__u32 stored; /* results of this generation */
+	__u32 park; /* next parking slot to try */
+	__u32 pad1[12];
+};
+
+struct ring_chunk {
+	__u64 input_sum; /* of the words in `input`, by the process */
+	__u64 result_sum;
+	__u32 claimed; /* generation that a CPU has begun to store */
+	__u32 done;    /* generation stored; 0: none */
+	__u32 sent_us; /* when it was last sent by its owner, low 32 bits */
+	__u16 attempt; /* of that sending */
+	__u16 reserved;
+};
+
+enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };
+
+struct ring_parked {
+	__u32 state;
+	__u32 generation;
+	__u32 chunk;
+	__u16 attempt;
+	__u8 hop;
+	__u8 flags;
+	__u64 checksum;
+	__u16 length;
+	__u16 reserved[3];
+};
+
+enum ring_counter {
+	RING_SENT,	      /* frames put on the wire */
+	RING_SENT_BYTES,      /* their bytes from the Ethernet header on */
+	RING_RESENT,	      /* of these, chunks sent anew and requests */
+	RING_STORED,
+	RING_ANSWERED,	      /* first-lap frames answered from a result */
+	RING_DUPLICATE,	      /* second-lap frames whose result was there */
+	RING_PARKED,
+	RING_BAD_COOKIE,
+	RING_BAD_GENERATION,  /* too old or too new to be of use */
+	RING_BAD_CHUNK,	      /* beyond the tensor */
+	RING_BAD_LENGTH,
+	RING_BAD_RANK,	      /* a hop or rank that cannot be, or a sender that is no neighbour */
+	RING_BAD_KIND,
+	RING_BAD_CHECKSUM,
+	RING_PARKING_FULL,
+	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
+	RING_RTT_SAMPLES,
+	RING_RTT_SUM_US,
+	RING_RTT_MAX_US,
+	RING_COUNTERS,
+};

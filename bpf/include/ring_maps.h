@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* The maps of one rank. Sizes that depend on the group are set before loading. */
+#pragma once
+
+#include "ring.h"
+
+const volatile struct ring_config config = {};
+
+/* Quantized lanes, a chunk an element: written by the process, read here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, RING_BLOCK);
+} inputs SEC(".maps");
+
+/* Their sums over all ranks: written here, read by the process. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, RING_BLOCK);
+} results SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ring_chunk);
+} chunks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ring_control);
+} control SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, RING_PARKING);
+	__type(key, __u32);
+	__type(value, struct ring_parked);
+} parking SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RING_PARKING);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, RING_BLOCK);
+} parking_data SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64[RING_COUNTERS]);
+} counters SEC(".maps");
+
+enum ring_event_kind {
+	RING_EVENT_STORED = 1, /* `wake_at` results of `generation` are stored */
+	RING_EVENT_ALIVE,      /* `rank` answered a probe: it is in `generation` and has `stored` results of it */
+};
+
+struct ring_event {
+	__u32 kind;
+	__u32 rank;
+	__u32 generation;
+	__u32 stored;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} events SEC(".maps");

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Work on whole payloads: 64-bit words whose lanes never carry into each other (testbed/collectives/lanes.py).
+ *
+ * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by constants: the verifier follows those
+ * into packets, whereas a variable offset would lose it the range. Every function returns 0, or -1 when the frame is too short.
+ */
+#pragma once
+
+#include "ring_maps.h"
+
+#define WORDS (RING_BLOCK / 8)
+
+#define FOR_EACH_BLOCK(length) \
+	for (__u32 block = 0; block < RING_MAX_BLOCKS && block * RING_BLOCK < (length); block++)
+
+/* input or result -> frame. The helper is a memcpy with the CPU's own string instructions. */
+static __always_inline int payload_fill(struct xdp_md *ctx, void *from, __u32 length)
+{
+	if (length < RING_BLOCK || length > config.chunk_bytes)
+		return -1;
+	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
+}
+
+/* frame += input */
+static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length)
+{
+	void *data_end = (void *)(long)ctx->data_end;
+	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
+
+	FOR_EACH_BLOCK(length) {
+		if ((void *)(words + WORDS) > data_end)
+			return -1;
+#pragma unroll
+		for (int i = 0; i < WORDS; i++)
+			words[i] += input[i];
+		words += WORDS;
+		input += WORDS;
+	}
+	return 0;
+}
+
+/* result = frame += input; *sum = the words' sum */
+static __always_inline int payload_add_store(struct xdp_md *ctx, const __u64 *input, __u64 *result, __u32 length, __u64 *sum)
+{
+	void *data_end = (void *)(long)ctx->data_end;
+	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
+	__u64 total = 0;
+
+	FOR_EACH_BLOCK(length) {
+		if ((void *)(words + WORDS) > data_end)
+			return -1;
+#pragma unroll
+		for (int i = 0; i < WORDS; i++) {
+			__u64 word = words[i] + input[i];
+
+			words[i] = word;
+			result[i] = word;
+			total += word;
+		}
+		words += WORDS;
+		input += WORDS;
+		result += WORDS;
+	}
+	*sum = total;
+	return 0;
+}
+
+/* result = frame; *sum = the words' sum */
+static __always_inline int payload_store(struct xdp_md *ctx, __u64 *result, __u32 length, __u64 *sum)
+{
+	void *data_end = (void *)(long)ctx->data_end;
+	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
+	__u64 total = 0;
+
+	FOR_EACH_BLOCK(length) {
+		if ((void *)(words + WORDS) > data_end)
+			return -1;
+#pragma unroll
+		for (int i = 0; i < WORDS; i++) {
+			__u64 word = words[i];
+
+			result[i] = word;
+			total += word;
+		}
+		words += WORDS;
+		result += WORDS;
+	}
+	*sum = total;
+	return 0;
+}

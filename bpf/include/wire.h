@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What stands on the wire: Ethernet, IPv4, UDP, and the ring's header. Twin: testbed/protocol/wire.py.
+ *
+ * The ring's fields are little endian, as the lanes in the payload are: every host of a testbed is the same machine, and a
+ * 64-bit add on the payload must not swap bytes. UDP's checksum is 0 (RFC 768: none); the ring's own covers the payload end to end.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/in.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define RING_PORT 17170
+#define RING_MAGIC 0x4152 /* "RA" as it stands on the wire */
+#define RING_VERSION 1
+
+enum ring_kind {
+	/* Between hosts. */
+	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
+	RING_RESULT = 2,  /* lap two: the whole sum; ends at rank `last` */
+	RING_REQUEST = 3, /* rank `last` lacks this chunk's result and asks its owner */
+	RING_PROBE = 4,   /* is anybody there? */
+	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
+	/* From a host's own process to its own kernel, over the doorbell only. */
+	RING_BELL_LAUNCH = 16,  /* send chunk `chunk` on its first lap */
+	RING_BELL_REPLAY = 17,  /* take the frame parked in slot `chunk` up again */
+	RING_BELL_REQUEST = 18, /* ask the owner of chunk `chunk` for it */
+	RING_BELL_PROBE = 19,   /* probe rank `last` */
+};
+
+#define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */
+
+/* One struct for the whole frame, not a nested one for the header: only so does clang see that veth's 64-byte boundary makes
+ * `cookie` and `checksum` aligned, and loads them in one instruction instead of byte by byte.
+ */
+struct ring_frame {
+	struct ethhdr eth;
+	struct iphdr ip;
+	struct udphdr udp;
+	/* The ring's header, 38 bytes. */
+	__u16 magic;
+	__u8 version;
+	__u8 kind;	  /* enum ring_kind */
+	__u16 group;	  /* index of the group on its hosts */
+	__u64 cookie;	  /* random, agreed when the group forms; keeps other sessions' frames out */
+	__u32 generation; /* number of the collective in the group, from 1 */
+	__u32 chunk;
+	__u64 checksum; /* sum of the payload's 64-bit words */
+	__u16 attempt;	/* 0, then 1 more for each time that the chunk is sent anew */
+	__u16 length;	/* of the payload, bytes; a multiple of 64 */
+	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
+	__u8 last;	/* rank where lap two ends, or whom a request or probe is about */
+	__u8 flags;
+	__u8 reserved;
+} __attribute__((packed, aligned(8)));
+
+_Static_assert(sizeof(struct ring_frame) == 80, "twin: testbed/protocol/wire.py");
+_Static_assert(__builtin_offsetof(struct ring_frame, cookie) % 8 == 0, "one load");
+_Static_assert(__builtin_offsetof(struct ring_frame, checksum) % 8 == 0, "one load");
+
+/* The frame's headers when it is one of ours, else NULL. */
+static __always_inline struct ring_frame *ring_parse(void *data, void *data_end)
+{
+	struct ring_frame *frame = data;
+
+	if ((void *)(frame + 1) > data_end)
+		return NULL;
+	if (frame->eth.h_proto != bpf_htons(ETH_P_IP) || frame->ip.version != 4 || frame->ip.ihl != 5 ||
+	    frame->ip.protocol != IPPROTO_UDP || frame->udp.dest != bpf_htons(RING_PORT) ||
+	    frame->magic != RING_MAGIC)
+		return NULL;
+	return frame;
+}

@@ -1,0 +1,70 @@
+"""Compile ``bpf/<name>.bpf.c`` with clang, cached by everything that decides the outcome."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from testbed.errors import KernelError
+
+__all__ = ["BPF", "BUILD", "ROOT", "compile_all", "compile_bpf", "sources"]
+
+ROOT = Path(__file__).resolve().parents[2]
+BPF = ROOT / "bpf"
+BUILD = Path(os.environ.get("TESTBED_BUILD", ROOT / "build"))
+
+# mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux 5.12).
+FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+
+
+def sources() -> list[str]:
+    """Names of all programs in ``bpf/``, sorted."""
+    return sorted(path.name.removesuffix(".bpf.c") for path in BPF.glob("*.bpf.c"))
+
+
+def compile_bpf(name: str) -> Path:
+    """Compile one program, or find it compiled.
+
+    :param name: ``ring`` for ``bpf/ring.bpf.c``.
+    :returns: Path of the ``.bpf.o``.
+    :raises KernelError: no such source, no clang, or the compiler's own words.
+    """
+    source = BPF / f"{name}.bpf.c"
+    if not source.exists():
+        raise KernelError(f"no BPF program {name!r}: bpf/ has {', '.join(sources())}")
+    clang = shutil.which("clang")
+    if clang is None:
+        raise KernelError("clang is not installed: run `make setup`")
+    # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf target.
+    includes = (f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
+    target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may compile the same program at once: each writes its own file, the last rename wins.
+    descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
+    os.close(descriptor)
+    result = subprocess.run(
+        [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch], capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        Path(scratch).unlink(missing_ok=True)
+        raise KernelError(f"clang refused bpf/{name}.bpf.c:\n{result.stderr.strip()}")
+    os.chmod(scratch, 0o644)
+    os.replace(scratch, target)
+    return target
+
+
+def compile_all() -> list[Path]:
+    """Compile every program in ``bpf/``."""
+    return [compile_bpf(name) for name in sources()]
+
+
+def _digest(source: Path, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256("\0".join(flags).encode())
+    for path in (source, *sorted((BPF / "include").glob("*.h"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

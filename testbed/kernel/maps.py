@@ -1,0 +1,93 @@
+"""BPF maps from Python: single elements through the syscall, mmapable arrays as numpy views without copies."""
+
+import ctypes
+import errno
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from testbed.errors import KernelError
+from testbed.kernel.libbpf import check, libbpf
+
+__all__ = ["BPF_F_MMAPABLE", "Map"]
+
+BPF_F_MMAPABLE = 1 << 10  # linux/bpf.h
+_PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+
+
+class Map:
+    """One loaded map.
+
+    :param name: Its name in the C source.
+    :param fd: Its descriptor, owned by the object that it was loaded with.
+    :param kind: ``enum bpf_map_type``.
+    """
+
+    def __init__(self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.flags = flags
+        self.key_size = key_size
+        self.value_size = value_size
+        self.max_entries = max_entries
+        # The kernel hands out one value a possible CPU, each padded to 8 bytes.
+        self.per_cpu = libbpf().libbpf_num_possible_cpus() if kind in _PER_CPU else 0
+        self._memory: mmap.mmap | None = None
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one array element to the next: the kernel pads values to 8 bytes."""
+        return -(-self.value_size // 8) * 8
+
+    def view(self, dtype: DTypeLike = np.uint64) -> NDArray[np.generic]:
+        """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; writes are seen by the kernel at once.
+
+        :raises KernelError: the map was not made with ``BPF_F_MMAPABLE``.
+        """
+        if not self.flags & BPF_F_MMAPABLE:
+            raise KernelError(f"map {self.name} is not mmapable: add BPF_F_MMAPABLE to its map_flags")
+        size = self.stride * self.max_entries
+        if self._memory is None:
+            self._memory = mmap.mmap(self.fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        flat = np.frombuffer(self._memory, dtype=dtype, count=size // np.dtype(dtype).itemsize)
+        return flat.reshape(self.max_entries, -1)
+
+    def lookup(self, key: bytes | int) -> bytes:
+        """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each padded to 8 bytes.
+
+        :raises KeyError: no such key.
+        """
+        value = ctypes.create_string_buffer(self.stride * self.per_cpu if self.per_cpu else self.value_size)
+        result = libbpf().bpf_map_lookup_elem(self.fd, self._key(key), value)
+        if result == -errno.ENOENT:
+            raise KeyError(key)
+        check(result, f"look up {key!r} in map {self.name}")
+        return value.raw
+
+    def update(self, key: bytes | int, value: bytes | int) -> None:
+        """Set the value at a key."""
+        data = value.to_bytes(self.value_size, "little") if isinstance(value, int) else bytes(value)
+        if len(data) != self.value_size and not self.per_cpu:
+            raise KernelError(f"map {self.name} takes values of {self.value_size} bytes, not {len(data)}")
+        check(libbpf().bpf_map_update_elem(self.fd, self._key(key), data, 0), f"update {key!r} in map {self.name}")
+
+    def delete(self, key: bytes | int) -> None:
+        """Remove a key; a key that is not there is no error."""
+        result = libbpf().bpf_map_delete_elem(self.fd, self._key(key))
+        if result != -errno.ENOENT:
+            check(result, f"delete {key!r} from map {self.name}")
+
+    def keys(self) -> Iterator[bytes]:
+        """All keys, in the kernel's order."""
+        previous: bytes | None = None
+        following = ctypes.create_string_buffer(self.key_size)
+        while (result := libbpf().bpf_map_get_next_key(self.fd, previous, following)) == 0:
+            previous = following.raw
+            yield previous
+        if result != -errno.ENOENT:
+            check(result, f"walk map {self.name}")
+
+    def _key(self, key: bytes | int) -> bytes:
+        return key.to_bytes(self.key_size, "little") if isinstance(key, int) else key

@@ -1,0 +1,120 @@
+"""A compiled BPF object: opened, sized, given its constants, loaded; its maps and programs by name."""
+
+import ctypes
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from testbed.errors import KernelError
+from testbed.kernel.compile import compile_bpf
+from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
+from testbed.kernel.maps import Map
+from testbed.kernel.program import Program
+
+__all__ = ["BpfObject"]
+
+_LOG_SIZE = 1 << 24  # the verifier's log of a rejected program with long loops
+
+
+class BpfObject:
+    """``bpf/<name>.bpf.c``, loaded.
+
+    :param name: The program's file name without ``.bpf.c``.
+    :param rodata: The object's ``const volatile`` constants as one ctypes structure in the order of the C source, or raw bytes.
+        The verifier knows their values: loops over them are bounded and dead branches vanish.
+    :param max_entries: Sizes of maps that differ from those in the source.
+    :param value_sizes: The same for the size of values, bytes.
+    :param reuse: Maps of other objects to use instead of new ones, by name.
+    :raises KernelError: clang's, libbpf's or the verifier's words.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rodata: ctypes.Structure | bytes | None = None,
+        max_entries: Mapping[str, int] | None = None,
+        value_sizes: Mapping[str, int] | None = None,
+        reuse: Mapping[str, Map] | None = None,
+    ) -> None:
+        self.name = name
+        self._handle: int | None = None
+        lib = libbpf()
+        path = compile_bpf(name)
+        log = ctypes.create_string_buffer(_LOG_SIZE)
+        options = ObjectOpenOpts(
+            sz=ctypes.sizeof(ObjectOpenOpts),
+            object_name=name.encode(),
+            kernel_log_buf=ctypes.addressof(log),
+            kernel_log_size=_LOG_SIZE,
+        )
+        self._handle = lib.bpf_object__open_file(str(path).encode(), ctypes.byref(options))
+        if not self._handle:
+            raise KernelError(f"libbpf cannot open {path.name}: errno {ctypes.get_errno()}")
+        try:
+            maps = self._handles(lib.bpf_object__next_map, lib.bpf_map__name)
+            self._size(maps, max_entries or {}, lib.bpf_map__set_max_entries, "max_entries")
+            self._size(maps, value_sizes or {}, lib.bpf_map__set_value_size, "value_size")
+            for key, other in (reuse or {}).items():
+                check(lib.bpf_map__reuse_fd(self._find(maps, key), other.fd), f"reuse map {key} in {name}")
+            if rodata is not None:
+                self._constants(maps, bytes(rodata))
+            check(lib.bpf_object__load(self._handle), f"load {name}", log)
+            self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
+            programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
+            self.programs = {key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()}
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of programs and maps; what a link or a view still holds lives on until that goes, too."""
+        if self._handle is not None:
+            libbpf().bpf_object__close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _handles(self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer") -> dict[str, int]:
+        handles: dict[str, int] = {}
+        handle: int | None = None
+        while handle := following(self._handle, handle):
+            # libbpf names the maps of sections after the object: `ring.rodata`.
+            name = named(handle).decode()
+            handles[name[name.index(".") :] if "." in name else name] = handle
+        return handles
+
+    def _find(self, maps: Mapping[str, int], key: str) -> int:
+        if key not in maps:
+            raise KernelError(f"{self.name} has no map {key!r}: it has {', '.join(sorted(maps))}")
+        return maps[key]
+
+    def _size(
+        self, maps: Mapping[str, int], sizes: Mapping[str, int], setter: "ctypes._NamedFuncPointer", what: str
+    ) -> None:
+        for key, value in sizes.items():
+            check(setter(self._find(maps, key), value), f"set {what} of map {key} in {self.name} to {value}")
+
+    def _constants(self, maps: Mapping[str, int], data: bytes) -> None:
+        size = ctypes.c_size_t()
+        memory = libbpf().bpf_map__initial_value(self._find(maps, ".rodata"), ctypes.byref(size))
+        # The section may be padded at its end, and may hold format strings behind the constants.
+        if not memory or size.value < len(data):
+            raise KernelError(f"{self.name} has {size.value} bytes of constants, not {len(data)}")
+        ctypes.memmove(memory, data, len(data))
+
+    @staticmethod
+    def _map(key: str, handle: int) -> Map:
+        lib = libbpf()
+        return Map(
+            key,
+            lib.bpf_map__fd(handle),
+            lib.bpf_map__type(handle),
+            lib.bpf_map__map_flags(handle),
+            lib.bpf_map__key_size(handle),
+            lib.bpf_map__value_size(handle),
+            lib.bpf_map__max_entries(handle),
+        )

@@ -1,0 +1,98 @@
+"""One loaded BPF program: run it on a packet, attach it, and what keeps it attached."""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
+
+__all__ = ["Link", "Program", "TestRun", "XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX"]
+
+XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
+
+_ATTACH_XDP = 37  # enum bpf_attach_type
+_XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native or nothing
+_HEADROOM = 4096  # a test run's packet may grow by at most a page
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """What a program did to a packet under ``BPF_PROG_TEST_RUN``.
+
+    :param retval: The program's verdict.
+    :param data: The packet afterwards.
+    :param duration_ns: Mean time of a run, nanoseconds, as the kernel measured it.
+    """
+
+    __test__ = False
+
+    retval: int
+    data: bytes
+    duration_ns: int
+
+
+class Link:
+    """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor, or its process, is gone."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Detach; twice is no error."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Program:
+    """One loaded program.
+
+    :param name: Its function's name in the C source.
+    :param fd: Its descriptor, owned by the object that it was loaded with.
+    """
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+
+    def test_run(self, data: bytes, repeat: int = 1) -> TestRun:
+        """Run the program on a packet without a network.
+
+        :param data: The frame, from its Ethernet header on (at least 14 bytes, the kernel wants a whole header).
+        :param repeat: How often; the packet of each run but the first is what the one before left.
+        :raises KernelError: the kernel's errno.
+        """
+        out = ctypes.create_string_buffer(len(data) + _HEADROOM)
+        source = ctypes.create_string_buffer(data, len(data))
+        options = TestRunOpts(
+            sz=ctypes.sizeof(TestRunOpts),
+            data_in=ctypes.addressof(source),
+            data_size_in=len(data),
+            data_out=ctypes.addressof(out),
+            data_size_out=len(out),
+            repeat=repeat,
+        )
+        check(libbpf().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)), f"test run of {self.name}")
+        return TestRun(options.retval, out.raw[: options.data_size_out], options.duration)
+
+    def attach_xdp(self, ifindex: int) -> Link:
+        """Attach to a device of this network namespace, in native mode.
+
+        :raises KernelError: no native XDP on the device, another program is there, or no such device.
+        """
+        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
+        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
+        return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)"))
+
+    def attach_raw_tracepoint(self, tracepoint: str) -> Link:
+        """Attach to a raw tracepoint, such as ``sys_enter``."""
+        fd = libbpf().bpf_raw_tracepoint_open(tracepoint.encode(), self.fd)
+        return Link(check(fd, f"attach {self.name} to raw tracepoint {tracepoint}"))
