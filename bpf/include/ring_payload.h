@@ -10,8 +10,15 @@
 
 #define WORDS (RING_BLOCK / 8)
 
-#define FOR_EACH_BLOCK(length) \
-	for (__u32 block = 0; block < RING_MAX_BLOCKS && block * RING_BLOCK < (length); block++)
+#define FOR_EACH_BLOCK(blocks) for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
+
+/* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough. */
+static __always_inline __u32 blocks_of(__u32 length)
+{
+	__u32 blocks = length / RING_BLOCK, most = config.chunk_bytes / RING_BLOCK;
+
+	return blocks > most ? most : blocks;
+}
 
 /* input or result -> frame. The helper is a memcpy with the CPU's own string instructions. */
 static __always_inline int payload_fill(struct xdp_md *ctx, void *from, __u32 length)
@@ -25,9 +32,10 @@ static __always_inline int payload_fill(struct xdp_md *ctx, void *from, __u32 le
 static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length)
 {
 	void *data_end = (void *)(long)ctx->data_end;
+	__u32 blocks = blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 
-	FOR_EACH_BLOCK(length) {
+	FOR_EACH_BLOCK(blocks) {
 		if ((void *)(words + WORDS) > data_end)
 			return -1;
 #pragma unroll
@@ -43,10 +51,11 @@ static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, _
 static __always_inline int payload_add_store(struct xdp_md *ctx, const __u64 *input, __u64 *result, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
+	__u32 blocks = blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	FOR_EACH_BLOCK(length) {
+	FOR_EACH_BLOCK(blocks) {
 		if ((void *)(words + WORDS) > data_end)
 			return -1;
 #pragma unroll
@@ -69,10 +78,11 @@ static __always_inline int payload_add_store(struct xdp_md *ctx, const __u64 *in
 static __always_inline int payload_store(struct xdp_md *ctx, __u64 *result, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
+	__u32 blocks = blocks_of(length);
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	FOR_EACH_BLOCK(length) {
+	FOR_EACH_BLOCK(blocks) {
 		if ((void *)(words + WORDS) > data_end)
 			return -1;
 #pragma unroll
