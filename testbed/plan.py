@@ -1,0 +1,267 @@
+"""The plan of a fabric: hosts, links, switches and their forwarding tables, as data.
+
+Pure: no privileges, and nothing of the machine but its number of CPUs, where ``queues`` is not given.
+The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot disagree.
+"""
+
+import os
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from testbed.errors import SpecError
+from topologies import TOPOLOGIES
+
+__all__ = [
+    "MAX_HOSTS",
+    "MAX_MTU",
+    "MAX_XDP_MTU",
+    "MIN_MTU",
+    "SWITCH_KINDS",
+    "FabricPlan",
+    "HostPlan",
+    "LinkPlan",
+    "SwitchKind",
+    "SwitchPlan",
+    "plan_fabric",
+]
+
+SwitchKind = Literal["bridge", "xdp"]
+
+SWITCH_KINDS: tuple[SwitchKind, ...] = ("bridge", "xdp")
+MAX_HOSTS = 32
+#: RFC 791: what every IPv4 host has to accept.
+MIN_MTU = 576
+#: Jumbo frames. Only sockets can use more than MAX_XDP_MTU.
+MAX_MTU = 9000
+#: A veth takes a program without ``xdp.frags`` only while frame, headroom and skb_shared_info fit a page:
+#: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
+MAX_XDP_MTU = 3506
+MAX_QUEUES = 64
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """A host: one interface, one address.
+
+    :param name: ``h1..hN``.
+    :param rank: Index of the host, from 0.
+    :param ip: IPv4 address, in a /16 shared by all hosts.
+    :param mac: Locally administered unicast address: ``02:00`` and the four octets of the IPv4 address.
+    :param switch: Name of the switch that the host is on.
+    :param port: Port number there.
+    """
+
+    name: str
+    rank: int
+    ip: str
+    mac: str
+    switch: str
+    port: int
+    ifname: str = "eth0"
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """A link between two nodes; a host's port is 0, switch ports count from 1."""
+
+    a: str
+    a_port: int
+    b: str
+    b_port: int
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """A switch.
+
+    :param ports: Port numbers, ascending.
+    :param forwarding: Port number by destination MAC, for every host of the fabric.
+    """
+
+    name: str
+    ports: tuple[int, ...]
+    forwarding: Mapping[str, int]
+
+    def ifname(self, port: int) -> str:
+        """Name of the interface of ``port``, inside the switch's namespace."""
+        return f"{self.name}-eth{port}"
+
+
+@dataclass(frozen=True)
+class FabricPlan:
+    """All that a fabric is built from.
+
+    :param topology: Name of the topology.
+    :param hosts: By rank.
+    :param switch_kind: ``bridge`` (Linux bridge) or ``xdp`` (L2 switch program, the bridge behind it).
+    :param mtu: Of every interface, bytes.
+    :param offload: TSO, GSO, GRO and TX checksums on or off, at both ends of every link.
+    :param queues: Receive and transmit queues of every interface.
+    """
+
+    topology: str
+    hosts: tuple[HostPlan, ...]
+    links: tuple[LinkPlan, ...]
+    switches: tuple[SwitchPlan, ...]
+    switch_kind: SwitchKind
+    mtu: int
+    offload: bool
+    queues: int
+
+    def host(self, name: str) -> HostPlan:
+        """Host by name.
+
+        :raises SpecError: There is no such host.
+        """
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        names = ", ".join(host.name for host in self.hosts)
+        raise SpecError(f"host: {name!r} is not in this fabric; hosts are {names}")
+
+    def switch(self, name: str) -> SwitchPlan:
+        """Switch by name.
+
+        :raises SpecError: There is no such switch.
+        """
+        for switch in self.switches:
+            if switch.name == name:
+                return switch
+        names = ", ".join(switch.name for switch in self.switches)
+        raise SpecError(f"switch: {name!r} is not in this fabric; switches are {names}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan in types that JSON knows."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "FabricPlan":
+        """Inverse of :meth:`to_dict`, also after a trip through JSON."""
+        return cls(
+            **{
+                **data,
+                "hosts": tuple(HostPlan(**host) for host in data["hosts"]),
+                "links": tuple(LinkPlan(**link) for link in data["links"]),
+                "switches": tuple(
+                    SwitchPlan(switch["name"], tuple(switch["ports"]), dict(switch["forwarding"]))
+                    for switch in data["switches"]
+                ),
+            }
+        )
+
+
+def plan_fabric(
+    topology: str = "star",
+    hosts: int = 4,
+    switch: str = "xdp",
+    mtu: int = 1500,
+    offload: bool = True,
+    queues: int | None = None,
+    k: int | None = None,
+    net: int = 0,
+) -> FabricPlan:
+    """Plan a fabric.
+
+    :param topology: ``star``, ``ring`` or ``leaf-spine``.
+    :param hosts: Number of hosts, 1 to 32.
+    :param switch: ``bridge`` or ``xdp``.
+    :param mtu: 576 to 9000; more than 3506 leaves no room for native XDP and so needs ``switch="bridge"``.
+    :param offload: Offloads on or off, on both ends of every link.
+    :param queues: Receive and transmit queues of an interface; one for each CPU where not given.
+    :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; 2, or one for one host, where not given.
+    :param net: Second octet of the hosts' addresses, ``10.<net>.0.<rank + 1>/16``.
+    :raises SpecError: A value is outside of what is allowed.
+    """
+    _allowed("topology", topology, tuple(TOPOLOGIES))
+    _allowed("switch", switch, SWITCH_KINDS)
+    _between("hosts", hosts, 1, MAX_HOSTS)
+    _between("mtu", mtu, MIN_MTU, MAX_MTU)
+    _between("net", net, 0, 255)
+    if switch == "xdp" and mtu > MAX_XDP_MTU:
+        raise SpecError(
+            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'"
+        )
+    if queues is None:
+        queues = min(os.cpu_count() or 1, MAX_QUEUES)
+    _between("queues", queues, 1, MAX_QUEUES)
+    parameters = {"hosts": hosts}
+    if topology == "leaf-spine":
+        parameters["k"] = min(2, hosts) if k is None else k
+        _between("k", parameters["k"], 1, hosts)
+    elif k is not None:
+        raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for 'leaf-spine'")
+
+    topo = TOPOLOGIES[topology](**parameters)
+    links = tuple(
+        LinkPlan(info["node1"], info["port1"], info["node2"], info["port2"])
+        for _, _, info in topo.links(sort=True, withInfo=True)
+    )
+    host_plans = tuple(_host_plan(rank, name, net, links) for rank, name in enumerate(topo.hosts()))
+    return FabricPlan(
+        topology=topology,
+        hosts=host_plans,
+        links=links,
+        switches=_switch_plans(topo.switches(), host_plans, links),
+        switch_kind=switch,  # type: ignore[arg-type]  # checked above
+        mtu=mtu,
+        offload=offload,
+        queues=queues,
+    )
+
+
+def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> HostPlan:
+    link = next(link for link in links if link.a == name)
+    octets = (10, net, 0, rank + 1)
+    return HostPlan(
+        name=name,
+        rank=rank,
+        ip=".".join(map(str, octets)),
+        mac="02:00:" + ":".join(f"{octet:02x}" for octet in octets),
+        switch=link.b,
+        port=link.b_port,
+    )
+
+
+def _switch_plans(
+    names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
+) -> tuple[SwitchPlan, ...]:
+    """Shortest paths, one breadth-first search a host; every hop gets nearer, so cycles do no harm."""
+    trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
+    ports: dict[str, set[int]] = {name: set() for name in names}
+    for link in links:
+        for end, port, far_end in ((link.a, link.a_port, link.b), (link.b, link.b_port, link.a)):
+            if end in ports:
+                ports[end].add(port)
+                if far_end in ports:
+                    trunks[end][port] = far_end
+    forwarding: dict[str, dict[str, int]] = {name: {} for name in names}
+    for host in hosts:
+        distance = {host.switch: 0}
+        queue = deque([host.switch])
+        while queue:
+            near = queue.popleft()
+            for neighbour in trunks[near].values():
+                if neighbour not in distance:
+                    distance[neighbour] = distance[near] + 1
+                    queue.append(neighbour)
+        for name in names:
+            if name == host.switch:
+                forwarding[name][host.mac] = host.port
+                continue
+            nearer = [port for port, far in sorted(trunks[name].items()) if distance[far] < distance[name]]
+            # Equal paths are shared out by destination (crc32: the same on every machine, unlike hash()).
+            forwarding[name][host.mac] = nearer[zlib.crc32(host.mac.encode()) % len(nearer)]
+    return tuple(SwitchPlan(name, tuple(sorted(ports[name])), forwarding[name]) for name in names)
+
+
+def _allowed(key: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SpecError(f"{key}: {value!r} is unknown; allowed are {', '.join(allowed)}")
+
+
+def _between(key: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise SpecError(f"{key}: {value!r} is not an integer from {low} to {high}")
