@@ -25,7 +25,7 @@ struct work {
 	__u64 *counters;
 	__u64 progress; /* as it was when work on this frame began */
 	__u32 index;	/* of the chunk */
-	__u32 length;	/* of the chunk's payload */
+	__u32 length;	/* of the payload of frames in this generation */
 };
 
 static __always_inline void count(struct work *w, enum ring_counter counter)
@@ -44,10 +44,15 @@ static __always_inline __u32 generation_of(__u64 progress)
 	return progress >> 32;
 }
 
-/* 0 means "none", so it is left out when the number wraps. */
+/* 0 means "none", so it is left out when the number wraps, and 1 with it: neighbours differ in their lowest bit. */
 static __always_inline __u32 generation_after(__u32 generation)
 {
-	return generation == 0xffffffff ? 1 : generation + 1;
+	return generation == 0xffffffff ? 2 : generation + 1;
+}
+
+static __always_inline struct ring_tensor *tensor_of(struct work *w, __u32 generation)
+{
+	return &w->control->tensors[generation & 1];
 }
 
 static __always_inline __u32 rank_after(__u32 rank)
@@ -70,13 +75,6 @@ static __always_inline bool overtaken(struct work *w)
 {
 	barrier();
 	return generation_of(*(volatile __u64 *)&w->control->progress) != generation_of(w->progress);
-}
-
-static __always_inline __u32 length_of(struct work *w, __u32 chunk)
-{
-	__u32 length = chunk + 1 == w->control->total ? w->control->last_length : config.chunk_bytes;
-
-	return length > config.chunk_bytes ? config.chunk_bytes : length;
 }
 
 /* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked up again afterwards. */
@@ -131,11 +129,12 @@ static __always_inline enum outcome send(struct work *w, __u32 to, __u32 length)
 }
 
 /* The frame becomes this rank's own chunk `index` on its first lap. */
-static __always_inline enum outcome launch(struct work *w, __u32 index, __u16 attempt)
+static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 attempt)
 {
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &index);
 	void *input = bpf_map_lookup_elem(&inputs, &index);
-	__u32 length = length_of(w, index);
+	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+	__u32 length = tensor->length;
 	__u64 sum;
 
 	if (!chunk || !input || !resize(w, length))
@@ -157,6 +156,7 @@ static __always_inline enum outcome launch(struct work *w, __u32 index, __u16 at
 	w->frame->hop = 1;
 	w->frame->last = 0;
 	w->frame->flags = 0;
+	w->frame->tag = tensor->tag;
 	w->frame->checksum = sum;
 	return send(w, rank_after(config.rank), length);
 }
@@ -214,10 +214,11 @@ static __always_inline void stored(struct work *w, __u64 sum)
 	if (w->index % config.ranks == config.rank && !w->frame->attempt && !w->chunk->attempt) {
 		__u32 rtt = now_us() - w->chunk->sent_us;
 
-		count(w, RING_RTT_SAMPLES);
-		w->counters[RING_RTT_SUM_US] += rtt;
-		if (rtt > w->counters[RING_RTT_MAX_US])
-			w->counters[RING_RTT_MAX_US] = rtt;
+		__sync_fetch_and_add(&w->control->rtt_samples, 1);
+		__sync_fetch_and_add(&w->control->rtt_sum_us, rtt);
+		/* Two CPUs may race here; the greatest round trip is a hint, not a sum. */
+		if (rtt > w->control->rtt_max_us)
+			w->control->rtt_max_us = rtt;
 	}
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
 		struct ring_event event = { .kind = RING_EVENT_STORED, .generation = generation };
@@ -259,6 +260,7 @@ static __always_inline enum outcome park(struct work *w, bool *ready)
 	parked->hop = w->frame->hop;
 	parked->checksum = w->frame->checksum;
 	parked->length = length;
+	parked->tag = w->frame->tag;
 	if (bpf_xdp_load_bytes(w->ctx, sizeof(struct ring_frame), data, length)) {
 		__sync_lock_test_and_set(&parked->state, PARKING_FREE);
 		return drop(w, RING_BAD_LENGTH);
@@ -312,6 +314,39 @@ static __always_inline enum outcome reduce(struct work *w)
 	return send(w, rank_after(config.rank), w->length);
 }
 
+/* Is the frame, which is of this rank's generation, one of this rank's tensor? */
+static __always_inline bool fits(struct work *w)
+{
+	struct ring_tensor *tensor = tensor_of(w, w->frame->generation);
+
+	if (w->index >= tensor->total)
+		count(w, RING_BAD_CHUNK);
+	else if (w->frame->length != tensor->length)
+		count(w, RING_BAD_LENGTH);
+	else if (w->frame->tag != tensor->tag)
+		count(w, RING_BAD_TENSOR);
+	else
+		return true;
+	return false;
+}
+
+/* Look up the chunk that the frame names; refuse the frame if its payload cannot be one. */
+static __always_inline bool find_chunk(struct work *w)
+{
+	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+	if (!w->chunk || w->index >= config.chunks) {
+		count(w, RING_BAD_CHUNK);
+		return false;
+	}
+	w->length = w->frame->length;
+	if (w->length > config.chunk_bytes || w->length < RING_BLOCK || w->length % RING_BLOCK) {
+		count(w, RING_BAD_LENGTH);
+		return false;
+	}
+	/* Other generations: an earlier one is answered as it asks, what the next one will be is not known yet. */
+	return w->frame->generation != generation_of(w->progress) || fits(w);
+}
+
 static __always_inline enum outcome on_reduce(struct work *w)
 {
 	__u32 generation = w->frame->generation, mine = generation_of(w->progress);
@@ -330,8 +365,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 	park(w, &ready);
 	if (!ready)
 		return GONE;
-	w->length = length_of(w, w->index);
-	return w->frame->length == w->length ? reduce(w) : drop(w, RING_BAD_LENGTH);
+	return fits(w) ? reduce(w) : GONE;
 }
 
 static __always_inline enum outcome on_result(struct work *w)
@@ -437,26 +471,6 @@ static __always_inline bool begin(struct work *w, struct xdp_md *ctx)
 	return true;
 }
 
-/* The chunk that the frame names, and whether its payload has the length that the chunk has. */
-static __always_inline bool find_chunk(struct work *w, bool payload)
-{
-	__u32 generation = w->frame->generation;
-
-	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
-	if (!w->chunk || w->index >= config.chunks ||
-	    (generation == generation_of(w->progress) && w->index >= w->control->total)) {
-		count(w, RING_BAD_CHUNK);
-		return false;
-	}
-	/* A frame of the next collective has the length of a tensor that is not known yet. */
-	w->length = generation == generation_after(generation_of(w->progress)) ? w->frame->length : length_of(w, w->index);
-	if (w->length > config.chunk_bytes || w->length < RING_BLOCK || (payload && w->frame->length != w->length)) {
-		count(w, RING_BAD_LENGTH);
-		return false;
-	}
-	return true;
-}
-
 static __always_inline enum outcome on_frame(struct work *w)
 {
 	__u8 kind = w->frame->kind;
@@ -467,7 +481,7 @@ static __always_inline enum outcome on_frame(struct work *w)
 		return on_alive(w);
 	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_REQUEST)
 		return drop(w, RING_BAD_KIND);
-	if (!find_chunk(w, kind != RING_REQUEST))
+	if (!find_chunk(w))
 		return GONE;
 	if (kind == RING_REQUEST)
 		return on_request(w);
@@ -506,9 +520,10 @@ static __always_inline enum outcome on_replay(struct work *w)
 	f->flags = 0;
 	f->checksum = parked->checksum;
 	f->length = length;
+	f->tag = parked->tag;
 	__sync_lock_test_and_set(&parked->state, PARKING_FREE);
 	w->index = f->chunk;
-	return find_chunk(w, true) ? on_reduce(w) : GONE;
+	return find_chunk(w) ? on_reduce(w) : GONE;
 }
 
 static __always_inline enum outcome on_bell(struct work *w)
@@ -524,7 +539,7 @@ static __always_inline enum outcome on_bell(struct work *w)
 		w->frame->last = config.rank;
 		return send(w, to, 0);
 	}
-	if (generation_of(w->progress) != w->frame->generation || !find_chunk(w, false))
+	if (generation_of(w->progress) != w->frame->generation || !find_chunk(w))
 		return drop(w, RING_BAD_GENERATION);
 	if (kind == RING_BELL_LAUNCH && w->index < (__u32)w->progress)
 		return launch(w, w->index, w->frame->attempt);
@@ -532,7 +547,8 @@ static __always_inline enum outcome on_bell(struct work *w)
 		w->frame->kind = RING_REQUEST;
 		w->frame->last = config.rank;
 		count(w, RING_RESENT);
-		return send(w, w->index % config.ranks, 0);
+		/* As long as a chunk, because the owner's answer may not fit where a shorter frame has been. */
+		return send(w, w->index % config.ranks, w->length);
 	}
 	return drop(w, RING_BAD_KIND);
 }

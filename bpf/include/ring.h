@@ -11,7 +11,7 @@
 #endif
 
 #define RING_MAX_RANKS 32
-#define RING_MAX_GROUPS 64
+#define RING_MAX_GROUPS 4096
 #define RING_BLOCK 64		/* bytes; payloads are whole blocks, so that loops have few tests */
 #define RING_MAX_BLOCKS 54	/* 3,456 bytes: what fits the largest MTU of single-buffer XDP on veth */
 #define RING_PARKING 256	/* frames that may wait for the local gradient */
@@ -28,7 +28,7 @@ struct ring_config {
 	__u32 rank;
 	__u32 ranks;
 	__u32 group;
-	__u32 chunk_bytes; /* payload of every chunk but the last of a tensor; a multiple of RING_BLOCK */
+	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
 	__u32 quench_us;   /* requests for a chunk that was sent anew less than this ago are ignored */
 	__u32 uplink;	   /* ifindex */
@@ -36,17 +36,25 @@ struct ring_config {
 	struct ring_peer peers[RING_MAX_RANKS];
 };
 
+struct ring_tensor {
+	__u32 total;  /* chunks */
+	__u16 length; /* payload of a frame, bytes */
+	__u16 tag;
+};
+
 /* One cache line that the process writes, one that the kernel writes. */
 struct ring_control {
 	__u64 progress; /* generation << 32 | chunks whose input is ready */
-	__u32 total;	/* chunks of this generation */
-	__u32 last_length; /* payload of the last chunk, bytes */
-	__u32 wake_at; /* wake the process when so many results are stored */
-	__u32 pad0[11];
+	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
+	__u32 wake_at;	/* wake the process when so many results are stored */
+	__u32 pad0[9];
 	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u32 stored; /* results of this generation */
 	__u32 park; /* next parking slot to try */
-	__u32 pad1[12];
+	__u32 rtt_samples; /* of own chunks sent once, from launch to result (RFC 6298, Karn's rule), all since the start */
+	__u32 rtt_max_us;
+	__u64 rtt_sum_us;
+	__u32 pad1[8];
 };
 
 struct ring_chunk {
@@ -55,8 +63,7 @@ struct ring_chunk {
 	__u32 claimed; /* generation that a CPU has begun to store */
 	__u32 done;    /* generation stored; 0: none */
 	__u32 sent_us; /* when it was last sent by its owner, low 32 bits */
-	__u16 attempt; /* of that sending */
-	__u16 reserved;
+	__u32 attempt; /* of that sending */
 };
 
 enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };
@@ -65,12 +72,12 @@ struct ring_parked {
 	__u32 state;
 	__u32 generation;
 	__u32 chunk;
-	__u16 attempt;
+	__u8 attempt;
 	__u8 hop;
-	__u8 flags;
-	__u64 checksum;
 	__u16 length;
+	__u16 tag;
 	__u16 reserved[3];
+	__u64 checksum;
 };
 
 enum ring_counter {
@@ -85,13 +92,11 @@ enum ring_counter {
 	RING_BAD_GENERATION,  /* too old or too new to be of use */
 	RING_BAD_CHUNK,	      /* beyond the tensor */
 	RING_BAD_LENGTH,
+	RING_BAD_TENSOR,      /* another rank reduces another tensor */
 	RING_BAD_RANK,	      /* a hop or rank that cannot be, or a sender that is no neighbour */
 	RING_BAD_KIND,
 	RING_BAD_CHECKSUM,
 	RING_PARKING_FULL,
 	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
-	RING_RTT_SAMPLES,
-	RING_RTT_SUM_US,
-	RING_RTT_MAX_US,
 	RING_COUNTERS,
 };

@@ -51,12 +51,12 @@ struct ring_frame {
 	__u32 generation; /* number of the collective in the group, from 1 */
 	__u32 chunk;
 	__u64 checksum; /* sum of the payload's 64-bit words */
-	__u16 attempt;	/* 0, then 1 more for each time that the chunk is sent anew */
-	__u16 length;	/* of the payload, bytes; a multiple of 64 */
+	__u8 attempt;	/* 0, then 1 more for each time that the chunk is sent anew */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
 	__u8 last;	/* rank where lap two ends, or whom a request or probe is about */
 	__u8 flags;
-	__u8 reserved;
+	__u16 length; /* of the payload, bytes; a multiple of 64 */
+	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct ring_frame) == 80, "twin: testbed/protocol/wire.py");
