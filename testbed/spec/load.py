@@ -1,0 +1,79 @@
+"""Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one `Scenario`."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from testbed.errors import SpecError
+from testbed.spec.explain import explain
+from testbed.spec.scenario import Scenario
+
+__all__ = ["load_scenario", "override", "parse_scenario", "read_table"]
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    :raises SpecError: It cannot be read or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not text in UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: is not TOML: {error}") from error
+
+
+def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply overrides of the form ``table.key=value`` and return the changed copy.
+
+    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a string, so
+    that ``fabric.switch=bridge`` needs no quotes inside quotes.
+
+    :raises SpecError: A setting has not this form.
+    """
+    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    for setting in settings:
+        target, equals, text = setting.partition("=")
+        name, dot, key = target.strip().partition(".")
+        if not equals or not dot or not name or not key:
+            raise SpecError(f"--set {setting!r}: allowed is table.key=value, such as training.epochs=2")
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        section = changed.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise SpecError(f"--set {setting!r}: {name} is no table in the scenario")
+        section[key] = value
+    return changed
+
+
+def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
+    """Validate a scenario's table.
+
+    :param source: Named at the start of errors; the file's path.
+    :raises SpecError: A key or value is wrong; the text has one line for each.
+    """
+    try:
+        return Scenario.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(explain(error, source)) from error
+
+
+def load_scenario(path: Path, settings: Sequence[str] = (), seed: int | None = None) -> Scenario:
+    """Read, override and validate a scenario file; a relative `dataset.path` is taken from the file's folder.
+
+    :param settings: Overrides, ``table.key=value``.
+    :param seed: Overrides ``scenario.seed``.
+    :raises SpecError: As `read_table`, `override` and `parse_scenario`.
+    """
+    table = override(read_table(path), settings)
+    if seed is not None and isinstance(table.get("scenario"), dict):
+        table["scenario"]["seed"] = seed
+    return parse_scenario(table, str(path)).resolve(path.resolve().parent)

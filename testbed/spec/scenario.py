@@ -1,0 +1,180 @@
+"""The tables and keys of a scenario file, one model a table; unknown keys are refused."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from testbed.collectives.group import Affinity, Lanes, OnOverflow
+
+__all__ = [
+    "CollectiveSpec",
+    "DatasetSpec",
+    "DebianSpec",
+    "FabricSpec",
+    "ModelSpec",
+    "PlanetoidSpec",
+    "Scenario",
+    "ScenarioSpec",
+    "SyntheticSpec",
+    "Table",
+    "ToleranceSpec",
+    "TrainingSpec",
+]
+
+TransportName = Literal["xdp-ring", "tcp-ring", "gloo", "mpi"]
+Topology = Literal["star", "ring", "leaf-spine"]
+
+
+class Table(BaseModel):
+    """A table of the file. TOML has types, so values are not converted: ``"4"`` is no number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ScenarioSpec(Table):
+    """``[scenario]``: what is run, and how often."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
+    kind: Literal["ddp"] = "ddp"
+    description: str = ""
+    seed: int = Field(default=1, ge=0, lt=1 << 32)
+    trials: int = Field(default=1, ge=1, le=100)
+
+
+class FabricSpec(Table):
+    """``[fabric]``: hosts, links and switches."""
+
+    hosts: int = Field(default=4, ge=1, le=32)
+    topology: Topology = "star"
+    k: int | None = Field(default=None, ge=2, le=16, description="leaf-spine: number of leaves")
+    switch: Literal["bridge", "xdp"] = "xdp"
+    mtu: int = Field(default=1500, ge=576, le=9000, description="bytes of an IP packet")
+    offload: Literal["on", "off"] = "on"
+
+
+class CollectiveSpec(Table):
+    """``[collective]``: the transports that take turns, and the terms that they all get."""
+
+    transports: tuple[TransportName, ...] = Field(
+        default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False
+    )
+    lanes: Lanes = "int32"
+    window: int = Field(default=8, ge=1, le=256, description="frames in flight an owner")
+    timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
+    on_overflow: OnOverflow = "error"
+    affinity: Affinity = "none"
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> "CollectiveSpec":
+        if len(set(self.transports)) != len(self.transports):
+            raise ValueError("transports: each may be named once")
+        return self
+
+
+class _Dataset(Table):
+    train_fraction: float = Field(default=0.6, gt=0, lt=1)
+    val_fraction: float = Field(default=0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _room_for_test(self) -> "_Dataset":
+        if self.train_fraction + self.val_fraction >= 1:
+            raise ValueError("train_fraction + val_fraction must be less than 1: the rest is the test set")
+        return self
+
+
+class DebianSpec(_Dataset):
+    """Debian's package graph, from this box's APT lists."""
+
+    name: Literal["debian"]
+    lists: str = Field(default="/var/lib/apt/lists", description="folder of APT's lists")
+    feature_dim: int = Field(default=512, ge=8, le=8192)
+
+
+class PlanetoidSpec(Table):
+    """A citation graph in torch-geometric's layout: ``<path>/<graph>/raw/ind.<graph>.*``."""
+
+    name: Literal["planetoid"]
+    path: str
+    graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
+
+
+class SyntheticSpec(_Dataset):
+    """A labelled R-MAT graph, drawn from the scenario's seed."""
+
+    name: Literal["synthetic"]
+    scale: int = Field(default=12, ge=4, le=22, description="log2 of the number of vertices")
+    edge_factor: int = Field(default=8, ge=1, le=64, description="edges drawn a vertex")
+    classes: int = Field(default=8, ge=2, le=1024)
+    feature_dim: int = Field(default=64, ge=1, le=8192)
+    noise: float = Field(default=1.0, ge=0, le=100, description="standard deviation of the features' noise")
+
+
+DatasetSpec = Annotated[DebianSpec | PlanetoidSpec | SyntheticSpec, Field(discriminator="name")]
+
+
+class ModelSpec(Table):
+    """``[model]``: the network and how its neighbourhoods are sampled."""
+
+    name: Literal["sage"] = "sage"
+    hidden: int = Field(default=256, ge=1, le=8192)
+    layers: int = Field(default=2, ge=1, le=6)
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    fanout: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
+        default=(10, 5), min_length=1, strict=False
+    )
+
+    @model_validator(mode="after")
+    def _fanout_a_layer(self) -> "ModelSpec":
+        if len(self.fanout) != self.layers:
+            raise ValueError(
+                f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one a layer"
+            )
+        return self
+
+
+class TrainingSpec(Table):
+    """``[training]``: data-parallel minibatch training."""
+
+    epochs: int = Field(default=5, ge=1, le=10_000)
+    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices a rank and step")
+    steps: int | None = Field(
+        default=None, ge=1, description="steps an epoch at most; without it, one pass over the set"
+    )
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(default=0.003, gt=0, le=100)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+
+
+class ToleranceSpec(Table):
+    """``[tolerance]``: how far a transport may be from the reference, the first fp32 transport."""
+
+    loss: float = Field(default=0.02, ge=0, description="largest distance of two loss curves, at any epoch")
+    accuracy: float = Field(
+        default=0.5, ge=0, le=100, description="distance of test accuracies in percentage points"
+    )
+
+
+class Scenario(Table):
+    """A whole scenario file."""
+
+    scenario: ScenarioSpec
+    fabric: FabricSpec = FabricSpec()
+    collective: CollectiveSpec = CollectiveSpec()
+    dataset: DatasetSpec
+    model: ModelSpec = ModelSpec()
+    training: TrainingSpec = TrainingSpec()
+    tolerance: ToleranceSpec = ToleranceSpec()
+
+    @model_validator(mode="after")
+    def _shape_fits(self) -> "Scenario":
+        if self.fabric.k is not None and self.fabric.topology != "leaf-spine":
+            raise ValueError(f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}")
+        return self
+
+    def resolve(self, base: Path) -> "Scenario":
+        """Return the scenario with its data set's relative path taken from the folder `base`."""
+        if not isinstance(self.dataset, PlanetoidSpec) or Path(self.dataset.path).is_absolute():
+            return self
+        path = str((base / self.dataset.path).resolve())
+        return self.model_copy(update={"dataset": self.dataset.model_copy(update={"path": path})})

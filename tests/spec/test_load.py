@@ -1,0 +1,69 @@
+"""Scenario files that ship with the project, overrides, and paths."""
+
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import SpecError
+from testbed.spec import PlanetoidSpec, Scenario, load_scenario, parse_scenario
+from testbed.spec.load import override
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+LEAST = {"scenario": {"name": "least"}, "dataset": {"name": "synthetic"}}
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("ddp_*.toml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_are_valid(path: Path) -> None:
+    assert load_scenario(path).scenario.name == path.stem
+
+
+def test_defaults_are_filled_in() -> None:
+    scenario = parse_scenario(LEAST)
+    assert (scenario.fabric.hosts, scenario.fabric.mtu, scenario.model.fanout) == (4, 1500, (10, 5))
+
+
+def test_round_trip_through_json() -> None:
+    scenario = parse_scenario(LEAST)
+    assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+
+
+def test_override_parses_toml_and_bare_words() -> None:
+    table = override(
+        LEAST,
+        [
+            "training.epochs=2",
+            "fabric.switch=bridge",
+            'collective.transports=["gloo"]',
+            "training.learning_rate = 0.5",
+        ],
+    )
+    assert table["training"] == {"epochs": 2, "learning_rate": 0.5}
+    assert table["fabric"]["switch"] == "bridge"
+    assert table["collective"]["transports"] == ["gloo"]
+    assert "training" not in LEAST  # the given table is left alone
+
+
+@pytest.mark.parametrize("setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2"])
+def test_override_of_another_form_is_refused(setting: str) -> None:
+    with pytest.raises(SpecError, match=r"allowed is table\.key=value"):
+        override(LEAST, [setting])
+
+
+def test_seed_overrides_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[scenario]\nname = "s"\nseed = 3\n[dataset]\nname = "synthetic"\n')
+    assert load_scenario(path).scenario.seed == 3
+    assert load_scenario(path, seed=9).scenario.seed == 9
+
+
+def test_dataset_path_is_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[scenario]\nname = "s"\n[dataset]\nname = "planetoid"\npath = "data"\n')
+    dataset = load_scenario(path).dataset
+    assert isinstance(dataset, PlanetoidSpec)
+    assert dataset.path == str(tmp_path / "data")
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        load_scenario(tmp_path / "none.toml")
