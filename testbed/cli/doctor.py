@@ -1,0 +1,39 @@
+"""``testbed doctor``: what this machine can do, and how to mend what it cannot."""
+
+import dataclasses
+
+import typer
+
+from testbed.cli import options
+
+COLOURS = {"OK": typer.colors.GREEN, "WARN": typer.colors.YELLOW, "FAIL": typer.colors.RED}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=options.examples("sudo testbed doctor", "testbed doctor --json"))(doctor)
+
+
+def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
+    """Try every capability that the testbed uses, and say how to mend what is missing.
+
+    One line a capability: OK; WARN where something optional is missing; FAIL where the testbed cannot
+    work. The exit status is 1 after a FAIL.
+    """
+    from testbed.probes import PROBES, Finding, findings
+
+    width = max(map(len, PROBES))
+    found: list[Finding] = []
+    for finding in findings():
+        found.append(finding)
+        if not json:
+            level = typer.style(f"{finding.level:4}", fg=COLOURS[finding.level], bold=True)
+            remedy = f"; mend: {finding.remedy}" if finding.remedy else ""
+            typer.echo(f"{level}  {finding.name:{width}}  {finding.detail}{remedy}")
+    counts = {level: sum(finding.level == level for finding in found) for level in COLOURS}
+    if json:
+        options.print_json({"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts})
+    else:
+        typer.echo(f"{counts['OK']} OK, {counts['WARN']} WARN, {counts['FAIL']} FAIL")
+    if counts["FAIL"]:
+        raise typer.Exit(1)

@@ -1,0 +1,104 @@
+"""What this machine can do: one probe a capability, each by using it.
+
+``testbed doctor`` prints all findings; tests skip with the same words where their tier's capabilities are missing.
+"""
+
+import functools
+from collections.abc import Iterator
+
+from testbed.probes import bpf, machine, software, wires
+from testbed.probes.finding import Finding, Level, Probe
+
+__all__ = ["PROBES", "TIERS", "Finding", "Level", "find", "findings", "lacking"]
+
+IN_KERNEL = ("root", "clang", "libbpf", "verifier")
+INSTALL = "make apt"
+PRIVILEGED = "sudo .venv/bin/testbed doctor"
+
+
+def qdisc(options: str, purpose: str) -> Probe:
+    """Return the probe of a queueing discipline, named by the first word of its options."""
+    kind = options.split()[0]
+    remedy = f"modprobe sch_{kind}, or a kernel with CONFIG_NET_SCH_{kind.upper()}"
+    return Probe(f"qdisc {kind}", functools.partial(wires.qdisc, options), remedy, purpose, ("root",))
+
+
+PROBES = {
+    probe.name: probe
+    for probe in (
+        Probe("root", machine.root, PRIVILEGED),
+        Probe("BTF", bpf.btf, "a kernel with CONFIG_DEBUG_INFO_BTF, as Debian's and Ubuntu's own"),
+        Probe("clang", bpf.clang, INSTALL),
+        Probe("libbpf", bpf.library, INSTALL),
+        Probe(
+            "verifier", bpf.verifier, "a kernel with CONFIG_BPF_SYSCALL", needs=("root", "clang", "libbpf")
+        ),
+        Probe("memlock", machine.memlock, "ulimit -l unlimited", needs=IN_KERNEL),
+        Probe(
+            "XDP redirect",
+            wires.xdp_redirect,
+            "a kernel with CONFIG_VETH and CONFIG_BPF_SYSCALL",
+            needs=IN_KERNEL,
+        ),
+        Probe(
+            "clsact",
+            wires.clsact,
+            "a kernel with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS",
+            needs=IN_KERNEL,
+        ),
+        qdisc("htb default 1", "Mininet's links of limited rate"),
+        qdisc("tbf rate 1gbit burst 64kb latency 10ms", "a rate limit with a short queue"),
+        qdisc("netem delay 1ms", "the kernel's own delay and loss; frames that XDP redirects never meet it"),
+        qdisc("fq", "pacing of TCP baselines"),
+        qdisc("fq_codel", "baselines behind the queue that distributions set by default"),
+        qdisc("sfq", "experiments with fair queueing on links"),
+        qdisc("prio", "experiments with priorities on links"),
+        Probe("BCC", software.bcc, INSTALL, "the breakdown of communication time", ("root",)),
+        Probe(
+            "tracefs",
+            machine.tracefs,
+            "mount -t tracefs tracefs /sys/kernel/tracing",
+            "BCC's tracepoints",
+            ("root",),
+        ),
+        Probe("Mininet", software.mininet, INSTALL, needs=("root",)),
+        Probe(
+            "cgroup",
+            machine.cgroup,
+            "mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+            "limits on a host's CPU",
+            ("root",),
+        ),
+        Probe("Open MPI", software.open_mpi, INSTALL, "the transport mpi"),
+        Probe("torch", software.torch, "make venv"),
+    )
+}
+
+# What a tier of tests cannot do without.
+TIERS = {
+    "kernel": ("BTF", *IN_KERNEL, "memlock"),
+    "net": ("BTF", *IN_KERNEL, "memlock", "XDP redirect", "clsact", "Mininet"),
+}
+
+
+@functools.cache
+def find(name: str) -> Finding:
+    """Return the finding of one probe; each is tried once in a process.
+
+    :param name: One of :data:`PROBES`.
+    """
+    probe = PROBES[name]
+    return probe.run({needed: find(needed) for needed in probe.needs})
+
+
+def findings() -> Iterator[Finding]:
+    """Try everything, in an order in which no probe comes before what it needs."""
+    return map(find, PROBES)
+
+
+def lacking(tier: str) -> list[Finding]:
+    """Return what a tier of tests misses on this machine; empty where it can run.
+
+    :param tier: One of :data:`TIERS`.
+    """
+    return [finding for finding in map(find, TIERS[tier]) if finding.level is not Level.OK]

@@ -1,0 +1,88 @@
+"""Network namespaces without a name: they vanish with their last descriptor, and so leave nothing behind."""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from testbed.probes.finding import command
+
+__all__ = ["Namespace"]
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+# os.unshare and os.setns came with Python 3.12 only.
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Namespace:
+    """A new network namespace, empty but for its loopback, with IPv6 off.
+
+    :raises OSError: No right to make one (``CAP_SYS_ADMIN``).
+    """
+
+    def __init__(self) -> None:
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            checked(libc.unshare(CLONE_NEWNET), "unshare(CLONE_NEWNET)")
+            try:
+                self.fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                # Neighbour discovery would send frames of its own into what is counted.
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    open("/proc/sys/net/ipv6/conf/default/disable_ipv6", "w") as file,
+                ):
+                    file.write("1")
+            finally:
+                checked(libc.setns(before, CLONE_NEWNET), "setns")
+        finally:
+            os.close(before)
+
+    @property
+    def path(self) -> str:
+        """A path for commands that take a namespace, such as ``ip link set DEV netns PATH``."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Put the calling thread, and the processes that it starts, into the namespace for a while."""
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            checked(libc.setns(self.fd, CLONE_NEWNET), "setns")
+            try:
+                yield
+            finally:
+                checked(libc.setns(before, CLONE_NEWNET), "setns")
+        finally:
+            os.close(before)
+
+    def run(self, *lines: str) -> None:
+        """Run commands, each one line as one would type it, inside the namespace.
+
+        :raises Missing: A command failed; the text is its own.
+        """
+        with self.entered():
+            for line in lines:
+                command(line.split())
+
+    def close(self) -> None:
+        """Let go of the namespace; the kernel removes it and its devices when nothing else holds it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def checked(result: int, what: str) -> None:
+    """Raise the C library's errno where a call failed."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -1,0 +1,104 @@
+"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC programs, queueing disciplines."""
+
+import contextlib
+import socket
+import struct
+import time
+
+from testbed.kernel import BpfObject, compile_bpf
+from testbed.probes.finding import Missing
+from testbed.probes.namespace import Namespace
+
+__all__ = ["clsact", "qdisc", "xdp_redirect"]
+
+ETHERTYPE = 0x88B5  # IEEE 802: for local experiments; nothing else sends it
+FRAMES = 50
+DEADLINE = 2.0  # seconds from the first frame to the last; on an idle machine it takes one millisecond
+MARK = 0x5A  # what probe_mark writes
+
+
+def frame(number: int) -> bytes:
+    """Return the numbered frame, 60 bytes: the shortest that Ethernet has."""
+    return struct.pack("!6s6sHBxI", b"\x02" * 6, b"\x06" * 6, ETHERTYPE, 0, number).ljust(60, b"\0")
+
+
+def packet_socket(namespace: Namespace, device: str) -> socket.socket:
+    """Return a packet socket on a device of a namespace, where it stays."""
+    with namespace.entered(), contextlib.ExitStack() as stack:
+        opened = stack.enter_context(
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
+        )
+        opened.bind((device, ETHERTYPE))
+        stack.pop_all()
+        return opened
+
+
+def exchange(sender: socket.socket, receiver: socket.socket) -> list[bytes]:
+    """Send the frames, and return the different ones that arrive before the deadline."""
+    for number in range(FRAMES):
+        sender.send(frame(number))
+    arrived: dict[bytes, bytes] = {}
+    deadline = time.monotonic() + DEADLINE
+    with contextlib.suppress(TimeoutError):
+        while len(arrived) < FRAMES and (left := deadline - time.monotonic()) > 0:
+            receiver.settimeout(left)
+            data = receiver.recv(2048)
+            arrived[data[16:20]] = data
+    return list(arrived.values())
+
+
+def xdp_redirect() -> str:
+    """Send frames from one host to another through a port whose native XDP program redirects them."""
+    with contextlib.ExitStack() as stack:
+        hosts, switch = stack.enter_context(Namespace()), stack.enter_context(Namespace())
+        probe = stack.enter_context(BpfObject("probe"))
+        for port in ("a", "b"):
+            switch.run(
+                f"ip link add port_{port} type veth peer name host_{port} netns {hosts.path}",
+                f"ip link set port_{port} up",
+            )
+        # The sender last: its device is ready when the command returns, others become so a little later.
+        hosts.run("ip link set host_b up", "ip link set host_a up")
+        with switch.entered():
+            out = socket.if_nametoindex("port_b")
+            probe.maps["ports"].update(0, out)
+            stack.enter_context(probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("port_a")))
+        with hosts.entered():
+            stack.enter_context(probe.programs["probe_pass"].attach_xdp(socket.if_nametoindex("host_b")))
+        receiver = stack.enter_context(packet_socket(hosts, "host_b"))
+        sender = stack.enter_context(packet_socket(hosts, "host_a"))
+        count = len(exchange(sender, receiver))
+    if count < FRAMES:
+        raise Missing(f"{count} of {FRAMES} frames arrived")
+    return f"{count} of {FRAMES} frames arrived, native XDP on both ends"
+
+
+def clsact() -> str:
+    """Send frames through a TC program on a device's egress, and see that it changed them."""
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(Namespace())
+        hosts.run(
+            "ip link add host_a type veth peer name host_b",
+            "tc qdisc add dev host_a clsact",
+            f"tc filter add dev host_a egress bpf direct-action object-file {compile_bpf('probe')} section tc",
+            "ip link set host_b up",
+            "ip link set host_a up",
+        )
+        receiver = stack.enter_context(packet_socket(hosts, "host_b"))
+        sender = stack.enter_context(packet_socket(hosts, "host_a"))
+        count = sum(data[14] == MARK for data in exchange(sender, receiver))
+    if count < FRAMES:
+        raise Missing(f"{count} of {FRAMES} frames were changed by a TC program on egress")
+    return f"a TC program on egress changed {count} of {FRAMES} frames"
+
+
+def qdisc(options: str) -> str:
+    """Put a queueing discipline on a device.
+
+    :param options: As one types it behind ``tc qdisc add dev DEV root``, such as ``netem delay 1ms``.
+    """
+    with Namespace() as namespace:
+        namespace.run(
+            "ip link add host_a type veth peer name host_b", f"tc qdisc add dev host_a root {options}"
+        )
+    return f"tc qdisc add ... {options}"
