@@ -3,7 +3,16 @@
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.maps import Map
 from testbed.kernel.object import BpfObject
-from testbed.kernel.program import XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, Link, Program, TestRun
+from testbed.kernel.program import (
+    XDP_ABORTED,
+    XDP_DROP,
+    XDP_PASS,
+    XDP_REDIRECT,
+    XDP_TX,
+    Link,
+    Program,
+    TestRun,
+)
 
 __all__ = [
     "XDP_ABORTED",

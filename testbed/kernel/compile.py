@@ -17,7 +17,18 @@ BPF = ROOT / "bpf"
 BUILD = Path(os.environ.get("TESTBED_BUILD", ROOT / "build"))
 
 # mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux 5.12).
-FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+FLAGS = (
+    "-target",
+    "bpf",
+    "-mcpu=v3",
+    "-O2",
+    "-g",
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unused-parameter",
+)
 
 
 def sources() -> list[str]:
@@ -48,7 +59,10 @@ def compile_bpf(name: str) -> Path:
     descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
     os.close(descriptor)
     result = subprocess.run(
-        [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch], capture_output=True, text=True, check=False
+        [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         Path(scratch).unlink(missing_ok=True)

@@ -14,7 +14,9 @@ from testbed.kernel.libbpf import check, libbpf
 __all__ = ["BPF_F_MMAPABLE", "Map"]
 
 BPF_F_MMAPABLE = 1 << 10  # linux/bpf.h
-_PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+_PER_CPU = frozenset(
+    {5, 6, 10, 21}
+)  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
 
 
 class Map:
@@ -25,7 +27,9 @@ class Map:
     :param kind: ``enum bpf_map_type``.
     """
 
-    def __init__(self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int) -> None:
+    def __init__(
+        self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int
+    ) -> None:
         self.name = name
         self.fd = fd
         self.flags = flags
@@ -54,6 +58,17 @@ class Map:
         flat = np.frombuffer(self._memory, dtype=dtype, count=size // np.dtype(dtype).itemsize)
         return flat.reshape(self.max_entries, -1)
 
+    def ring_buffer(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint8]]:
+        """A ring buffer's memory: the consumer's position, the producer's, and the data, mapped twice in a row.
+
+        The kernel's layout (Documentation/bpf/ringbuf.rst): a page that the consumer writes, a page and the data that it reads.
+        """
+        page = mmap.PAGESIZE
+        consumer = mmap.mmap(self.fd, page)
+        rest = mmap.mmap(self.fd, page + 2 * self.max_entries, prot=mmap.PROT_READ, offset=page)
+        positions = np.frombuffer(consumer, np.uint64, 1), np.frombuffer(rest, np.uint64, 1)
+        return *positions, np.frombuffer(rest, np.uint8, offset=page)
+
     def lookup(self, key: bytes | int) -> bytes:
         """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each padded to 8 bytes.
 
@@ -71,7 +86,10 @@ class Map:
         data = value.to_bytes(self.value_size, "little") if isinstance(value, int) else bytes(value)
         if len(data) != self.value_size and not self.per_cpu:
             raise KernelError(f"map {self.name} takes values of {self.value_size} bytes, not {len(data)}")
-        check(libbpf().bpf_map_update_elem(self.fd, self._key(key), data, 0), f"update {key!r} in map {self.name}")
+        check(
+            libbpf().bpf_map_update_elem(self.fd, self._key(key), data, 0),
+            f"update {key!r} in map {self.name}",
+        )
 
     def delete(self, key: bytes | int) -> None:
         """Remove a key; a key that is not there is no error."""

@@ -61,7 +61,9 @@ class BpfObject:
             check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
             programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
-            self.programs = {key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()}
+            self.programs = {
+                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()
+            }
         except BaseException:
             self.close()
             raise
@@ -75,10 +77,14 @@ class BpfObject:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def _handles(self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer") -> dict[str, int]:
+    def _handles(
+        self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer"
+    ) -> dict[str, int]:
         handles: dict[str, int] = {}
         handle: int | None = None
         while handle := following(self._handle, handle):

@@ -1,0 +1,175 @@
+"""Carry-free lanes: float32 values as biased unsigned integers, several to a 64-bit word, that one plain add sums.
+
+With N ranks and lanes of b bits, a value becomes ``u = rint(x * scale) + bias`` with ``bias = 2**b // (2 * N)``, so that
+``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane carries into its neighbour. The scale is a power of two,
+hence the product exact, and rounding the only error::
+
+    step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
+    |sum of x - result| <= N * step / 2 + rounding of the result to float32
+
+The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Twin: ``testbed/native/lanes.c``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.native import load
+
+__all__ = ["EXPONENTS", "Lanes", "NativeLanes"]
+
+EXPONENTS = range(-126, 130)
+"""Exponents that a group may agree on: from the least normal step to a sum's largest magnitude."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The format of lanes for a number of ranks, and the arithmetic in plain numpy.
+
+    :param bits: 16 or 32.
+    :param ranks: Number of summands, 1..32.
+    """
+
+    bits: Literal[16, 32]
+    ranks: int
+
+    @cached_property
+    def bias(self) -> int:
+        """What makes lanes unsigned; half of a lane's share of the sum."""
+        return int(2**self.bits // (2 * self.ranks))
+
+    @cached_property
+    def limit(self) -> int:
+        """Largest magnitude of a quantized value."""
+        return self.bias - 1
+
+    @cached_property
+    def fraction_bits(self) -> int:
+        """h: a value of magnitude below ``2**E`` is scaled to below ``2**h``."""
+        return self.bias.bit_length() - 1
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Type of a lane in memory, little endian."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a lane."""
+        return self.bits // 8
+
+    def scale(self, exponent: int) -> float:
+        """What values are multiplied by: ``2**(h - E)``."""
+        return math.ldexp(1.0, self.fraction_bits - exponent)
+
+    def step(self, exponent: int) -> float:
+        """Distance of neighbouring quantized values: ``2**(E - h)``."""
+        return math.ldexp(1.0, exponent - self.fraction_bits)
+
+    @cached_property
+    def least_exponent(self) -> int:
+        """Below this the scale would overflow float32; such values lose bits as subnormals do anyway."""
+        return self.fraction_bits - 126
+
+    def exponent_for(self, absmax: float) -> int:
+        """The least exponent at which a magnitude is not clamped."""
+        if absmax == 0.0:
+            return self.least_exponent
+        exponent = max(math.frexp(absmax)[1], self.least_exponent)
+        return exponent if round(absmax * self.scale(exponent)) <= self.limit else exponent + 1
+
+    def error_bound(self, exponent: int, absmax: float) -> float:
+        """Largest absolute error of an element of the sum where no rank's value exceeds ``absmax``.
+
+        Half a step a rank, and half a unit in the last place of the float32 result.
+        """
+        rounding = self.ranks * self.step(exponent) / 2
+        return rounding + (self.ranks * absmax + rounding) * 2.0**-24
+
+    def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
+        """float32 to lanes, clamped at the limit; the same shape."""
+        scaled = values * np.float32(self.scale(exponent))
+        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the twin uses.
+        clamped = np.clip(scaled, -self.clamp, self.clamp)
+        return (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
+
+    @cached_property
+    def clamp(self) -> np.float32:
+        """The largest float32 that rounds to no more than the limit."""
+        value = np.float32(self.limit)
+        return value if int(value) <= self.limit else np.nextafter(value, np.float32(0))
+
+    def dequantize(self, sums: NDArray[np.unsignedinteger], exponent: int) -> NDArray[np.float32]:
+        """Sums of lanes of all ranks to float32; the same shape."""
+        integers = sums.astype(np.int64) - self.ranks * self.bias
+        return integers.astype(np.float32) * np.float32(self.step(exponent))
+
+
+class NativeLanes:
+    """The same in C, a pass each over memory: for arrays that are large.
+
+    Addresses are those of C-contiguous arrays; the caller keeps them alive and large enough.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        library = load("lanes")
+        pointer, size, real, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float, ctypes.c_int32
+        self._absmax = library.lanes_absmax
+        self._absmax.argtypes, self._absmax.restype = [pointer, size], ctypes.c_uint32
+        self._find = library.lanes_find_nonfinite
+        self._find.argtypes, self._find.restype = [pointer, size], size
+        self._quantize = library.lanes_quantize
+        self._quantize.argtypes = [pointer, size, pointer, size, size, pointer, real, real, integer]
+        self._quantize.restype = ctypes.c_uint32
+        self.checksum = library.lanes_checksum
+        self.checksum.argtypes, self.checksum.restype = [pointer, size, size, pointer], None
+        self._dequantize = library.lanes_dequantize
+        self._dequantize.argtypes, self._dequantize.restype = (
+            [pointer, size, size, pointer, real, integer],
+            None,
+        )
+
+    def absmax(self, values: int, count: int) -> float:
+        """Largest magnitude of ``count`` float32; infinite or NaN if one of them is."""
+        return _as_float(self._absmax(values, count))
+
+    def find_nonfinite(self, values: int, count: int) -> int:
+        """Index of the first value that is not finite, or ``count``."""
+        return int(self._find(values, count))
+
+    def quantize(
+        self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int
+    ) -> float:
+        """Quantize into chunks of ``per_chunk`` lanes, each whole one's checksum into its record; the largest magnitude."""
+        lanes = self.lanes
+        bits = self._quantize(
+            values,
+            count,
+            out,
+            lanes.bytes,
+            per_chunk,
+            records,
+            lanes.scale(exponent),
+            lanes.clamp,
+            lanes.bias,
+        )
+        return _as_float(bits)
+
+    def dequantize(self, sums: int, count: int, out: int, exponent: int) -> None:
+        """Sums of lanes to ``count`` float32."""
+        lanes = self.lanes
+        # The bias of a 32-bit sum wraps as int32; the subtraction in C wraps back.
+        bias = ctypes.c_int32(lanes.ranks * lanes.bias).value
+        self._dequantize(sums, lanes.bytes, count, out, lanes.step(exponent), bias)
+
+
+def _as_float(bits: int) -> float:
+    return float(np.uint32(bits).view(np.float32))

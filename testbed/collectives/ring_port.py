@@ -1,0 +1,210 @@
+"""One rank's end of the ring: its programs, the memory that it shares with them, its doorbell."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.collectives import ring_maps as maps
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.xdp_host import BELL_FAR, BELL_NEAR, LINK, XdpHost
+from testbed.errors import CollectiveError, SpecError
+from testbed.kernel import BpfObject
+from testbed.kernel.libbpf import explain
+from testbed.native import load
+
+__all__ = ["Event", "RingPort", "chunk_bytes_for"]
+
+_CHUNK = np.dtype(
+    [("input_sum", "<u8"), ("result_sum", "<u8"), ("claimed", "<u4"), ("done", "<u4"), ("sent_us", "<u4"), ("attempt", "<u4")]
+)
+_RING_BUFFER_HEADER = 8
+_QUENCH_US = 2000
+
+
+@dataclass(frozen=True)
+class Event:
+    """A rank has answered a probe: it is in ``generation`` and holds ``stored`` results of it."""
+
+    rank: int
+    generation: int
+    stored: int
+
+
+def chunk_bytes_for(mtu: int) -> int:
+    """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
+    overhead = maps.FRAME_BYTES - 14
+    return min((mtu - overhead) // maps.BLOCK * maps.BLOCK, maps.MAX_PAYLOAD)
+
+
+class RingPort:
+    """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them.
+
+    :param chunks: Capacity, chunks.
+    """
+
+    def __init__(self, host: XdpHost, spec: GroupSpec, chunks: int) -> None:
+        self.spec = spec
+        self.host = host
+        self.chunk_bytes = chunk_bytes_for(spec.mtu)
+        self.chunks = chunks
+        if spec.group_id >= host_capacity:
+            raise SpecError(f"group_id = {spec.group_id}: allowed is 0..{host_capacity - 1}")
+        config = maps.Config(
+            cookie=spec.cookie,
+            rank=spec.rank,
+            ranks=spec.size,
+            group=spec.group_id,
+            chunk_bytes=self.chunk_bytes,
+            chunks=chunks,
+            quench_us=_QUENCH_US,
+            uplink=socket.if_nametoindex(LINK),
+        )
+        for other in spec.members:
+            config.peers[other.rank] = maps.peer(spec.me, other)
+        payload = ("inputs", "results", "parking_data")
+        self._object = BpfObject(
+            "ring",
+            rodata=config,
+            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks),
+            value_sizes=dict.fromkeys(payload, self.chunk_bytes),
+        )
+        self.doorbell: socket.socket | None = None
+        try:
+            self._share()
+            self._connect_doorbell()
+            host.add(spec.group_id, self._object.programs["ring_link"], self._object.programs["ring_bell"])
+        except BaseException:
+            self._close_own()
+            raise
+
+    def _share(self) -> None:
+        shared = self._object.maps
+        self.inputs: NDArray[np.uint8] = shared["inputs"].view(np.uint8).reshape(-1)
+        self.results: NDArray[np.uint8] = shared["results"].view(np.uint8).reshape(-1)
+        self.records = shared["chunks"].view(_CHUNK).reshape(-1)
+        self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
+        self.parking = shared["parking"].view(np.uint8)
+        self._events = shared["events"]
+        self._counters = shared["counters"]
+        self._consumer, self._producer, self._data = self._events.ring_buffer()
+
+    def _connect_doorbell(self) -> None:
+        self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self.doorbell.bind((BELL_NEAR, 0))
+        self._template = maps.Frame(
+            magic=maps.MAGIC, version=maps.VERSION, group=self.spec.group_id, cookie=self.spec.cookie
+        )
+        # The dispatcher looks at these; addresses and lengths are the programs' business.
+        lower = struct.pack("!12xH", 0x0800) + struct.pack("!BB7xB10x", 0x45, 0, 17) + struct.pack("!HHHH", maps.PORT, maps.PORT, 0, 0)
+        ctypes.memmove(self._template.lower, lower, len(lower))
+        self._zeros = ctypes.create_string_buffer(self.chunk_bytes)
+        self._native = maps.NativeRing(
+            control=ctypes.addressof(self.control),
+            parking=self.parking.ctypes.data,
+            template=ctypes.addressof(self._template),
+            zeros=ctypes.addressof(self._zeros),
+            doorbell=self.doorbell.fileno(),
+            events=self._events.fd,
+            rank=self.spec.rank,
+            ranks=self.spec.size,
+        )
+        library = load("ring")
+        self._ring = ctypes.addressof(self._native)
+        pointer, u8, u16, u32 = ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
+        self._begin = library.ring_begin
+        self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
+        self._publish = library.ring_publish
+        self._publish.argtypes = [pointer, u32, u32]
+        self._bell = library.ring_bell
+        self._bell.argtypes = [pointer, u8, u32, u32, u8, u8]
+        self._replay = library.ring_replay
+        self._replay.argtypes = [pointer, u32, u32]
+        self._flush = library.ring_flush
+        self._flush.argtypes = [pointer]
+        self._take = library.ring_take
+        self._take.argtypes, self._take.restype = [pointer, u32], u32
+        self._wait = library.ring_wait
+        self._wait.argtypes = [pointer, u32, ctypes.c_int64]
+
+    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
+        """Enter a collective of ``total`` chunks; nothing of it is ready yet."""
+        self._begin(self._ring, generation, total, length, tag, self.spec.window)
+
+    def publish(self, generation: int, ready: int) -> None:
+        """The first ``ready`` chunks of the input are in place: launch and replay what waited for them."""
+        self._check(self._publish(self._ring, generation, ready))
+
+    def bell(self, kind: maps.Kind, generation: int, chunk: int = 0, attempt: int = 0, last: int = 0) -> None:
+        """Prepare one bell; `flush` rings what has been prepared."""
+        self._check(self._bell(self._ring, kind, generation, chunk, attempt & 0xFF, last))
+
+    def replay(self, generation: int, ready: int) -> None:
+        """Prepare bells for the frames parked for chunks below ``ready``."""
+        self._check(self._replay(self._ring, generation, ready))
+
+    def flush(self) -> None:
+        """Ring the bells prepared."""
+        self._check(self._flush(self._ring))
+
+    def take(self, most: int) -> int:
+        """Claim slots for new launches; the first of them."""
+        return int(self._take(self._ring, most))
+
+    def wait(self, target: int, seconds: float) -> bool:
+        """Sleep until ``target`` results are stored (True), or an event or the end of time comes (False)."""
+        result = self._wait(self._ring, target, int(seconds * 1e9))
+        self._check(-result if result < 0 else 0)
+        return bool(result)
+
+    def events(self) -> list[Event]:
+        """Answers to probes that have come in since the last call."""
+        found = []
+        position, end = int(self._consumer[0]), int(self._producer[0])
+        mask = self._data.size // 2 - 1
+        while position < end:
+            length = int.from_bytes(self._data[position & mask : (position & mask) + 4].tobytes(), "little")
+            start = (position & mask) + _RING_BUFFER_HEADER
+            event = maps.Event.from_buffer_copy(self._data[start : start + ctypes.sizeof(maps.Event)].tobytes())
+            if event.kind == maps.EventKind.ALIVE:
+                found.append(Event(event.rank, event.generation, event.stored))
+            position += _RING_BUFFER_HEADER + (length & 0x3FFFFFFF) + 7 & ~7
+        self._consumer[0] = position
+        return found
+
+    def done(self, total: int) -> NDArray[np.uint32]:
+        """For each of the first ``total`` chunks the generation of the result that is stored."""
+        view: NDArray[np.uint32] = self.records["done"][:total]
+        return view
+
+    def counters(self) -> dict[str, int]:
+        """All of ``enum ring_counter``, summed over CPUs."""
+        table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(maps.COUNTERS))
+        return dict(zip(maps.COUNTERS, table.sum(axis=0).tolist(), strict=True))
+
+    @property
+    def syscalls(self) -> int:
+        """System calls that the ring itself has made."""
+        return int(self._native.syscalls)
+
+    def close(self) -> None:
+        """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
+        self.host.remove(self.spec.group_id)
+        self._close_own()
+
+    def _close_own(self) -> None:
+        if self.doorbell is not None:
+            self.doorbell.close()
+        self._object.close()
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise CollectiveError(f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}")
+
+
+host_capacity = 4096  # RING_MAX_GROUPS

@@ -1,0 +1,149 @@
+"""What a rank does when results stay away: ask again, find out who is silent, and give up with a name."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from testbed.collectives.ring_maps import Kind
+from testbed.collectives.ring_port import RingPort
+from testbed.errors import CollectiveError
+from testbed.protocol.rto import RetransmissionTimer
+
+__all__ = ["Recovery"]
+
+_PROBE_INTERVAL = 0.1
+_SETTLE = 3  # probes that a rank may leave unanswered before it counts as silent
+
+
+class Recovery:
+    """Retransmission and the detection of silent ranks for one rank of one group."""
+
+    def __init__(self, port: RingPort) -> None:
+        self.port = port
+        self.timer = RetransmissionTimer()
+        self._samples = 0
+        self._rtt_sum = 0
+        self._alive: dict[int, tuple[float, int]] = {}
+
+    def wait(self, generation: int, total: int) -> None:
+        """Until all results of a collective are stored.
+
+        :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
+        """
+        port, spec = self.port, self.port.spec
+        if port.wait(total, self.timer.timeout):
+            return
+        started = progressed = probed = time.monotonic()
+        before = -1
+        overdue = np.zeros(total, bool)
+        while not port.wait(total, self.timer.timeout):
+            now = time.monotonic()
+            self._note(now)
+            stored = int(port.control.stored)
+            if stored != before:
+                before, progressed = stored, now
+                self.timer.progressed()
+            else:
+                self.timer.expired()
+            if now - progressed > spec.timeout:
+                raise CollectiveError(self._verdict(generation, total, stored, now, started))
+            if now - progressed > _PROBE_INTERVAL and now - probed > _PROBE_INTERVAL:
+                probed = now
+                self._probe(generation)
+            overdue = self._ask(generation, total, overdue, stalled=now > progressed)
+        self.timer.progressed()
+
+    def meet(self) -> None:
+        """Until every rank of the group has its programs in place.
+
+        :raises CollectiveError: Some have not within the group's timeout; the text names them.
+        """
+        port, spec = self.port, self.port.spec
+        others = {member.rank for member in spec.members} - {spec.rank}
+        deadline = time.monotonic() + spec.timeout
+        while others - self._alive.keys():
+            now = time.monotonic()
+            if now > deadline:
+                names = ", ".join(self._name(rank) for rank in sorted(others - self._alive.keys()))
+                raise CollectiveError(
+                    f"rank {spec.rank} ({spec.me.name}): no answer from {names} within {spec.timeout:g} s: did it open the group?"
+                )
+            self._probe(0, others - self._alive.keys())
+            port.wait(0xFFFFFFFF, 0.02)
+            self._note(now)
+
+    def _probe(self, generation: int, ranks: set[int] | None = None) -> None:
+        spec = self.port.spec
+        for rank in range(spec.size) if ranks is None else sorted(ranks):
+            if rank != spec.rank:
+                self.port.bell(Kind.BELL_PROBE, generation, last=rank)
+        self.port.flush()
+
+    def _note(self, now: float) -> None:
+        """Take in what the kernel has measured and heard."""
+        for event in self.port.events():
+            self._alive[event.rank] = (now, event.generation)
+        control = self.port.control
+        samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
+        if samples != self._samples:
+            mean = (total - self._rtt_sum) / (samples - self._samples) * 1e-6
+            self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
+            control.rtt_max_us = 0
+            self._samples, self._rtt_sum = samples, total
+
+    def _ask(self, generation: int, total: int, overdue: "np.typing.NDArray[np.bool_]", stalled: bool) -> "np.typing.NDArray[np.bool_]":
+        """Ask for chunks that were overtaken by later ones of the same owner at the last look already.
+
+        :returns: The chunks that are overtaken now.
+        """
+        port, spec = self.port, self.port.spec
+        missing = port.done(total) != generation
+        chunks = np.arange(total)
+        arrived = np.where(missing, -1, chunks)
+        # The latest result of each owner: what its earlier chunks have been overtaken by.
+        padded = np.full(-(-total // spec.size) * spec.size, -1)
+        padded[:total] = arrived
+        latest = padded.reshape(-1, spec.size).max(axis=0)
+        overtaken = missing & (chunks < latest[chunks % spec.size])
+        wanted = np.flatnonzero(overtaken & overdue)
+        if stalled:
+            # Nothing moves: whatever has been launched may be lost.
+            wanted = np.union1d(wanted, np.flatnonzero(missing)[: spec.window * spec.size])
+        launched = int(port.control.next) & 0xFFFFFFFF
+        for chunk in wanted[: spec.window * spec.size].tolist():
+            if chunk % spec.size != spec.rank:
+                port.bell(Kind.BELL_REQUEST, generation, chunk)
+            elif chunk // spec.size < launched:
+                port.bell(Kind.BELL_LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
+        mine = -(-max(total - spec.rank, 0) // spec.size)
+        if stalled and launched < mine:
+            # The tokens that would have launched the rest are lost.
+            first = port.take(min(spec.window, mine - launched))
+            for slot in range(first, min(first + spec.window, mine)):
+                port.bell(Kind.BELL_LAUNCH, generation, spec.rank + spec.size * slot)
+        port.replay(generation, total)
+        port.flush()
+        return overtaken
+
+    def _verdict(self, generation: int, total: int, stored: int, now: float, started: float) -> str:
+        spec = self.port.spec
+        recent = now - max(_SETTLE * _PROBE_INTERVAL, spec.timeout / 2)
+        others = [member.rank for member in spec.members if member.rank != spec.rank]
+        silent = [rank for rank in others if self._alive.get(rank, (0.0, 0))[0] < recent]
+        where = f"all-reduce {generation}: {stored} of {total} chunks after {now - started:.1f} s"
+        start = f"rank {spec.rank} ({spec.me.name})"
+        if silent:
+            names = ", ".join(self._name(rank) for rank in silent)
+            return f"{start}: {names} silent for {spec.timeout:g} s ({where})"
+        absent = [rank for rank in others if (self._alive[rank][1] - generation) & 0x80000000]
+        if absent:
+            names = ", ".join(self._name(rank) for rank in absent)
+            return f"{start}: {names} up, but not in this all-reduce after {spec.timeout:g} s ({where})"
+        if self.port.counters()["bad_tensor"] or self.port.counters()["bad_length"]:
+            return f"{start}: ranks reduce tensors of different lengths ({where})"
+        return f"{start}: no progress for {spec.timeout:g} s although every rank answers ({where})"
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self.port.spec.members[rank].name})"

@@ -1,0 +1,92 @@
+"""A host's XDP programs: on its link and its doorbell, shared by all groups that the host is in."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Self
+
+from testbed.collectives.transport import Datapath
+from testbed.errors import CollectiveError
+from testbed.kernel import BpfObject, Link, Program
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "XdpHost", "set_host_datapath"]
+
+LINK = "eth0"
+BELL_NEAR = "bell0"
+BELL_FAR = "bell1"
+_KEY = "xdp-host"
+
+
+class XdpHost:
+    """The dispatcher programs of ``bpf/host.bpf.c``, loaded once a worker; closed with the worker."""
+
+    def __init__(self) -> None:
+        self._object = BpfObject("host")
+        self._links: list[Link] = []
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> Self:
+        """The worker's own, made and attached when it is first asked for."""
+        if _KEY not in context.objects:
+            host = cls()
+            context.resources.callback(host.close)
+            host.attach()
+            context.objects[_KEY] = host
+        found: Self = context.objects[_KEY]
+        return found
+
+    def attach(self) -> None:
+        """Attach to link and doorbell; attached already is no error."""
+        if not self._links:
+            for device, program in ((LINK, "host_link"), (BELL_FAR, "host_bell")):
+                self._links.append(self._object.programs[program].attach_xdp(socket.if_nametoindex(device)))
+
+    def detach(self) -> None:
+        """Leave the devices to the network stack; groups stay, and work again once attached."""
+        while self._links:
+            self._links.pop().close()
+
+    def add(self, group: int, link: Program, bell: Program) -> None:
+        """Hand a group's frames to its programs.
+
+        :raises CollectiveError: The host is in a group of that number already.
+        """
+        for table, program in (("groups", link), ("bells", bell)):
+            try:
+                self._object.maps[table].lookup(group)
+            except KeyError:
+                self._object.maps[table].update(group, program.fd)
+            else:
+                raise CollectiveError(
+                    f"this host is in group {group} already: close that one, or choose another group_id"
+                )
+
+    def remove(self, group: int) -> None:
+        """From here on the group's frames are strangers."""
+        for table in ("groups", "bells"):
+            self._object.maps[table].delete(group)
+
+    @property
+    def strangers(self) -> int:
+        """Frames of the ring's port for groups that this host is not in."""
+        data = self._object.maps["strangers"].lookup(0)
+        return sum(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8))
+
+    def close(self) -> None:
+        """Detach and unload."""
+        self.detach()
+        self._object.close()
+
+
+def set_host_datapath(context: WorkerContext, datapath: Datapath) -> None:
+    """Worker call: attach or detach the host's programs, if it has any loaded."""
+    host = context.objects.get(_KEY)
+    if host is None:
+        return
+    if datapath == "xdp":
+        host.attach()
+    else:
+        host.detach()

@@ -1,0 +1,192 @@
+/* The ring's system calls and its side of the memory that it shares with the kernel (bpf/include/ring.h), which needs fences that
+ * Python cannot express. What is decided here, is decided in testbed/protocol/ring.py as well; the tests compare them.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#define BELLS 64 /* frames a system call */
+#define PARKING 256
+#define PARKED 2
+
+struct tensor {
+	uint32_t total;
+	uint16_t length, tag;
+};
+
+struct control {
+	uint64_t progress;
+	struct tensor tensors[2];
+	uint32_t wake_at, pad0[9];
+	uint64_t next;
+	uint32_t stored, park, rtt_samples, rtt_max_us;
+	uint64_t rtt_sum_us;
+	uint32_t pad1[8];
+};
+
+struct parked {
+	uint32_t state, generation, chunk;
+	uint8_t attempt, hop;
+	uint16_t length, tag, reserved[3];
+	uint64_t checksum;
+};
+
+struct frame {
+	uint8_t lower[42]; /* Ethernet, IPv4, UDP: as the process has filled them in */
+	uint16_t magic;
+	uint8_t version, kind;
+	uint16_t group;
+	uint64_t cookie;
+	uint32_t generation, chunk;
+	uint64_t checksum;
+	uint8_t attempt, hop, last, flags;
+	uint16_t length, tag;
+} __attribute__((packed));
+
+/* What the process fills in once. */
+struct ring {
+	struct control *control;
+	struct parked *parking;
+	struct frame *template;
+	void *zeros; /* a frame is as long as a chunk from the start: there may be no room to grow */
+	int32_t doorbell, events;
+	uint32_t rank, ranks;
+	uint64_t syscalls;
+	uint32_t count; /* bells not rung yet */
+	uint32_t length;
+	struct frame frames[BELLS];
+};
+
+_Static_assert(sizeof(struct control) == 128, "bpf/include/ring.h");
+_Static_assert(sizeof(struct parked) == 32, "bpf/include/ring.h");
+_Static_assert(sizeof(struct frame) == 80, "bpf/include/wire.h");
+
+enum { LAUNCH = 16, REPLAY, REQUEST, PROBE };
+
+/* Ring what has gathered. 0, or an errno. */
+int ring_flush(struct ring *r)
+{
+	struct mmsghdr messages[BELLS] = {};
+	struct iovec parts[BELLS][2];
+	uint32_t sent = 0;
+
+	for (uint32_t i = 0; i < r->count; i++) {
+		parts[i][0] = (struct iovec){ &r->frames[i], sizeof(struct frame) };
+		parts[i][1] = (struct iovec){ r->zeros, r->length };
+		messages[i].msg_hdr.msg_iov = parts[i];
+		messages[i].msg_hdr.msg_iovlen = 2;
+	}
+	while (sent < r->count) {
+		int n = sendmmsg(r->doorbell, messages + sent, r->count - sent, 0);
+
+		r->syscalls++;
+		if (n < 0 && errno != EINTR) {
+			r->count = 0;
+			/* A full doorbell is a lost frame like any other: the timer sees to it. */
+			return errno == ENOBUFS || errno == EAGAIN ? 0 : errno;
+		}
+		sent += n < 0 ? 0 : n;
+	}
+	r->count = 0;
+	return 0;
+}
+
+int ring_bell(struct ring *r, uint8_t kind, uint32_t generation, uint32_t chunk, uint8_t attempt, uint8_t last)
+{
+	const struct tensor *tensor = &r->control->tensors[generation & 1];
+	struct frame *frame = &r->frames[r->count++];
+
+	*frame = *r->template;
+	frame->kind = kind;
+	frame->generation = generation;
+	frame->chunk = chunk;
+	frame->attempt = attempt;
+	frame->last = last;
+	frame->length = r->length = tensor->length;
+	frame->tag = tensor->tag;
+	return r->count == BELLS ? ring_flush(r) : 0;
+}
+
+/* Replay parked frames whose input is ready; let go of those of past generations. */
+int ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
+{
+	for (uint32_t slot = 0; slot < PARKING; slot++) {
+		struct parked *parked = &r->parking[slot];
+		uint32_t expected = PARKED;
+
+		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != PARKED)
+			continue;
+		if (parked->generation == generation && parked->chunk < ready) {
+			int error = ring_bell(r, REPLAY, generation, slot, 0, 0);
+
+			if (error)
+				return error;
+		} else if ((int32_t)(parked->generation - generation) < 0) {
+			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+		}
+	}
+	return 0;
+}
+
+/* A new generation, nothing ready yet: from here on the kernel adds no input of the one before. */
+void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
+{
+	struct control *c = r->control;
+	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
+
+	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
+	c->wake_at = 0;
+	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
+	/* In this order: a token of the last generation must not take a slot of this one, which it could not launch. */
+	__atomic_exchange_n(&c->progress, (uint64_t)generation << 32, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&c->next, (uint64_t)generation << 32 | (window < mine ? window : mine), __ATOMIC_SEQ_CST);
+}
+
+/* Input is ready up to chunk `ready`: launch own chunks that were waiting for it, and replay what others have sent. */
+int ring_publish(struct ring *r, uint32_t generation, uint32_t ready)
+{
+	struct control *c = r->control;
+	uint64_t before = __atomic_exchange_n(&c->progress, (uint64_t)generation << 32 | ready, __ATOMIC_SEQ_CST);
+	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
+	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
+	int error;
+
+	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++) {
+		error = ring_bell(r, LAUNCH, generation, r->rank + r->ranks * slot, 0, 0);
+		if (error)
+			return error;
+	}
+	error = ring_replay(r, generation, ready);
+	return error ? error : ring_flush(r);
+}
+
+/* Claim up to `most` of the slots that nobody has launched: frames were lost, and with them the tokens that would have. */
+uint32_t ring_take(struct ring *r, uint32_t most)
+{
+	uint64_t before = __atomic_fetch_add(&r->control->next, most, __ATOMIC_SEQ_CST);
+
+	return (uint32_t)before;
+}
+
+/* Sleep until `target` results are stored, an event comes, or time is up. 1: stored; 0: not yet; negative: errno. */
+int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
+{
+	struct control *c = r->control;
+	struct timespec timeout = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
+	struct pollfd events = { .fd = r->events, .events = POLLIN };
+
+	if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
+		return 1;
+	__atomic_exchange_n(&c->wake_at, target, __ATOMIC_SEQ_CST);
+	if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
+		return 1;
+	r->syscalls++;
+	if (ppoll(&events, 1, &timeout, NULL) < 0 && errno != EINTR)
+		return -errno;
+	return __atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target;
+}

@@ -1,0 +1,1 @@
+"""The protocols' rules without any I/O: what the workers, the simulator and the tests' reference model all use."""

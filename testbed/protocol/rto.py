@@ -1,0 +1,51 @@
+"""When to think that a frame is lost: the adaptive timer of RFC 6298, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["RetransmissionTimer"]
+
+
+@dataclass
+class RetransmissionTimer:
+    """Smoothed round-trip time and its variation make the timeout; every expiry without progress doubles it.
+
+    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip is tens of microseconds, and what delays it
+        is a rank that waits for a CPU, so a few scheduler ticks.
+    :param ceiling: Greatest timeout after doubling.
+    """
+
+    floor: float = 0.005
+    ceiling: float = 0.5
+    initial: float = 0.02
+    smoothed: float | None = None
+    variation: float = 0.0
+    _backoff: int = 0
+
+    def sample(self, rtt: float, spread: float | None = None) -> None:
+        """A round trip was measured (of a frame sent once: Karn's rule).
+
+        :param spread: How far round trips strayed from ``rtt`` when it stands for many of them.
+        """
+        if self.smoothed is None:
+            self.smoothed, self.variation = rtt, rtt / 2
+        else:
+            self.variation = 0.75 * self.variation + 0.25 * abs(self.smoothed - rtt)
+            self.smoothed = 0.875 * self.smoothed + 0.125 * rtt
+        if spread is not None:
+            self.variation = max(self.variation, spread / 4)
+
+    def expired(self) -> None:
+        """Time was up and nothing had come."""
+        self._backoff += 1
+
+    def progressed(self) -> None:
+        """Something came: no reason to wait longer than the round trips say."""
+        self._backoff = 0
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for the next result."""
+        base = self.initial if self.smoothed is None else self.smoothed + 4 * self.variation
+        return min(max(base, self.floor) * 2.0 ** min(self._backoff, 10), self.ceiling)

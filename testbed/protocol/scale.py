@@ -1,0 +1,46 @@
+"""Which exponent to quantize with: a guess from the collective before, checked by what this one's status says.
+
+Every rank sees the same statuses, so all come to the same guess and the same verdict without a word more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PATIENCE", "SLACK", "ScaleGuess"]
+
+SLACK = 2
+"""Bits of precision that a guess may waste before the collective is done again. The error bound counts with them."""
+
+PATIENCE = 32
+"""Collectives in a row that must have left the guess too high before it is lowered: gradients' maxima jitter."""
+
+
+@dataclass
+class ScaleGuess:
+    """The exponent of one kind of tensor from one collective to the next.
+
+    :param exponent: To quantize with; None: nothing is known yet.
+    """
+
+    exponent: int | None = None
+    _calm: int = 0
+    _highest: int = 0
+
+    def holds(self, seen: int) -> bool:
+        """Was the guess good enough for a collective whose largest magnitude had exponent ``seen``?"""
+        return self.exponent is not None and 0 <= self.exponent - seen <= SLACK
+
+    def learn(self, seen: int) -> None:
+        """Take note of what a collective has shown."""
+        if not self.holds(seen):
+            self.exponent, self._calm = seen, 0
+            return
+        assert self.exponent is not None
+        if seen == self.exponent:
+            self._calm = 0
+            return
+        self._highest = max(self._highest, seen) if self._calm else seen
+        self._calm += 1
+        if self._calm >= PATIENCE:
+            self.exponent, self._calm = self._highest, 0
