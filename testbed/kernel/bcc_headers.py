@@ -1,11 +1,11 @@
 """Kernel headers for BCC on machines whose kernel has no headers package of its own.
 
 BCC compiles its programs against ``/lib/modules/$(uname -r)/build``. A kernel that the distribution did not
-build (a cloud's, a sandbox's, one's own) has no such tree. The distribution's headers will do for programs that
-use only tracepoints' arguments and stable (uapi) structs: ``$BCC_KERNEL_SOURCE`` makes BCC take another tree.
-Debian splits its tree in two packages, one for all flavours and one with what the configuration generated, and
-with the variable set BCC looks into one directory only; so the two are merged here, by symbolic links in the
-build directory. Nothing under ``/lib/modules`` is touched.
+build (a cloud's, a sandbox's, one's own) has no such tree. The distribution's headers will do for programs
+that use only tracepoints' arguments and stable (uapi) structs: ``$BCC_KERNEL_SOURCE`` makes BCC take
+another tree. Debian splits its tree in two packages, one for all flavours and one with what the
+configuration generated, and with the variable set BCC looks into one directory only; so the two are merged
+here, by symbolic links in the build directory. Nothing under ``/lib/modules`` is touched.
 """
 
 import contextlib

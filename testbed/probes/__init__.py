@@ -1,6 +1,6 @@
 """What this machine can do: one probe a capability, each by using it.
 
-``testbed doctor`` prints all findings; tests skip with the same words where their tier's capabilities are missing.
+``testbed doctor`` prints all findings; tests skip with the same words where their tier lacks some.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC programs, queueing disciplines."""
+"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC programs, qdiscs."""
 
 import contextlib
 import socket
@@ -77,10 +77,11 @@ def clsact() -> str:
     """Send frames through a TC program on a device's egress, and see that it changed them."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
+        program = f"bpf direct-action object-file {compile_bpf('probe')} section tc"
         hosts.run(
             "ip link add host_a type veth peer name host_b",
             "tc qdisc add dev host_a clsact",
-            f"tc filter add dev host_a egress bpf direct-action object-file {compile_bpf('probe')} section tc",
+            f"tc filter add dev host_a egress {program}",
             "ip link set host_b up",
             "ip link set host_a up",
         )

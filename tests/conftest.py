@@ -1,0 +1,79 @@
+"""What all tests share: skips in the doctor's words, and the check that a session leaves nothing behind.
+
+``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what would be a skip
+is a failure then, so that a machine known to be able cannot pass by skipping.
+"""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from testbed.probes import PROBES, TIERS, Level, find, lacking
+
+REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
+SESSION = "TESTBED_TEST_SESSION"  # in the environment of every process that a session starts
+GRACE = 5.0  # seconds for what ends by itself, such as devices of a namespace that has just gone
+
+# A busy machine is no failure: whole tests have their deadline (pytest-timeout), single examples none.
+settings.register_profile("testbed", deadline=None, print_blob=True)
+settings.load_profile("testbed")
+
+
+def pytest_configure() -> None:
+    if unknown := REQUIRED - TIERS.keys() - PROBES.keys():
+        allowed = ", ".join([*TIERS, *PROBES])
+        raise pytest.UsageError(f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}")
+    os.environ[SESSION] = str(uuid.uuid4())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for tier in TIERS:
+        if item.get_closest_marker(tier):
+            absent(tier, [str(finding) for finding in lacking(tier)])
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            finding = find(name)
+            absent(name, [str(finding)] if finding.level is not Level.OK else [])
+
+
+def absent(what: str, findings: list[str]) -> None:
+    """Skip the test for what the probes found missing, or fail it where this session must run it."""
+    if findings and what in REQUIRED:
+        pytest.fail(f"TESTBED_REQUIRE has {what}, but " + "; ".join(findings), pytrace=False)
+    if findings:
+        pytest.skip("; ".join(findings))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compare the machine before and after a session that builds networks."""
+    if not any(item.get_closest_marker("net") for item in request.session.items):
+        yield
+        return
+    before = traces()
+    yield
+    deadline = time.monotonic() + GRACE
+    while (left := traces() - before) and time.monotonic() < deadline:
+        pass
+    assert not left, "the tests left behind: " + ", ".join(sorted(left))
+
+
+def traces() -> set[str]:
+    """Name the processes, namespaces, devices and state files that tests could leave behind."""
+    found = {f"namespace {path.name}" for path in Path("/run/netns").glob("*")}
+    found |= {f"device {path.name}" for path in Path("/sys/class/net").glob("*")}
+    found |= {f"state file {path}" for path in Path("/run/testbed").glob("*.json")}
+    mark = f"{SESSION}={os.environ[SESSION]}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes().split(b"\0"):
+                arguments = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.add(f"process {process.name} ({arguments.strip()})")
+        except OSError:  # it ended meanwhile
+            continue
+    return found
