@@ -1,6 +1,14 @@
 """The errors that a user may meet: each text says what is wrong, where, and what to do."""
 
-__all__ = ["CollectiveError", "FabricError", "KernelError", "SpecError", "TestbedError", "WorkerDied"]
+__all__ = [
+    "CollectiveError",
+    "FabricError",
+    "KernelError",
+    "SpecError",
+    "TestbedError",
+    "WorkerDied",
+    "WorkerTimeout",
+]
 
 
 class TestbedError(Exception):
@@ -26,16 +34,29 @@ class WorkerDied(TestbedError):
 
     :param worker: Name of the worker (its host's name).
     :param status: Its exit status, negative for a signal number.
+    :param log: The end of what it wrote on stdout and stderr.
     """
 
-    def __init__(self, worker: str, status: int | None) -> None:
-        how = "ended" if status is None else f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
-        super().__init__(f"worker {worker} {how} before its work was done")
+    def __init__(self, worker: str, status: int | None, log: str = "") -> None:
+        how = (
+            "ended"
+            if status is None
+            else f"was killed by signal {-status}"
+            if status < 0
+            else f"exited with {status}"
+        )
+        said = f"; its last words:\n{log}" if log else ""
+        super().__init__(f"worker {worker} {how} before its work was done{said}")
         self.worker = worker
         self.status = status
+        self.log = log
 
-    def __reduce__(self) -> tuple[type["WorkerDied"], tuple[str, int | None]]:
-        return type(self), (self.worker, self.status)
+    def __reduce__(self) -> tuple[type["WorkerDied", "WorkerTimeout"], tuple[str, int | None, str]]:
+        return type(self), (self.worker, self.status, self.log)
+
+
+class WorkerTimeout(TestbedError):
+    """A worker did not answer, or did not connect, in the time it was given."""
 
 
 class CollectiveError(TestbedError):

@@ -1,0 +1,229 @@
+"""A fabric: hosts, links and switches of a plan, built with Mininet, and all that removes them again."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+
+from testbed.errors import FabricError, SpecError
+from testbed.fabric import datapath
+from testbed.fabric.nodes import Bridge, Host, NamespaceNode, SilentIntf, VethLink
+from testbed.fabric.state import ROOT, ProcessEntry, State, StateFile, new_run_id, start_time
+from testbed.plan import MAX_XDP_MTU, FabricPlan
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # Mininet 2.3 imports distutils
+    from mininet.net import Mininet
+
+if TYPE_CHECKING:
+    from testbed.worker import Workers
+
+__all__ = ["Datapath", "Fabric"]
+
+Datapath = Literal["xdp", "sockets"]
+
+
+class Fabric:
+    """Hosts, links and switches, from entering the context until leaving it.
+
+    While it is up, SIGTERM and SIGHUP raise ``SystemExit`` in the main thread, as SIGINT raises ``KeyboardInterrupt``,
+    so that they, too, leave the context.
+
+    :param plan: What to build.
+    :param run_id: Name of the run, unique on this machine; a random one where not given.
+    :param root: Where state files are kept.
+    """
+
+    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT) -> None:
+        self.plan = plan
+        self.run_id = run_id or new_run_id()
+        self.state = StateFile(self.run_id, root)
+        #: The run's own directory: sockets, logs, ``/etc/hosts`` of the hosts.
+        self.directory = root / self.run_id
+        #: Nodes by name; ``.pid`` is the process that holds the namespaces.
+        self.hosts: dict[str, Host] = {}
+        self.switches: dict[str, Bridge] = {}
+        #: Set while a :class:`testbed.worker.Workers` is open.
+        self.workers: Workers | None = None
+        self._datapath: Datapath = "sockets"
+
+    def __enter__(self) -> Self:
+        if os.geteuid() != 0:
+            raise FabricError("namespaces and interfaces need root: run it with sudo")
+        with ExitStack() as stack:
+            self._turn_signals_into_exceptions(stack)
+            pid = os.getpid()
+            controller = ProcessEntry("controller", pid, start_time(pid) or 0)
+            directories = [str(self.directory)]
+            self.state.create(State(self.run_id, controller, self.plan.to_dict(), directories=directories))
+            stack.callback(self.state.remove)
+            self.directory.mkdir(mode=0o700)
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            self._write_hosts_file()
+            stack.callback(self._terminate)
+            self._build()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def nodes(self) -> Mapping[str, NamespaceNode]:
+        """Hosts and switches by name."""
+        return {**self.hosts, **self.switches}
+
+    @property
+    def datapath(self) -> Datapath:
+        """What was last set with :meth:`set_datapath`."""
+        return self._datapath
+
+    def set_datapath(self, kind: Datapath) -> None:
+        """Ready the links for in-kernel transports, or for sockets.
+
+        ``xdp``: the switch programs are attached where the plan's switch kind is ``xdp``. Every end of a link gets GRO,
+        since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit``), and hosts checksum what they
+        send, since CHECKSUM_PARTIAL does not survive a redirect.
+
+        ``sockets``: no program of the testbed is attached on any switch, and offloads are as planned.
+
+        :raises FabricError: No :class:`testbed.worker.Workers` is open, whose switch workers own the programs.
+        :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
+        """
+        if kind not in ("xdp", "sockets"):
+            raise SpecError(f"datapath: {kind!r} is unknown; allowed are xdp, sockets")
+        if kind == "xdp" and self.plan.mtu > MAX_XDP_MTU:
+            raise SpecError(
+                f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}"
+            )
+        if self.plan.switch_kind == "xdp":
+            if self.workers is None:
+                raise FabricError("switch programs are owned by the switches' workers, and none are running")
+            function = datapath.attach if kind == "xdp" else datapath.detach
+            self.workers.call_all(function, list(self.switches))
+        self._set_offloads(kind)
+        self._datapath = kind
+
+    def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
+        """Start a process inside a node's namespaces.
+
+        :param node: Name of a host or switch.
+        :param command: Program and arguments.
+        :param track: What it is called in the state file.
+        :param options: As for :class:`subprocess.Popen`.
+        """
+        process = subprocess.Popen(["mnexec", "-a", str(self._node(node).pid), *command], **options)
+        self.track(track, process.pid)
+        return process
+
+    def run(self, node: str, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        """Run a command inside a node's namespaces to its end, as :func:`subprocess.run` does, with text output."""
+        options = {"capture_output": True, "text": True, **options}
+        return subprocess.run(["mnexec", "-a", str(self._node(node).pid), *command], **options)
+
+    def track(self, name: str, pid: int) -> None:
+        """List a process in the state file: it is killed with the fabric."""
+        self.state.add_process(name, pid)
+
+    def _node(self, name: str) -> NamespaceNode:
+        if name not in self.nodes:
+            raise SpecError(f"host: {name!r} is not in this fabric; it has {', '.join(self.nodes)}")
+        return self.nodes[name]
+
+    def _build(self) -> None:
+        # Mininet.init() would raise limits of the whole machine (sysctl net.core, kernel.pty) and leave them so.
+        Mininet.inited = True
+        net = Mininet(controller=None, host=Host, switch=Bridge, link=VethLink, intf=SilentIntf, build=False)
+        # Processes first and all at once: they start while the others do.
+        for host in self.plan.hosts:
+            self.hosts[host.name] = net.addHost(host.name, fabric=self, plan=host)
+        for switch in self.plan.switches:
+            self.switches[switch.name] = net.addSwitch(
+                switch.name, fabric=self, plan=switch, inNamespace=True
+            )
+        for node in self.nodes.values():
+            node.enter()
+        macs = {host.name: host.mac for host in self.plan.hosts}
+        for link in self.plan.links:
+            options = {"addr1": macs[link.a]} if link.a in macs else {}
+            net.addLink(link.a, link.b, link.a_port, link.b_port, **options)
+        net.build()
+        net.start()
+        self._set_offloads("sockets")
+        self.net = net
+
+    def _set_offloads(self, kind: Datapath) -> None:
+        offload = self.plan.offload
+        for host in self.hosts.values():
+            if kind == "xdp":
+                host.namespace.offload(host.plan.ifname, tx=False, gro=True)
+            else:
+                host.namespace.offload(host.plan.ifname, tx=offload, tso=offload, gso=offload, gro=offload)
+        for switch in self.switches.values():
+            for port in switch.plan.ports:
+                if kind == "xdp":
+                    switch.namespace.offload(switch.plan.ifname(port), gro=True)
+                else:
+                    switch.namespace.offload(
+                        switch.plan.ifname(port), tx=offload, tso=offload, gso=offload, gro=offload
+                    )
+
+    def _write_hosts_file(self) -> None:
+        lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.plan.hosts)]
+        (self.directory / "hosts").write_text("\n".join(lines) + "\n")
+
+    def _terminate(self) -> None:
+        """Kill what runs in the namespaces, and then what holds them."""
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal_number, signal.SIG_IGN)
+        kill(self.state.read().processes)
+        for node in self.nodes.values():
+            node.terminate()
+
+    def _turn_signals_into_exceptions(self, stack: ExitStack) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def leave(number: int, _frame: FrameType | None) -> NoReturn:
+            raise SystemExit(128 + number)
+
+        stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            stack.callback(signal.signal, number, signal.signal(number, leave))
+
+
+def kill(processes: Sequence[ProcessEntry], timeout: float = 2.0) -> list[ProcessEntry]:
+    """SIGKILL those that are still the processes they were, and wait until they are gone.
+
+    :return: Those that were alive.
+    """
+    alive: list[tuple[ProcessEntry, int]] = []
+    for entry in processes:
+        try:
+            pidfd = os.pidfd_open(entry.pid)
+        except ProcessLookupError:
+            continue
+        # Looked at after pidfd_open, so that the descriptor cannot be of a later process with the same id.
+        if entry.alive:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            alive.append((entry, pidfd))
+        else:
+            os.close(pidfd)
+    deadline = time.monotonic() + timeout
+    import select
+
+    for _, pidfd in alive:
+        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(pidfd)
+    return [entry for entry, _ in alive]

@@ -1,0 +1,62 @@
+"""What a switch's worker does for the fabric: own the L2 switch program, ``bpf/switch.bpf.c``."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["attach", "counters", "detach"]
+
+_DESTINATION = struct.Struct("=II")  # struct switch_destination: port, ifindex
+_COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
+
+
+def attach(context: WorkerContext) -> None:
+    """Attach the program to all ports of this switch; nothing if it is.
+
+    :raises KernelError: The kernel refused the program or its attachment.
+    """
+    from testbed.kernel import BpfObject  # numpy: not in workers that never get here
+
+    if "switch" in context.objects:
+        return
+    plan = context.switch
+    with ExitStack() as stack:
+        program = stack.enter_context(BpfObject("switch"))
+        index = {port: socket.if_nametoindex(plan.ifname(port)) for port in plan.ports}
+        for port, ifindex in index.items():
+            program.maps["ports"].update(port, ifindex)
+        for mac, port in plan.forwarding.items():
+            program.maps["forwarding"].update(
+                bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port])
+            )
+        for ifindex in index.values():
+            stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
+        context.objects["switch"] = program
+        context.objects["switch attachment"] = context.resources.enter_context(stack.pop_all())
+
+
+def detach(context: WorkerContext) -> None:
+    """Detach the program; nothing if it is not attached."""
+    if context.objects.pop("switch", None):
+        context.objects.pop("switch attachment").close()
+
+
+def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
+    """Frames and bytes that the program has redirected out of each port, and under 0 those that it left to the bridge.
+
+    Empty while it is not attached.
+    """
+    if "switch" not in context.objects:
+        return {}
+    values = context.objects["switch"].maps["counters"]
+    totals = {}
+    for port in (0, *context.switch.ports):
+        per_cpu = list(_COUNTERS.iter_unpack(values.lookup(port)))
+        totals[port] = sum(frames for frames, _ in per_cpu), sum(size for _, size in per_cpu)
+    return totals

@@ -1,0 +1,77 @@
+"""What controller and workers say to each other, pickled, over an AF_UNIX connection.
+
+A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call` after :class:`Call`.
+A worker serves them one at a time, with any number of :class:`Progress` and then :class:`Result` or
+:class:`Failure`. :class:`Stop`, or the end of the connection, ends the worker.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from testbed.plan import FabricPlan, HostPlan, SwitchPlan
+
+__all__ = ["Call", "Failure", "Hello", "Progress", "Result", "Stop", "Welcome"]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker's first message."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The controller's answer.
+
+    :param path: The controller's ``sys.path``, so that what it can import its workers can, too.
+    """
+
+    kind: Literal["host", "switch"]
+    plan: HostPlan | SwitchPlan
+    fabric_plan: FabricPlan
+    path: list[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call ``module.qualname(context, **arguments)``.
+
+    :param number: Answers carry it, so that those to a call that nobody waits for any more are told apart.
+    """
+
+    number: int
+    module: str
+    qualname: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """News from a call that goes on."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call returned."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a call raised, and the traceback as text."""
+
+    number: int
+    error: BaseException
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Close the resources and exit."""
