@@ -1,22 +1,45 @@
-# The four commands of a newcomer: make setup, make demo, make test, make clean.
+# The commands of a newcomer: make setup, make demo, make test, make clean.
 SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-stamp
+DEMO := runs/demo
+# Building networks takes root; nothing else here does.
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=TESTBED_REQUIRE,TESTBED_BUILD)
 
-.PHONY: setup apt venv bpf demo test clean
+.PHONY: help setup apt venv bpf demo test clean
 .DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: apt venv bpf  ## apt packages, virtual environment, BPF objects (run again at will)
 
-apt:
+apt:  ## the packages that packages.apt names
 	@./setup/apt.sh packages.apt
 
-venv: $(STAMP)
+venv: $(STAMP)  ## the virtual environment, with pinned Python packages
 
 # The interpreter is the system's: apt's mininet, bcc and mpi4py are only visible to that one.
-$(STAMP): requirements.txt pyproject.toml
-	test -x $(PYTHON) || /usr/bin/python3 -m venv --system-site-packages $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+$(STAMP): requirements.txt pyproject.toml | apt
+	@test -x $(PYTHON) || /usr/bin/python3 -m venv --system-site-packages $(VENV)
+	@echo "venv: installing requirements.txt"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
+
+bpf: venv  ## BPF objects and native libraries; what is compiled already stays
+	@$(PYTHON) -m testbed.kernel
+	@$(PYTHON) -m testbed.native >/dev/null
+
+demo: setup  ## train on four hosts, in-kernel beside sockets, and report
+	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
+	@echo "report: $(CURDIR)/$(DEMO)/report.html"
+
+test: setup  ## lint, types, and all tests that this machine can run
+	@$(SUDO) $(VENV)/bin/tox run
+
+clean:  ## stopped testbeds' remains, build outputs and caches; keeps runs/ and the virtual environment
+	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean
+	@rm -rf build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
