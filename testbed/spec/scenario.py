@@ -73,6 +73,9 @@ class CollectiveSpec(Table):
 
 
 class _Dataset(Table):
+    seed: int = Field(
+        default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn"
+    )
     train_fraction: float = Field(default=0.6, gt=0, lt=1)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
 
@@ -100,7 +103,7 @@ class PlanetoidSpec(Table):
 
 
 class SyntheticSpec(_Dataset):
-    """A labelled R-MAT graph, drawn from the scenario's seed."""
+    """A labelled R-MAT graph, drawn from `seed`."""
 
     name: Literal["synthetic"]
     scale: int = Field(default=12, ge=4, le=22, description="log2 of the number of vertices")

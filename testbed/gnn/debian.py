@@ -1,0 +1,141 @@
+"""Debian's package graph, parsed from the APT lists of this box.
+
+Vertices are binary packages, one a name: where several lists or architectures have it, the highest version
+counts. Edges are the relations Depends, Pre-Depends, Recommends and Suggests (Debian Policy, section 7.2),
+each alternative of a relation an edge of its own; the adjacency holds both directions. A relation on a name
+that no package has but that packages provide (Policy, section 7.5) stands for its providers: it is an edge
+to each of them. A relation on a name that is also a package's is an edge to that package alone. Names that
+nobody has or provides are counted and left out. Labels are sections without their archive area
+(``contrib/utils`` is ``utils``); features are the hashed words of the description's first line, all that
+the lists hold of it.
+"""
+
+import glob
+import hashlib
+import logging
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from debian.deb822 import Packages
+from debian.debian_support import Version
+
+from testbed.errors import SpecError
+from testbed.gnn.features import hash_features
+from testbed.gnn.graph import GraphData, cached, from_edges, random_split
+from testbed.spec.scenario import DebianSpec
+
+__all__ = ["debian_graph", "package_lists", "parse_packages"]
+
+APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT stores them in
+RELATIONS = ("pre-depends", "depends", "recommends", "suggests")
+log = logging.getLogger(__name__)
+
+
+def package_lists(folder: Path) -> list[Path]:
+    """Return APT's Packages lists in a folder.
+
+    :raises SpecError: There is none; the text says how to get them.
+    """
+    lists = sorted(Path(path) for path in glob.glob(f"{glob.escape(str(folder))}/*_Packages*"))
+    if not lists or not Path(APT_HELPER).exists():
+        missing = f"{folder} holds no APT package lists" if not lists else f"{APT_HELPER} is missing"
+        raise SpecError(
+            f'dataset.name = "debian": {missing}: run "apt-get update" on a box with Debian or Ubuntu, '
+            'or choose another data set ("planetoid" or "synthetic")'
+        )
+    return lists
+
+
+def debian_graph(spec: DebianSpec) -> Path:
+    """Return the cached folder of the package graph, parsing the lists first where they are new (about 10 s).
+
+    :raises SpecError: There are no lists, or they cannot be read.
+    """
+    lists = package_lists(Path(spec.lists))
+    digest = hashlib.blake2b(digest_size=12)
+    for path in lists:
+        digest.update(path.read_bytes())
+    digest.update(f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}".encode())
+
+    def make() -> GraphData:
+        log.info("parsing %d package lists in %s; done once, then kept", len(lists), spec.lists)
+        started = time.perf_counter()
+        command = [APT_HELPER, "cat-file", *map(str, lists)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as helper:
+            assert helper.stdout is not None
+            assert helper.stderr is not None
+            graph = parse_packages(helper.stdout, spec)
+            complaint = helper.stderr.read().decode(errors="replace").strip()
+        if helper.returncode:
+            raise SpecError(f"{spec.lists}: {APT_HELPER} could not read the lists: {complaint}")
+        log.info("parsed %d packages in %.1f s", graph.num_vertices, time.perf_counter() - started)
+        return graph
+
+    return cached(f"debian-{digest.hexdigest()}", make)
+
+
+def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
+    """Parse Packages paragraphs (deb822) into a graph.
+
+    :param stream: The lists, one after another.
+    :raises SpecError: There are fewer packages than a split needs.
+    """
+    packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
+    if len(packages) < 10:
+        raise SpecError(f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more")
+    names = sorted(packages)
+    number = {name: index for index, name in enumerate(names)}
+    providers: defaultdict[str, list[int]] = defaultdict(list)
+    for name in names:
+        for alternatives in packages[name].relations["provides"]:
+            providers[alternatives[0]["name"]].append(number[name])
+
+    source: list[int] = []
+    target: list[int] = []
+    facts: Counter[str] = Counter(packages=len(names))
+    for name in names:
+        for relation in RELATIONS:
+            for alternatives in packages[name].relations[relation]:
+                for alternative in alternatives:
+                    wanted = alternative["name"]
+                    if wanted in number:
+                        found, kind = [number[wanted]], "relations"
+                    else:
+                        found = providers.get(wanted, [])
+                        kind = "virtual_relations" if found else "dangling_relations"
+                    facts[kind] += 1
+                    source += [number[name]] * len(found)
+                    target += found
+
+    sections = [str(packages[name].get("section", "unknown")).rpartition("/")[2] for name in names]
+    labels, y = np.unique(np.asarray(sections), return_inverse=True)
+    texts = (str(packages[name].get("description", "")) for name in names)
+    train, val, test = random_split(len(names), spec.train_fraction, spec.val_fraction, spec.seed)
+    indptr, indices = from_edges(np.asarray(source, np.int64), np.asarray(target, np.int64), len(names))
+    return GraphData(
+        name="debian",
+        indptr=indptr,
+        indices=indices,
+        x=hash_features((text.partition("\n")[0] for text in texts), spec.feature_dim),
+        y=y.astype(np.int64),
+        train=train,
+        val=val,
+        test=test,
+        num_classes=len(labels),
+        facts={**facts, "edges": len(indices) // 2, "sections": labels.tolist()},
+    )
+
+
+def _newest(paragraphs: Iterable[Any]) -> Mapping[str, Any]:
+    newest: dict[str, Any] = {}
+    for paragraph in paragraphs:
+        name = paragraph["Package"]
+        known = newest.get(name)
+        if known is None or Version(known["Version"]) < Version(paragraph["Version"]):
+            newest[name] = paragraph
+    return newest

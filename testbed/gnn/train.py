@@ -1,0 +1,216 @@
+"""Data-parallel training of one rank: sample, forward, backward, sum gradients over ranks, update.
+
+All ranks start from the same weights and apply the same mean gradient, so their weights stay equal bit
+for bit. Minibatches and dropout depend on (seed, epoch, step, rank) alone, whatever the transport.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from testbed.collectives.transport import PHASES, Transport
+from testbed.errors import TestbedError
+from testbed.gnn.graph import GraphData
+from testbed.gnn.model import Sage, flatten
+from testbed.gnn.sampling import Sampler, shares
+from testbed.spec.scenario import ModelSpec, TrainingSpec
+
+__all__ = ["OWN_PHASES", "EpochResult", "Trainer"]
+
+OWN_PHASES = ("sampling", "forward", "backward", "update")
+VALIDATION_BATCH = 512
+
+# What a generator is for, so that no two draws share a stream.
+SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one rank has seen of one epoch. Times in seconds.
+
+    :param loss: Mean cross-entropy over this rank's training batches.
+    :param val_correct: Right answers among `val_total`, this rank's share of the validation set.
+    :param digest: Hash of the weights at the epoch's end, equal on all ranks.
+    :param times: `epoch_time` and its parts: sampling, forward, backward, update, the transport's phases, and
+        `other` (the rest, so that parts add up); `all_reduce_time` (wall clock in all-reduce),
+        `all_reduce_cpu_time` (CPU time of this process in it); `validation_time`, outside of `epoch_time`.
+    :param entered: Shape (steps,): when this rank entered each all-reduce, on the box's monotonic clock;
+        `left` likewise.
+    :param counts: `steps`, `packets`, `wire_bytes`, `retransmissions`.
+    """
+
+    epoch: int
+    loss: float
+    val_correct: int
+    val_total: int
+    digest: str
+    times: dict[str, float]
+    entered: NDArray[np.float64]
+    left: NDArray[np.float64]
+    counts: dict[str, int]
+
+
+class Trainer:
+    """One rank's model, optimizer and share of the data.
+
+    :param graph: The data set, the same on all ranks.
+    :param transport: Connected, with a capacity of the model's parameters.
+    :param rank: This rank; `world`: the number of ranks.
+    :param seed: The same on all ranks.
+    """
+
+    def __init__(
+        self,
+        graph: GraphData,
+        model: ModelSpec,
+        training: TrainingSpec,
+        transport: Transport,
+        rank: int,
+        world: int,
+        seed: int,
+    ) -> None:
+        torch.set_num_threads(1)  # ranks share the box's cores
+        torch.manual_seed(seed)
+        self.graph = graph
+        self.spec = model
+        self.training = training
+        self.transport = transport
+        self.rank = rank
+        self.world = world
+        self.seed = seed
+        self.sampler = Sampler(graph)
+        self.model = Sage(model, graph.feature_dim, graph.num_classes)
+        self.weights = flatten(self.model)
+        make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
+        self.optimizer = make(
+            [self.weights], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+        )
+        self._seconds: dict[str, float] = {}
+
+    def rng(self, purpose: int, epoch: int, step: int = 0, rank: int | None = None) -> np.random.Generator:
+        """Return the generator for a purpose; without a rank it is the same on all ranks."""
+        return np.random.default_rng([self.seed, purpose, epoch, step, 0 if rank is None else rank + 1])
+
+    def epochs(self, on_step: Callable[[int, int, int], None] | None = None) -> Iterator[EpochResult]:
+        """Train, yielding what each epoch gave.
+
+        :param on_step: Called with epoch, step and number of steps after each step.
+        :raises TestbedError: The loss is not finite.
+        :raises CollectiveError: A collective could not complete.
+        """
+        for epoch in range(self.training.epochs):
+            yield self._epoch(epoch, on_step or (lambda epoch, step, steps: None))
+
+    def batches(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Return this rank's batches in an epoch; all ranks have as many, of equal sizes."""
+        share = shares(self.graph.train, self.world, self.rng(SHUFFLE, epoch))[self.rank]
+        starts = range(0, len(share), self.training.batch_size)
+        return [share[start : start + self.training.batch_size] for start in starts][: self.training.steps]
+
+    def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
+        """Sample a minibatch and return its mean cross-entropy, ready for backward."""
+        with self._timed("sampling"):
+            blocks = self.sampler.blocks(seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank))
+            x = torch.from_numpy(self.graph.x[blocks[0].sources])
+            y = torch.from_numpy(self.graph.y[seeds])
+        with self._timed("forward"):
+            torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
+            return functional.cross_entropy(self.model.train()(x, blocks), y)
+
+    def _epoch(self, epoch: int, on_step: Callable[[int, int, int], None]) -> EpochResult:
+        gradient = self.weights.grad
+        assert gradient is not None
+        buffer = gradient.numpy()
+        self._seconds = dict.fromkeys(OWN_PHASES, 0.0)
+        phases, counters = dict(self.transport.phases), self.transport.counters()
+        losses, entered, left, cpu = [], [], [], 0.0
+        started = time.perf_counter()
+        batches = self.batches(epoch)
+        for step, seeds in enumerate(batches):
+            loss = self.loss(epoch, step, seeds)
+            with self._timed("backward"):
+                gradient.zero_()
+                loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]):
+                raise TestbedError(
+                    f"training: the loss of rank {self.rank} is {losses[-1]} in epoch {epoch}, step {step}: "
+                    f"training.learning_rate = {self.training.learning_rate} may be too large"
+                )
+            entered.append(time.perf_counter())
+            cpu -= time.process_time()
+            self.transport.all_reduce(buffer, out=buffer)
+            cpu += time.process_time()
+            left.append(time.perf_counter())
+            with self._timed("update"):
+                gradient.div_(self.world)
+                self.optimizer.step()
+            on_step(epoch, step + 1, len(batches))
+        total = time.perf_counter() - started
+
+        times = dict(self._seconds)
+        times |= {phase: self.transport.phases[phase] - phases[phase] for phase in PHASES}
+        times["other"] = total - sum(times.values())
+        times |= {
+            "epoch_time": total,
+            "all_reduce_time": float(np.sum(left) - np.sum(entered)),
+            "all_reduce_cpu_time": cpu,
+        }
+        started = time.perf_counter()
+        correct, of = self.validate(epoch)
+        times["validation_time"] = time.perf_counter() - started
+        sent = self.transport.counters() - counters
+        return EpochResult(
+            epoch=epoch,
+            loss=float(np.mean(losses)),
+            val_correct=correct,
+            val_total=of,
+            digest=self.digest(),
+            times=times,
+            entered=np.asarray(entered),
+            left=np.asarray(left),
+            counts={
+                "steps": len(batches),
+                "packets": sent.packets,
+                "wire_bytes": sent.wire_bytes,
+                "retransmissions": sent.retransmissions,
+            },
+        )
+
+    @torch.no_grad()
+    def validate(self, epoch: int) -> tuple[int, int]:
+        """Return right answers and questions of this rank's share of the validation set, sampled."""
+        self.model.eval()
+        share = self.graph.val[self.rank :: self.world]
+        rng = self.rng(VALIDATION, epoch, 0, self.rank)
+        correct = 0
+        for start in range(0, len(share), VALIDATION_BATCH):
+            seeds = np.asarray(share[start : start + VALIDATION_BATCH])
+            blocks = self.sampler.blocks(seeds, self.spec.fanout, rng)
+            logits = self.model(torch.from_numpy(self.graph.x[blocks[0].sources]), blocks)
+            correct += int((logits.argmax(1).numpy() == self.graph.y[seeds]).sum())
+        return correct, len(share)
+
+    def test_accuracy(self) -> float:
+        """Return the share of right answers on the test set, each from the whole neighbourhood."""
+        answers = self.model.infer(self.sampler).argmax(1).numpy()
+        return float((answers[self.graph.test] == self.graph.y[self.graph.test]).mean())
+
+    def digest(self) -> str:
+        """Return a hash of the weights' bits."""
+        return hashlib.blake2b(self.weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started

@@ -1,0 +1,86 @@
+"""The package graph's parser, on a few hand-written packages and on this box's lists."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.errors import SpecError
+from testbed.gnn.datasets import prepare
+from testbed.gnn.debian import package_lists, parse_packages
+from testbed.gnn.graph import GraphData
+from testbed.spec.scenario import DebianSpec
+
+SPEC = DebianSpec(name="debian", feature_dim=1024)  # roomy: no two words here collide
+PACKAGES = Path(__file__).parent / "data" / "Packages"
+NAMES = ["alpha", "beta", "delta", "epsilon", "eta", "gamma", "iota", "kappa", "theta", "zeta"]
+
+
+@pytest.fixture
+def parsed() -> GraphData:
+    with PACKAGES.open("rb") as stream:
+        return parse_packages(stream, SPEC)
+
+
+def neighbours(graph: GraphData, name: str) -> set[str]:
+    vertex = NAMES.index(name)
+    return {NAMES[index] for index in graph.indices[graph.indptr[vertex] : graph.indptr[vertex + 1]]}
+
+
+def test_relations_alternatives_and_providers(parsed: GraphData) -> None:
+    # beta (Depends), gamma and delta (alternatives), epsilon (Pre-Depends; provides libvirtual)
+    assert neighbours(parsed, "alpha") == {"beta", "gamma", "delta", "epsilon"}
+
+
+def test_real_package_beats_its_providers(parsed: GraphData) -> None:
+    # gamma provides delta, but delta is a package: alpha's alternative does not lead to gamma through it
+    assert neighbours(parsed, "delta") == {"alpha"}
+
+
+def test_newest_version_counts(parsed: GraphData) -> None:
+    assert neighbours(parsed, "beta") == {"alpha", "gamma"}  # from alpha's Depends and from 1.10's Recommends
+
+
+def test_qualifiers_are_ignored_and_loops_left_out(parsed: GraphData) -> None:
+    assert neighbours(parsed, "zeta") == {"gamma"}
+    assert neighbours(parsed, "epsilon") == {"alpha"}
+
+
+def test_facts_and_labels(parsed: GraphData) -> None:
+    assert parsed.facts["sections"] == ["editors", "libs", "shells", "unknown"]
+    assert {key: parsed.facts[key] for key in ("packages", "edges", "dangling_relations")} == {
+        "packages": 10,
+        "edges": 6,
+        "dangling_relations": 1,
+    }
+    assert parsed.facts["virtual_relations"] == 1
+    assert parsed.y[NAMES.index("gamma")] == 1  # contrib/libs
+
+
+def test_features_come_from_descriptions(parsed: GraphData) -> None:
+    lengths = np.linalg.norm(parsed.x, axis=1)
+    assert lengths[NAMES.index("zeta")] == 0  # no words
+    np.testing.assert_allclose(np.delete(lengths, NAMES.index("zeta")), 1, rtol=1e-6)
+
+
+def test_too_few_packages() -> None:
+    with pytest.raises(SpecError, match="the lists hold 0 packages"):
+        parse_packages(io.BytesIO(b""), SPEC)
+
+
+def test_without_lists_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r'holds no APT package lists: run "apt-get update"'):
+        package_lists(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="no APT on this box")
+def test_lists_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = DebianSpec(name="debian", feature_dim=16, lists=str(tmp_path / "lists"))
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "x_Packages").write_bytes(PACKAGES.read_bytes())
+    folder = prepare(spec)
+    monkeypatch.setattr("testbed.gnn.debian.parse_packages", None)  # a second parse would fail
+    assert prepare(spec) == folder
+    assert isinstance(GraphData.load(folder).x, np.memmap)
+    assert GraphData.load(folder).num_vertices == 10
