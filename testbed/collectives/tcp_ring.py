@@ -1,0 +1,124 @@
+"""``tcp-ring``: ring all-reduce over plain TCP sockets, the rival that the in-kernel ring has to beat.
+
+The inner loop is C (``testbed/native/tcp_ring.c``): in Python the interpreter's share of a short all-reduce is plain
+to see. Partial sums live in a buffer that stays in the cache, and nothing is allocated in a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from testbed import native
+from testbed.collectives.affinity import apply_affinity
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.interface import read_counters
+from testbed.collectives.neighbours import Neighbours, Side
+from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
+from testbed.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["TcpRing"]
+
+# Measured with 4 ranks on 2 cores, star, MTU 1500, offloads on (docs/benchmarks.md, "tcp-ring").
+BLOCK = 1 << 20  # elements of a block of a slice: 256 KiB instead of 4 MiB costs a third at 64 MiB
+SEGMENT = 1 << 16  # elements taken from the socket at once, to be added while they are in the cache
+SLOTS = 2  # blocks of partial sums
+BUFFER_BYTES = 512 << 10  # 4 MiB costs a fifth at 64 MiB: what lies in them is not in the cache any more
+SPIN_NS = 200_000  # a sleeping core takes 50 us to wake up, which is most of a step at 64 KiB
+
+
+class _Ring(ctypes.Structure):
+    """``struct tcp_ring``."""
+
+    _fields_ = [
+        ("left", ctypes.c_int32),
+        ("right", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("ranks", ctypes.c_int32),
+        ("timeout_ms", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+        ("block", ctypes.c_uint64),
+        ("segment", ctypes.c_uint64),
+        ("scratch", ctypes.c_void_p),
+        ("wait_ns", ctypes.c_uint64),
+        ("spin_ns", ctypes.c_uint64),
+    ]
+
+
+# enum outcome: which neighbour, and whether it was silent or gone
+_OUTCOMES: dict[int, tuple[Side, bool]] = {
+    1: ("left", False),
+    2: ("right", False),
+    3: ("left", True),
+    4: ("right", True),
+}
+
+
+class TcpRing(Transport):
+    """Ring all-reduce over one TCP connection to the right and one from the left."""
+
+    name: ClassVar[str] = "tcp-ring"
+    needs: ClassVar[Datapath] = "sockets"
+
+    def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
+        super().__init__(context, spec)
+        self._neighbours: Neighbours | None = None
+        self._scratch = np.empty(SLOTS * BLOCK + SEGMENT, np.float32)
+        self._call = native.load("tcp_ring").tcp_ring_all_reduce
+        self._call.argtypes = (ctypes.POINTER(_Ring), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+        self._ring = _Ring(
+            rank=spec.rank,
+            ranks=spec.size,
+            timeout_ms=int(spec.timeout * 1e3),
+            slots=SLOTS,
+            block=BLOCK,
+            segment=SEGMENT,
+            scratch=self._scratch.ctypes.data,
+            spin_ns=SPIN_NS,
+        )
+        self._base = Counters()
+
+    def connect(self) -> None:
+        """Meet both neighbours; see `Transport.connect`."""
+        apply_affinity(self.spec)
+        self._base = read_counters(self.context.host.ifname)
+        if self.spec.size > 1:
+            self._neighbours = Neighbours(self.spec, BUFFER_BYTES)
+            self._ring.left = self._neighbours.left.fileno()
+            self._ring.right = self._neighbours.right.fileno()
+
+    def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
+        if self.spec.size == 1:
+            np.copyto(out, tensor)
+            return
+        if self._neighbours is None:
+            raise CollectiveError(f"tcp-ring: rank {self.spec.rank} is not connected")
+        ring = self._ring
+        start, waited = time.perf_counter(), ring.wait_ns
+        outcome = self._call(ctypes.byref(ring), tensor.ctypes.data, out.ctypes.data, tensor.size)
+        wait = (ring.wait_ns - waited) * 1e-9
+        self.phases["wait"] += wait
+        self.phases["communicate"] += time.perf_counter() - start - wait
+        if outcome:
+            side, silent = _OUTCOMES[outcome]
+            cause = ctypes.get_errno()
+            error = self._neighbours.blame(side, silent)
+            self.close()
+            raise error from (OSError(cause, os.strerror(cause)) if cause and not silent else None)
+
+    def counters(self) -> Counters:
+        """The device's counters since `connect`; see `read_counters`."""
+        return read_counters(self.context.host.ifname) - self._base
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._neighbours is not None:
+            self._neighbours.close()
+            self._neighbours = None

@@ -1,0 +1,211 @@
+"""tcp-ring: all ranks as threads over loopback addresses, and over a fabric in test_sockets.py."""
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from testbed.collectives import tcp_ring
+from testbed.collectives.group import make_groups
+from testbed.collectives.neighbours import BASE_PORT
+from testbed.errors import CollectiveError, SpecError
+
+CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
+GROUP_IDS = iter(range(4095))
+
+
+def make_specs(ranks, **options):
+    hosts = [SimpleNamespace(name=f"h{i + 1}", ip=f"127.77.0.{i + 1}", mac="") for i in range(ranks)]
+    return make_groups(hosts, group_id=next(GROUP_IDS), timeout=options.pop("timeout", 5.0), **options)
+
+
+def on_all_ranks(specs, work):
+    """Run work(rank, transport) in a thread a rank; return the results or raise the first error."""
+
+    def one(spec):
+        with tcp_ring.TcpRing(CONTEXT, spec) as transport:
+            transport.connect()
+            return work(spec.rank, transport)
+
+    with ThreadPoolExecutor(len(specs)) as pool:
+        return [future.result() for future in [pool.submit(one, spec) for spec in specs]]
+
+
+def inputs(ranks, size):
+    return [np.random.default_rng([size, r]).standard_normal(size, np.float32) for r in range(ranks)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Short tensors take several slices, steps end inside of segments, and slots run out."""
+    monkeypatch.setattr(tcp_ring, "BLOCK", 48)
+    monkeypatch.setattr(tcp_ring, "SEGMENT", 7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+def test_sums_are_those_of_numpy(small_blocks, ranks, in_place):
+    sizes = [0, 1, ranks - 1, ranks + 1, 48 * ranks, 48 * ranks + 1, 10_007]
+    tensors = {size: inputs(ranks, size) for size in sizes}
+
+    def work(rank, transport):
+        results = []
+        for size in sizes:
+            mine = tensors[size][rank].copy()
+            out = transport.all_reduce(mine, mine if in_place else None)
+            assert in_place or np.array_equal(mine, tensors[size][rank])
+            results.append(out)
+        return results
+
+    results = on_all_ranks(make_specs(ranks), work)
+    bound = tcp_ring.TcpRing(CONTEXT, make_specs(ranks)[0]).error_bound
+    for index, size in enumerate(sizes):
+        expected = np.sum(tensors[size], axis=0, dtype=np.float64)
+        absmax = max((float(np.abs(x).max(initial=0)) for x in tensors[size]), default=0.0)
+        for rank in range(ranks):
+            assert np.abs(results[rank][index] - expected).max(initial=0) <= bound(absmax)
+            # A ring gives all ranks the very same bits.
+            assert np.array_equal(results[rank][index], results[0][index])
+
+
+def test_real_block_sizes_and_shapes():
+    tensors = [x.reshape(3, -1) for x in inputs(3, 3 * (1 << 20) + 3 * 77)]
+    results = on_all_ranks(make_specs(3), lambda rank, transport: transport.all_reduce(tensors[rank]))
+    assert results[0].shape == tensors[0].shape
+    assert np.allclose(results[0], np.sum(tensors, axis=0, dtype=np.float64), atol=1e-5)
+
+
+def test_a_thousand_in_a_row():
+    def work(rank, transport):
+        x = np.full(37, rank + 1, np.float32)
+        return [transport.all_reduce(x * k)[5] for k in range(1000)]
+
+    results = on_all_ranks(make_specs(3), work)
+    assert results == [[6.0 * k for k in range(1000)]] * 3
+
+
+def test_time_is_accounted_for():
+    def work(rank, transport):
+        transport.all_reduce(np.ones(100_000, np.float32))
+        return transport.phases
+
+    for phases in on_all_ranks(make_specs(2), work):
+        assert phases["communicate"] > 0
+        assert phases["wait"] >= 0
+        assert phases["quantize"] == phases["dequantize"] == 0
+
+
+def gather_errors(specs, work):
+    """Like on_all_ranks, but each rank's result is the CollectiveError that it met."""
+
+    def catching(rank, transport):
+        try:
+            work(rank, transport)
+        except CollectiveError as error:
+            return str(error)
+        return None
+
+    return on_all_ranks(specs, catching)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_all_ranks_name_the_one_that_left(size):
+    def work(rank, transport):
+        if rank == 2:
+            transport.close()
+        else:
+            transport.all_reduce(np.ones(size, np.float32))
+
+    errors = gather_errors(make_specs(5), work)
+    expected = "tcp-ring: rank 2 (h3) has closed its connection or died"
+    assert errors == [expected, expected, None, expected, expected]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_all_ranks_name_the_one_that_is_silent(size):
+    others = threading.Semaphore(0)
+
+    def work(rank, transport):
+        if rank == 1:
+            for _ in range(3):
+                others.acquire()
+        else:
+            try:
+                transport.all_reduce(np.ones(size, np.float32))
+            finally:
+                others.release()
+
+    errors = gather_errors(make_specs(4, timeout=0.5), work)
+    expected = "tcp-ring: rank 1 (h2) was silent for 0.5 s"
+    assert errors == [expected, None, expected, expected]
+
+
+def test_a_rank_that_never_comes():
+    specs = make_specs(3, timeout=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(tcp_ring.TcpRing(CONTEXT, spec).connect) for spec in specs[:2]]
+        errors = [str(future.exception()) for future in futures]
+    assert errors == [
+        "tcp-ring: rank 2 (h3) did not come within 0.3 s",
+        "tcp-ring: rank 2 (h3) did not answer within 0.3 s",
+    ]
+
+
+def test_foreign_connections_are_sent_away():
+    specs = make_specs(2)
+    address = specs[0].me.ip, BASE_PORT + specs[0].group_id
+    with ThreadPoolExecutor(2) as pool, socket.socket() as intruder:
+        first = pool.submit(connect_and_sum, specs[0])
+        while intruder.connect_ex(
+            address
+        ):  # until rank 0 listens; it cannot have met rank 1, which is not there
+            assert not first.done()
+        intruder.settimeout(5)
+        intruder.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
+        second = pool.submit(connect_and_sum, specs[1])
+        assert first.result() == second.result() == 3.0
+        with contextlib.suppress(ConnectionResetError):
+            assert intruder.recv(1) == b""
+
+
+def connect_and_sum(spec):
+    with tcp_ring.TcpRing(CONTEXT, spec) as transport:
+        transport.connect()
+        return float(transport.all_reduce(np.full(1, spec.rank + 1, np.float32))[0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "out", "text"),
+    [
+        (np.zeros(4), None, "tensor is float64"),
+        (np.zeros((4, 4), np.float32).T, None, "allowed is float32, C-contiguous"),
+        (
+            np.zeros(4, np.float32),
+            np.zeros(5, np.float32),
+            r"out has shape \(5,\): allowed is tensor's, \(4,\)",
+        ),
+        (
+            np.zeros(17, np.float32),
+            None,
+            "tensor has 17 elements: allowed is at most the group's capacity, 16",
+        ),
+    ],
+)
+def test_bad_arrays(tensor, out, text):
+    with pytest.raises(SpecError, match=text):
+        tcp_ring.TcpRing(CONTEXT, make_specs(1, capacity=16)[0]).all_reduce(tensor, out)
+
+
+def test_overlapping_arrays():
+    memory = np.zeros(9, np.float32)
+    with pytest.raises(SpecError, match="out overlaps tensor"):
+        tcp_ring.TcpRing(CONTEXT, make_specs(1)[0]).all_reduce(memory[:8], memory[1:])
+
+
+def test_not_connected():
+    with pytest.raises(CollectiveError, match="rank 0 is not connected"):
+        tcp_ring.TcpRing(CONTEXT, make_specs(2)[0]).all_reduce(np.zeros(4, np.float32))
