@@ -1,0 +1,39 @@
+"""``testbed doctor`` as one runs it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from testbed.probes import PROBES
+
+
+def doctor(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, user=user)
+
+
+def test_one_line_a_capability() -> None:
+    done = doctor()
+    *lines, totals = done.stdout.splitlines()
+    found = [re.match(r"(OK  |WARN|FAIL)  (.+?)  +\S", line) for line in lines]
+    assert [match and match[2] for match in found] == list(PROBES)
+    counts = [sum(line.startswith(level) for line in lines) for level in ("OK", "WARN", "FAIL")]
+    assert totals == "{} OK, {} WARN, {} FAIL".format(*counts)
+    assert done.returncode == (1 if counts[2] else 0)
+    assert all("; mend: " in line for line in lines if not line.startswith("OK"))
+    assert "\x1b" not in done.stdout  # no colours into a file
+
+
+def test_json_without_root() -> None:
+    done = doctor("--json", user=65534 if os.geteuid() == 0 else None)
+    printed = json.loads(done.stdout)
+    assert [finding["name"] for finding in printed["findings"]] == list(PROBES)
+    assert sum(printed["counts"].values()) == len(PROBES)
+    for finding in printed["findings"]:
+        assert set(finding) == {"name", "level", "detail", "remedy"}
+        assert bool(finding["remedy"]) == (finding["level"] != "OK")
+    levels = {finding["name"]: finding["level"] for finding in printed["findings"]}
+    assert levels["root"] == levels["verifier"] == "FAIL"
+    assert done.returncode == 1

@@ -1,0 +1,109 @@
+"""How the command fails: exact texts, exit statuses, no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = [sys.executable, "-c"]
+# A verb that ends as the test wants; registered beside the real ones.
+VERB = """
+import signal, sys, typer
+from testbed import cli, errors
+@cli.app.command()
+def act(verbose: cli.options.Verbose = 0) -> None:
+    {action}
+cli.main()
+"""
+
+
+def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
+    return subprocess.run(
+        [*PROGRAM, source, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run("from testbed.cli import main; main()", *arguments)
+
+
+def act(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(
+        VERB.format(action=textwrap.indent(textwrap.dedent(action), "    ").strip()), "act", *arguments
+    )
+
+
+@pytest.mark.parametrize(
+    "error", ["TestbedError", "SpecError", "KernelError", "FabricError", "CollectiveError"]
+)
+def test_testbed_error_is_one_line(error: str) -> None:
+    done = act(f"print('half'); raise errors.{error}('hosts: 0 is not allowed: 1 to 32')")
+    assert done.stderr == "error: hosts: 0 is not allowed: 1 to 32\n"
+    assert done.stdout == "half\n"
+    assert done.returncode == 1
+
+
+def test_bug_keeps_its_traceback() -> None:
+    done = act("raise ZeroDivisionError('a bug')")
+    assert "Traceback (most recent call last)" in done.stderr
+    assert done.stderr.endswith("ZeroDivisionError: a bug\n")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_unwinds_and_says_nothing(number: signal.Signals) -> None:
+    done = act(f"""
+        try:
+            signal.raise_signal({int(number)})
+        finally:
+            print("closed")
+    """)
+    assert (done.stdout, done.stderr, done.returncode) == ("closed\n", "", 128 + number)
+
+
+def test_verbose_before_and_after_the_verb() -> None:
+    action = "import logging; logging.getLogger('testbed.x').info('made %d hosts', 4)"
+    source = VERB.format(action=action)
+    assert "made 4 hosts" not in run(source, "act").stderr
+    assert "testbed.x: made 4 hosts" in run(source, "-v", "act").stderr
+    assert "testbed.x: made 4 hosts" in run(source, "act", "-v").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nonsense"], "No such command 'nonsense'."),
+        (["doctor", "--nonsense"], "No such option: --nonsense"),
+        (["doctor", "extra"], "Got unexpected extra argument"),
+    ],
+)
+def test_usage(arguments: list[str], text: str) -> None:
+    done = invoke(*arguments)
+    assert text in done.stderr
+    assert done.stdout == ""
+    assert done.returncode == 2
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == "testbed 0.1.0\n"
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+    source = """
+import sys
+from testbed import cli
+try:
+    cli.main()
+except SystemExit:
+    print("heavy:", sorted({"torch", "pandas", "mininet", "numpy", "matplotlib"} & sys.modules.keys()))
+"""
+    done = run(source, "--help")
+    assert "heavy: []" in done.stdout
+    shown = {word for line in done.stdout.splitlines() for word in line.strip("│ ").split()[:1]}
+    from testbed.cli import VERBS
+
+    assert set(VERBS) <= shown
