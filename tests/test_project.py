@@ -1,0 +1,76 @@
+"""Rules of the project's own files that no other tool checks."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from testbed.kernel import compile_bpf
+from testbed.kernel.compile import sources
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 350  # lines: a file is one noun
+CODE = ("testbed", "topologies", "analysis", "bpf")
+
+
+def code() -> list[Path]:
+    return [
+        path for top in CODE for path in sorted((ROOT / top).rglob("*")) if path.suffix in {".py", ".c", ".h"}
+    ]
+
+
+def test_files_stay_short() -> None:
+    long = {str(path.relative_to(ROOT)): count for path in code() if (count := lines(path)) > LONGEST}
+    assert not long
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_bpf_states_its_licence() -> None:
+    """The kernel lends some helpers only to programs under a licence compatible with GPL-2.0."""
+    first = {path: path.read_text().partition("\n")[0] for path in (ROOT / "bpf").rglob("*.[ch]")}
+    assert [path for path, line in first.items() if "SPDX-License-Identifier: " not in line] == []
+
+
+@pytest.mark.parametrize("name", sources())
+def test_bpf_compiles(name: str) -> None:
+    """Also with warnings as errors, as the kernel layer's flags say."""
+    assert compile_bpf(name).read_bytes()[:4] == b"\x7fELF"
+
+
+def test_packages_are_pinned() -> None:
+    required = [
+        line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    assert [line for line in required if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+
+
+def test_make_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)[0].split())
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert {line.split()[1] for line in shown.stdout.splitlines()} == targets
+
+
+def test_readme_names_real_files() -> None:
+    """Every path in back quotes that begins with one of the project's folders is there."""
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs", "build"}
+    quoted = re.findall(r"`([\w./-]+)`", (ROOT / "README.md").read_text())
+    named = [name for name in quoted if "/" in name and name.split("/")[0] in tops]
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_apt_list_is_read_as_it_is_meant(tmp_path: Path) -> None:
+    """What is installed under any of its alternatives is not asked for: no output, no root, no network."""
+    packages = tmp_path / "packages.apt"
+    packages.write_text("# comment\n\nno-such-package-{release} | dpkg  # in the distribution itself\napt\n")
+    command = [str(ROOT / "setup" / "apt.sh"), str(packages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), shlex.join(command)
