@@ -1,9 +1,10 @@
 """What all tests share: skips in the doctor's words, and the check that a session leaves nothing behind.
 
-``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what would be a skip
-is a failure then, so that a machine known to be able cannot pass by skipping.
+``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what would be a
+skip is a failure then, so that a machine known to be able cannot pass by skipping.
 """
 
+import json
 import os
 import time
 import uuid
@@ -17,6 +18,7 @@ from testbed.probes import PROBES, TIERS, Level, find, lacking
 
 REQUIRED = {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",")} - {""}
 SESSION = "TESTBED_TEST_SESSION"  # in the environment of every process that a session starts
+STATE = Path("/run/testbed")
 GRACE = 5.0  # seconds for what ends by itself, such as devices of a namespace that has just gone
 
 # A busy machine is no failure: whole tests have their deadline (pytest-timeout), single examples none.
@@ -67,13 +69,30 @@ def traces() -> set[str]:
     """Name the processes, namespaces, devices and state files that tests could leave behind."""
     found = {f"namespace {path.name}" for path in Path("/run/netns").glob("*")}
     found |= {f"device {path.name}" for path in Path("/sys/class/net").glob("*")}
-    found |= {f"state file {path}" for path in Path("/run/testbed").glob("*.json")}
-    mark = f"{SESSION}={os.environ[SESSION]}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(process.name) != os.getpid() and mark in (process / "environ").read_bytes().split(b"\0"):
-                arguments = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.add(f"process {process.name} ({arguments.strip()})")
-        except OSError:  # it ended meanwhile
-            continue
+    found |= {f"state file {path}" for path in STATE.glob("*.json") if not foreign(path)}
+    pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
+    found |= {f"process {pid} ({proc(pid, 'cmdline')})" for pid in pids - {os.getpid()} if started_here(pid)}
     return found
+
+
+def foreign(state: Path) -> bool:
+    """Tell whether a state file belongs to a live testbed that someone else runs on this machine."""
+    try:
+        controller = json.loads(state.read_text())["controller"]["pid"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return False
+    alive = Path(f"/proc/{controller}").exists()
+    return alive and controller != os.getpid() and not started_here(controller)
+
+
+def started_here(pid: int) -> bool:
+    """Tell whether this session started a process, at whatever remove."""
+    return f"{SESSION}={os.environ[SESSION]}" in proc(pid, "environ").split()
+
+
+def proc(pid: int, file: str) -> str:
+    """Return a list that the kernel keeps of a process, by blanks; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""The test suite's own rules, tried on small suites in a pytest of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NEEDY = """
+import pytest
+
+@pytest.mark.kernel
+def test_tier():
+    pass
+
+@pytest.mark.needs("verifier")
+def test_capability():
+    pass
+"""
+LEAKY = """
+import pytest, subprocess
+
+@pytest.mark.net
+def test_leak():
+    # A daemon: its parent ends, and it sits in a session of its own.
+    subprocess.run(["setsid", "--fork", "sleep", "60"], check=True)
+"""
+
+
+def suite(
+    source: str, directory: Path, require: str = "", user: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    (directory / "test_small.py").write_text(source)
+    directory.chmod(0o755)
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            "--rootdir",
+            str(directory),
+            str(directory / "test_small.py"),
+        ],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(TESTS), "TESTBED_REQUIRE": require, "HOME": str(directory)},
+        user=user,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def public_path(tmp_path: Path) -> Path:
+    """Return a directory that every user may enter."""
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("require", "outcome"),
+    [("", " 2 skipped in "), ("kernel", " 1 skipped, 1 error in "), ("kernel, verifier", " 2 errors in ")],
+)
+def test_without_root(require: str, outcome: str, public_path: Path) -> None:
+    done = suite(NEEDY, public_path, require, user=65534 if os.geteuid() == 0 else None)
+    assert outcome in done.stdout
+    assert "verifier: not tried, because it needs root; mend: mend root first" in done.stdout
+    assert done.returncode == (1 if require else 0)
+
+
+def test_unknown_requirement(tmp_path: Path) -> None:
+    done = suite(NEEDY, tmp_path, "kernle")
+    assert "TESTBED_REQUIRE: unknown kernle; allowed: kernel, net, root, BTF, " in done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.net
+def test_leak_is_an_error(tmp_path: Path) -> None:
+    done = suite(LEAKY, tmp_path)
+    assert "1 passed, 1 error" in done.stdout
+    left = [line for line in done.stdout.splitlines() if "the tests left behind: process" in line]
+    assert left
+    assert left[0].endswith("(sleep 60)")
+    os.kill(int(left[0].rpartition("process ")[2].split()[0]), 15)
