@@ -9,7 +9,7 @@ struct {
 	__uint(max_entries, RING_MAX_GROUPS);
 	__type(key, __u32);
 	__type(value, __u32);
-} groups SEC(".maps"), bells SEC(".maps");
+} groups SEC(".maps"), bells SEC(".maps"), orders SEC(".maps");
 
 /* Frames with our port for groups that this host is not in. */
 struct {
@@ -46,6 +46,13 @@ SEC("xdp")
 int host_bell(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &bells, XDP_DROP);
+}
+
+/* And on its near end, where what the far end has made of a bell comes back. */
+SEC("xdp")
+int host_order(struct xdp_md *ctx)
+{
+	return dispatch(ctx, &orders, XDP_DROP);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -491,9 +491,8 @@ static __always_inline enum outcome on_frame(struct work *w)
 }
 
 /* A parked frame's turn has come: the bell's frame takes its place. */
-static __always_inline enum outcome on_replay(struct work *w)
+static __always_inline enum outcome replay(struct work *w, __u32 slot)
 {
-	__u32 slot = w->frame->chunk;
 	struct ring_parked *parked = bpf_map_lookup_elem(&parking, &slot);
 	void *data = bpf_map_lookup_elem(&parking_data, &slot);
 	struct ring_frame *f;
@@ -526,29 +525,68 @@ static __always_inline enum outcome on_replay(struct work *w)
 	return find_chunk(w) ? on_reduce(w) : GONE;
 }
 
-static __always_inline enum outcome on_bell(struct work *w)
+/* Ask the owner for a chunk. The frame is as long as a chunk, because the answer may not fit where a shorter one has been. */
+static __always_inline enum outcome request(struct work *w, const struct ring_order *order)
 {
-	__u8 kind = w->frame->kind;
+	__u32 length = tensor_of(w, order->generation)->length;
 
-	if (kind == RING_BELL_REPLAY)
-		return on_replay(w);
-	if (kind == RING_BELL_PROBE) {
-		__u32 to = w->frame->last;
+	if (!resize(w, length))
+		return GONE;
+	w->frame->kind = RING_REQUEST;
+	w->frame->generation = order->generation;
+	w->frame->chunk = order->chunk;
+	w->frame->attempt = order->attempt;
+	w->frame->last = config.rank;
+	w->frame->tag = tensor_of(w, order->generation)->tag;
+	count(w, RING_RESENT);
+	return send(w, order->chunk % config.ranks, length);
+}
 
-		w->frame->kind = RING_PROBE;
-		w->frame->last = config.rank;
-		return send(w, to, 0);
+static __always_inline enum outcome probe(struct work *w, __u32 rank)
+{
+	w->frame->kind = RING_PROBE;
+	w->frame->last = config.rank;
+	return send(w, rank, 0);
+}
+
+/* The next order, if there is one that no other CPU has taken. */
+static __always_inline bool take(struct work *w, struct ring_order *order)
+{
+	for (int attempt = 0; attempt < 8; attempt++) {
+		__u32 taken = *(volatile __u32 *)&w->control->taken;
+		__u32 slot = taken % RING_ORDERS;
+		struct ring_order *found = bpf_map_lookup_elem(&orders, &slot);
+
+		if (!found || taken == *(volatile __u32 *)&w->control->ordered)
+			return false;
+		*order = *found;
+		if (__sync_val_compare_and_swap(&w->control->taken, taken, taken + 1) == taken)
+			return true;
 	}
-	if (generation_of(w->progress) != w->frame->generation || !find_chunk(w))
-		return drop(w, RING_BAD_GENERATION);
-	if (kind == RING_BELL_LAUNCH && w->index < (__u32)w->progress)
-		return launch(w, w->index, w->frame->attempt);
-	if (kind == RING_BELL_REQUEST) {
-		w->frame->kind = RING_REQUEST;
-		w->frame->last = config.rank;
-		count(w, RING_RESENT);
-		/* As long as a chunk, because the owner's answer may not fit where a shorter frame has been. */
-		return send(w, w->index % config.ranks, w->length);
+	return false;
+}
+
+static __always_inline enum outcome on_order(struct work *w)
+{
+	struct ring_order order;
+
+	if (w->frame->kind != RING_BELL)
+		return drop(w, RING_BAD_KIND);
+	if (!take(w, &order))
+		return GONE;
+	switch (order.kind) {
+	case ORDER_LAUNCH:
+		if (order.generation != generation_of(w->progress) || order.chunk >= (__u32)w->progress)
+			return drop(w, RING_BAD_GENERATION);
+		if (order.attempt)
+			count(w, RING_RESENT);
+		return launch(w, order.chunk, order.attempt);
+	case ORDER_REPLAY:
+		return replay(w, order.chunk);
+	case ORDER_REQUEST:
+		return request(w, &order);
+	case ORDER_PROBE:
+		return probe(w, order.chunk);
 	}
 	return drop(w, RING_BAD_KIND);
 }
@@ -562,13 +600,31 @@ int ring_link(struct xdp_md *ctx)
 	return begin(&w, ctx) && on_frame(&w) == SEND ? XDP_TX : XDP_DROP;
 }
 
-/* The process has rung the doorbell. */
+/* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
+ * stay together, so that each device is polled for many frames at once. A process that rang for each order would be kept
+ * in its first system call by the softirq that carries the first frame round and round.
+ */
 SEC("xdp")
 int ring_bell(struct xdp_md *ctx)
 {
 	struct work w = {};
+	__u32 waiting;
 
-	return begin(&w, ctx) && on_bell(&w) == SEND ? bpf_redirect(config.uplink, 0) : XDP_DROP;
+	if (!begin(&w, ctx))
+		return XDP_DROP;
+	waiting = *(volatile __u32 *)&w.control->ordered - *(volatile __u32 *)&w.control->taken;
+	if (waiting > RING_FAN_SMALL)
+		return bpf_redirect_map(&fan_large, 0, BPF_F_BROADCAST);
+	return waiting ? bpf_redirect_map(&fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
+}
+
+/* One of those frames. */
+SEC("xdp")
+int ring_order(struct xdp_md *ctx)
+{
+	struct work w = {};
+
+	return begin(&w, ctx) && on_order(&w) == SEND ? bpf_redirect(config.uplink, 0) : XDP_DROP;
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

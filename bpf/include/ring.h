@@ -14,6 +14,9 @@
 #define RING_MAX_GROUPS 4096
 #define RING_BLOCK 64		/* bytes; payloads are whole blocks, so that loops have few tests */
 #define RING_MAX_BLOCKS 54	/* 3,456 bytes: what fits the largest MTU of single-buffer XDP on veth */
+#define RING_ORDERS 1024	/* orders that may wait to be taken; a power of two */
+#define RING_FAN_SMALL 8	/* frames that one bell can become */
+#define RING_FAN_LARGE 32
 #define RING_PARKING 256	/* frames that may wait for the local gradient */
 
 struct ring_peer {
@@ -47,14 +50,17 @@ struct ring_control {
 	__u64 progress; /* generation << 32 | chunks whose input is ready */
 	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
 	__u32 wake_at;	/* wake the process when so many results are stored */
-	__u32 pad0[9];
+	__u32 ordered;	/* orders given since the start */
+	__u32 pad0[8];
 	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u32 stored; /* results of this generation */
-	__u32 park; /* next parking slot to try */
+	__u32 taken;  /* orders taken since the start */
+	__u32 park;   /* next parking slot to try */
 	__u32 rtt_samples; /* of own chunks sent once, from launch to result (RFC 6298, Karn's rule), all since the start */
 	__u32 rtt_max_us;
+	__u32 pad2;
 	__u64 rtt_sum_us;
-	__u32 pad1[8];
+	__u32 pad1[6];
 };
 
 struct ring_chunk {
@@ -64,6 +70,21 @@ struct ring_chunk {
 	__u32 done;    /* generation stored; 0: none */
 	__u32 sent_us; /* when it was last sent by its owner, low 32 bits */
 	__u32 attempt; /* of that sending */
+};
+
+/* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
+enum ring_order_kind {
+	ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap */
+	ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
+	ORDER_REQUEST,	  /* ask the owner of chunk `chunk` for it */
+	ORDER_PROBE,	  /* ask whether rank `chunk` is there */
+};
+
+struct ring_order {
+	__u32 kind;
+	__u32 generation;
+	__u32 chunk;
+	__u32 attempt;
 };
 
 enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };

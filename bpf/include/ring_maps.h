@@ -56,6 +56,29 @@ struct {
 } parking_data SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, RING_ORDERS);
+	__type(key, __u32);
+	__type(value, struct ring_order);
+} orders SEC(".maps");
+
+/* The doorbell's far end, named many times: a broadcast to one of these makes many frames of one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, RING_FAN_SMALL);
+	__type(key, __u32);
+	__type(value, __u32);
+} fan_small SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, RING_FAN_LARGE);
+	__type(key, __u32);
+	__type(value, __u32);
+} fan_large SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);

@@ -26,11 +26,8 @@ enum ring_kind {
 	RING_REQUEST = 3, /* rank `last` lacks this chunk's result and asks its owner */
 	RING_PROBE = 4,   /* is anybody there? */
 	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
-	/* From a host's own process to its own kernel, over the doorbell only. */
-	RING_BELL_LAUNCH = 16,  /* send chunk `chunk` on its first lap */
-	RING_BELL_REPLAY = 17,  /* take the frame parked in slot `chunk` up again */
-	RING_BELL_REQUEST = 18, /* ask the owner of chunk `chunk` for it */
-	RING_BELL_PROBE = 19,   /* probe rank `last` */
+	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
+	RING_BELL = 16,
 };
 
 #define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */

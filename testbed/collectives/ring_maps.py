@@ -28,8 +28,10 @@ __all__ = [
     "Frame",
     "Kind",
     "NativeRing",
+    "Order",
     "Parked",
     "Peer",
+    "RingOrder",
     "Tensor",
     "ip_sum",
     "peer",
@@ -41,6 +43,9 @@ VERSION = 1
 BLOCK = 64
 MAX_PAYLOAD = 54 * BLOCK
 PARKING = 256
+ORDERS = 1024
+FAN_SMALL = 8
+FAN_LARGE = 32
 MAX_RANKS = 32
 FRAME_BYTES = 80
 USEFUL = 1
@@ -54,10 +59,16 @@ class Kind(IntEnum):
     REQUEST = 3
     PROBE = 4
     ALIVE = 5
-    BELL_LAUNCH = 16
-    BELL_REPLAY = 17
-    BELL_REQUEST = 18
-    BELL_PROBE = 19
+    BELL = 16
+
+
+class Order(IntEnum):
+    """``enum ring_order_kind``."""
+
+    LAUNCH = 1
+    REPLAY = 2
+    REQUEST = 3
+    PROBE = 4
 
 
 class EventKind(IntEnum):
@@ -125,14 +136,17 @@ class Control(ctypes.Structure):
         ("progress", c_uint64),
         ("tensors", Tensor * 2),
         ("wake_at", c_uint32),
-        ("pad0", c_uint32 * 9),
+        ("ordered", c_uint32),
+        ("pad0", c_uint32 * 8),
         ("next", c_uint64),
         ("stored", c_uint32),
+        ("taken", c_uint32),
         ("park", c_uint32),
         ("rtt_samples", c_uint32),
         ("rtt_max_us", c_uint32),
+        ("pad2", c_uint32),
         ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 8),
+        ("pad1", c_uint32 * 6),
     ]
 
 
@@ -147,6 +161,12 @@ class Chunk(ctypes.Structure):
         ("sent_us", c_uint32),
         ("attempt", c_uint32),
     ]
+
+
+class RingOrder(ctypes.Structure):
+    """``struct ring_order``."""
+
+    _fields_ = [("kind", c_uint32), ("generation", c_uint32), ("chunk", c_uint32), ("attempt", c_uint32)]
 
 
 class Parked(ctypes.Structure):
@@ -200,16 +220,14 @@ class NativeRing(ctypes.Structure):
     _fields_ = [
         ("control", c_void_p),
         ("parking", c_void_p),
-        ("template", c_void_p),
-        ("zeros", c_void_p),
+        ("bell", c_void_p),
+        ("bell_length", c_uint64),
         ("doorbell", c_int32),
         ("events", c_int32),
         ("rank", c_uint32),
         ("ranks", c_uint32),
         ("syscalls", c_uint64),
-        ("count", c_uint32),
-        ("length", c_uint32),
-        ("frames", Frame * 64),
+        ("orders", c_void_p),
     ]
 
 

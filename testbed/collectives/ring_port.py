@@ -21,7 +21,14 @@ from testbed.native import load
 __all__ = ["Event", "RingPort", "chunk_bytes_for"]
 
 _CHUNK = np.dtype(
-    [("input_sum", "<u8"), ("result_sum", "<u8"), ("claimed", "<u4"), ("done", "<u4"), ("sent_us", "<u4"), ("attempt", "<u4")]
+    [
+        ("input_sum", "<u8"),
+        ("result_sum", "<u8"),
+        ("claimed", "<u4"),
+        ("done", "<u4"),
+        ("sent_us", "<u4"),
+        ("attempt", "<u4"),
+    ]
 )
 _RING_BUFFER_HEADER = 8
 _QUENCH_US = 2000
@@ -78,7 +85,7 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell()
-            host.add(spec.group_id, self._object.programs["ring_link"], self._object.programs["ring_bell"])
+            host.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
         except BaseException:
             self._close_own()
             raise
@@ -90,6 +97,11 @@ class RingPort:
         self.records = shared["chunks"].view(_CHUNK).reshape(-1)
         self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
         self.parking = shared["parking"].view(np.uint8)
+        self.orders = shared["orders"].view(np.uint8)
+        far = socket.if_nametoindex(BELL_FAR)
+        for fan, width in (("fan_small", maps.FAN_SMALL), ("fan_large", maps.FAN_LARGE)):
+            for index in range(width):
+                shared[fan].update(index, far)
         self._events = shared["events"]
         self._counters = shared["counters"]
         self._consumer, self._producer, self._data = self._events.ring_buffer()
@@ -97,34 +109,35 @@ class RingPort:
     def _connect_doorbell(self) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
-        self._template = maps.Frame(
-            magic=maps.MAGIC, version=maps.VERSION, group=self.spec.group_id, cookie=self.spec.cookie
+        frame = maps.Frame(
+            magic=maps.MAGIC, version=maps.VERSION, kind=maps.Kind.BELL, group=self.spec.group_id, cookie=self.spec.cookie
         )
         # The dispatcher looks at these; addresses and lengths are the programs' business.
         lower = struct.pack("!12xH", 0x0800) + struct.pack("!BB7xB10x", 0x45, 0, 17) + struct.pack("!HHHH", maps.PORT, maps.PORT, 0, 0)
-        ctypes.memmove(self._template.lower, lower, len(lower))
-        self._zeros = ctypes.create_string_buffer(self.chunk_bytes)
+        ctypes.memmove(frame.lower, lower, len(lower))
+        self._bell = ctypes.create_string_buffer(bytes(frame), maps.FRAME_BYTES + self.chunk_bytes)
         self._native = maps.NativeRing(
             control=ctypes.addressof(self.control),
             parking=self.parking.ctypes.data,
-            template=ctypes.addressof(self._template),
-            zeros=ctypes.addressof(self._zeros),
+            bell=ctypes.addressof(self._bell),
+            bell_length=len(self._bell),
             doorbell=self.doorbell.fileno(),
             events=self._events.fd,
             rank=self.spec.rank,
             ranks=self.spec.size,
+            orders=self.orders.ctypes.data,
         )
         library = load("ring")
         self._ring = ctypes.addressof(self._native)
-        pointer, u8, u16, u32 = ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
+        pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
         self._begin = library.ring_begin
         self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
         self._publish = library.ring_publish
         self._publish.argtypes = [pointer, u32, u32]
-        self._bell = library.ring_bell
-        self._bell.argtypes = [pointer, u8, u32, u32, u8, u8]
+        self._order = library.ring_order
+        self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32], None
         self._replay = library.ring_replay
-        self._replay.argtypes = [pointer, u32, u32]
+        self._replay.argtypes, self._replay.restype = [pointer, u32, u32], None
         self._flush = library.ring_flush
         self._flush.argtypes = [pointer]
         self._take = library.ring_take
@@ -140,16 +153,16 @@ class RingPort:
         """The first ``ready`` chunks of the input are in place: launch and replay what waited for them."""
         self._check(self._publish(self._ring, generation, ready))
 
-    def bell(self, kind: maps.Kind, generation: int, chunk: int = 0, attempt: int = 0, last: int = 0) -> None:
-        """Prepare one bell; `flush` rings what has been prepared."""
-        self._check(self._bell(self._ring, kind, generation, chunk, attempt & 0xFF, last))
+    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
+        """Prepare an order; `flush` rings for what has been prepared."""
+        self._order(self._ring, kind, generation, chunk, attempt)
 
     def replay(self, generation: int, ready: int) -> None:
-        """Prepare bells for the frames parked for chunks below ``ready``."""
-        self._check(self._replay(self._ring, generation, ready))
+        """Prepare orders for the frames parked for chunks below ``ready``."""
+        self._replay(self._ring, generation, ready)
 
     def flush(self) -> None:
-        """Ring the bells prepared."""
+        """Ring for the orders that wait."""
         self._check(self._flush(self._ring))
 
     def take(self, most: int) -> int:
@@ -170,7 +183,9 @@ class RingPort:
         while position < end:
             length = int.from_bytes(self._data[position & mask : (position & mask) + 4].tobytes(), "little")
             start = (position & mask) + _RING_BUFFER_HEADER
-            event = maps.Event.from_buffer_copy(self._data[start : start + ctypes.sizeof(maps.Event)].tobytes())
+            event = maps.Event.from_buffer_copy(
+                self._data[start : start + ctypes.sizeof(maps.Event)].tobytes()
+            )
             if event.kind == maps.EventKind.ALIVE:
                 found.append(Event(event.rank, event.generation, event.stored))
             position += _RING_BUFFER_HEADER + (length & 0x3FFFFFFF) + 7 & ~7
@@ -204,7 +219,9 @@ class RingPort:
 
     def _check(self, code: int) -> None:
         if code:
-            raise CollectiveError(f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}")
+            raise CollectiveError(
+                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
+            )
 
 
 host_capacity = 4096  # RING_MAX_GROUPS

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from testbed.collectives.ring_maps import Kind
+from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import RingPort
 from testbed.errors import CollectiveError
 from testbed.protocol.rto import RetransmissionTimer
@@ -78,7 +78,7 @@ class Recovery:
         spec = self.port.spec
         for rank in range(spec.size) if ranks is None else sorted(ranks):
             if rank != spec.rank:
-                self.port.bell(Kind.BELL_PROBE, generation, last=rank)
+                self.port.order(Order.PROBE, generation, rank)
         self.port.flush()
 
     def _note(self, now: float) -> None:
@@ -93,7 +93,9 @@ class Recovery:
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
 
-    def _ask(self, generation: int, total: int, overdue: "np.typing.NDArray[np.bool_]", stalled: bool) -> "np.typing.NDArray[np.bool_]":
+    def _ask(
+        self, generation: int, total: int, overdue: "np.typing.NDArray[np.bool_]", stalled: bool
+    ) -> "np.typing.NDArray[np.bool_]":
         """Ask for chunks that were overtaken by later ones of the same owner at the last look already.
 
         :returns: The chunks that are overtaken now.
@@ -114,15 +116,15 @@ class Recovery:
         launched = int(port.control.next) & 0xFFFFFFFF
         for chunk in wanted[: spec.window * spec.size].tolist():
             if chunk % spec.size != spec.rank:
-                port.bell(Kind.BELL_REQUEST, generation, chunk)
+                port.order(Order.REQUEST, generation, chunk)
             elif chunk // spec.size < launched:
-                port.bell(Kind.BELL_LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
+                port.order(Order.LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
         mine = -(-max(total - spec.rank, 0) // spec.size)
         if stalled and launched < mine:
             # The tokens that would have launched the rest are lost.
             first = port.take(min(spec.window, mine - launched))
             for slot in range(first, min(first + spec.window, mine)):
-                port.bell(Kind.BELL_LAUNCH, generation, spec.rank + spec.size * slot)
+                port.order(Order.LAUNCH, generation, spec.rank + spec.size * slot)
         port.replay(generation, total)
         port.flush()
         return overtaken

@@ -41,7 +41,7 @@ class XdpHost:
     def attach(self) -> None:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
-            for device, program in ((LINK, "host_link"), (BELL_FAR, "host_bell")):
+            for device, program in ((LINK, "host_link"), (BELL_FAR, "host_bell"), (BELL_NEAR, "host_order")):
                 self._links.append(self._object.programs[program].attach_xdp(socket.if_nametoindex(device)))
 
     def detach(self) -> None:
@@ -49,12 +49,12 @@ class XdpHost:
         while self._links:
             self._links.pop().close()
 
-    def add(self, group: int, link: Program, bell: Program) -> None:
+    def add(self, group: int, link: Program, bell: Program, order: Program) -> None:
         """Hand a group's frames to its programs.
 
         :raises CollectiveError: The host is in a group of that number already.
         """
-        for table, program in (("groups", link), ("bells", bell)):
+        for table, program in (("groups", link), ("bells", bell), ("orders", order)):
             try:
                 self._object.maps[table].lookup(group)
             except KeyError:
@@ -66,7 +66,7 @@ class XdpHost:
 
     def remove(self, group: int) -> None:
         """From here on the group's frames are strangers."""
-        for table in ("groups", "bells"):
+        for table in ("groups", "bells", "orders"):
             self._object.maps[table].delete(group)
 
     @property

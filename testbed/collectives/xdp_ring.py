@@ -160,7 +160,9 @@ class XdpRing(Transport):
         status = statuses.encode(self.spec.size, self.spec.rank, exponent)
         port.inputs[data : data + len(status)] = np.frombuffer(status, np.uint8)
         first = min(whole, total - 1)
-        self._native.checksum(self._inputs + first * self._chunk_bytes, total - first, length, self._records + first * 32)
+        self._native.checksum(
+            self._inputs + first * self._chunk_bytes, total - first, length, self._records + first * 32
+        )
 
     def counters(self) -> Counters:
         """See `Transport.counters`."""

@@ -10,7 +10,8 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define BELLS 64 /* frames a system call */
+#define FAN 32 /* orders that one bell can serve */
+#define ORDERS 1024
 #define PARKING 256
 #define PARKED 2
 
@@ -22,11 +23,11 @@ struct tensor {
 struct control {
 	uint64_t progress;
 	struct tensor tensors[2];
-	uint32_t wake_at, pad0[9];
+	uint32_t wake_at, ordered, pad0[8];
 	uint64_t next;
-	uint32_t stored, park, rtt_samples, rtt_max_us;
+	uint32_t stored, taken, park, rtt_samples, rtt_max_us, pad2;
 	uint64_t rtt_sum_us;
-	uint32_t pad1[8];
+	uint32_t pad1[6];
 };
 
 struct parked {
@@ -36,84 +37,57 @@ struct parked {
 	uint64_t checksum;
 };
 
-struct frame {
-	uint8_t lower[42]; /* Ethernet, IPv4, UDP: as the process has filled them in */
-	uint16_t magic;
-	uint8_t version, kind;
-	uint16_t group;
-	uint64_t cookie;
-	uint32_t generation, chunk;
-	uint64_t checksum;
-	uint8_t attempt, hop, last, flags;
-	uint16_t length, tag;
-} __attribute__((packed));
+struct order {
+	uint32_t kind, generation, chunk, attempt;
+};
 
 /* What the process fills in once. */
 struct ring {
 	struct control *control;
 	struct parked *parking;
-	struct frame *template;
-	void *zeros; /* a frame is as long as a chunk from the start: there may be no room to grow */
+	void *bell; /* a frame as long as a chunk from the start: there may be no room to grow */
+	uint64_t bell_length;
 	int32_t doorbell, events;
 	uint32_t rank, ranks;
 	uint64_t syscalls;
-	uint32_t count; /* bells not rung yet */
-	uint32_t length;
-	struct frame frames[BELLS];
+	struct order *orders;
 };
 
 _Static_assert(sizeof(struct control) == 128, "bpf/include/ring.h");
 _Static_assert(sizeof(struct parked) == 32, "bpf/include/ring.h");
-_Static_assert(sizeof(struct frame) == 80, "bpf/include/wire.h");
 
-enum { LAUNCH = 16, REPLAY, REQUEST, PROBE };
+enum { LAUNCH = 1, REPLAY, REQUEST, PROBE };
 
-/* Ring what has gathered. 0, or an errno. */
+/* Ring for all orders that wait, including those whose bell was lost. 0, or an errno. */
 int ring_flush(struct ring *r)
 {
-	struct mmsghdr messages[BELLS] = {};
-	struct iovec parts[BELLS][2];
-	uint32_t sent = 0;
+	struct control *c = r->control;
+	uint32_t waiting = c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST);
 
-	for (uint32_t i = 0; i < r->count; i++) {
-		parts[i][0] = (struct iovec){ &r->frames[i], sizeof(struct frame) };
-		parts[i][1] = (struct iovec){ r->zeros, r->length };
-		messages[i].msg_hdr.msg_iov = parts[i];
-		messages[i].msg_hdr.msg_iovlen = 2;
-	}
-	while (sent < r->count) {
-		int n = sendmmsg(r->doorbell, messages + sent, r->count - sent, 0);
-
+	for (uint32_t rung = 0; rung < waiting; rung += FAN) {
 		r->syscalls++;
-		if (n < 0 && errno != EINTR) {
-			r->count = 0;
-			/* A full doorbell is a lost frame like any other: the timer sees to it. */
-			return errno == ENOBUFS || errno == EAGAIN ? 0 : errno;
-		}
-		sent += n < 0 ? 0 : n;
+		if (send(r->doorbell, r->bell, r->bell_length, 0) >= 0)
+			continue;
+		/* A full doorbell is a lost frame like any other: the timer sees to it. */
+		if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
+			return errno;
 	}
-	r->count = 0;
 	return 0;
 }
 
-int ring_bell(struct ring *r, uint8_t kind, uint32_t generation, uint32_t chunk, uint8_t attempt, uint8_t last)
+/* Give an order; the next flush rings for it. One that does not fit waits for the timer as well. */
+void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt)
 {
-	const struct tensor *tensor = &r->control->tensors[generation & 1];
-	struct frame *frame = &r->frames[r->count++];
+	struct control *c = r->control;
 
-	*frame = *r->template;
-	frame->kind = kind;
-	frame->generation = generation;
-	frame->chunk = chunk;
-	frame->attempt = attempt;
-	frame->last = last;
-	frame->length = r->length = tensor->length;
-	frame->tag = tensor->tag;
-	return r->count == BELLS ? ring_flush(r) : 0;
+	if (c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST) >= ORDERS)
+		return;
+	r->orders[c->ordered % ORDERS] = (struct order){ kind, generation, chunk, attempt };
+	__atomic_store_n(&c->ordered, c->ordered + 1, __ATOMIC_SEQ_CST);
 }
 
 /* Replay parked frames whose input is ready; let go of those of past generations. */
-int ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
+void ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
 {
 	for (uint32_t slot = 0; slot < PARKING; slot++) {
 		struct parked *parked = &r->parking[slot];
@@ -121,16 +95,11 @@ int ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
 
 		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != PARKED)
 			continue;
-		if (parked->generation == generation && parked->chunk < ready) {
-			int error = ring_bell(r, REPLAY, generation, slot, 0, 0);
-
-			if (error)
-				return error;
-		} else if ((int32_t)(parked->generation - generation) < 0) {
+		if (parked->generation == generation && parked->chunk < ready)
+			ring_order(r, REPLAY, generation, slot, 0);
+		else if ((int32_t)(parked->generation - generation) < 0)
 			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-		}
 	}
-	return 0;
 }
 
 /* A new generation, nothing ready yet: from here on the kernel adds no input of the one before. */
@@ -154,15 +123,11 @@ int ring_publish(struct ring *r, uint32_t generation, uint32_t ready)
 	uint64_t before = __atomic_exchange_n(&c->progress, (uint64_t)generation << 32 | ready, __ATOMIC_SEQ_CST);
 	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
 	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
-	int error;
 
-	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++) {
-		error = ring_bell(r, LAUNCH, generation, r->rank + r->ranks * slot, 0, 0);
-		if (error)
-			return error;
-	}
-	error = ring_replay(r, generation, ready);
-	return error ? error : ring_flush(r);
+	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
+		ring_order(r, LAUNCH, generation, r->rank + r->ranks * slot, 0);
+	ring_replay(r, generation, ready);
+	return ring_flush(r);
 }
 
 /* Claim up to `most` of the slots that nobody has launched: frames were lost, and with them the tokens that would have. */
