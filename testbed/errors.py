@@ -38,20 +38,16 @@ class WorkerDied(TestbedError):
     """
 
     def __init__(self, worker: str, status: int | None, log: str = "") -> None:
-        how = (
-            "ended"
-            if status is None
-            else f"was killed by signal {-status}"
-            if status < 0
-            else f"exited with {status}"
-        )
+        how = "ended"
+        if status is not None:
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
         said = f"; its last words:\n{log}" if log else ""
         super().__init__(f"worker {worker} {how} before its work was done{said}")
         self.worker = worker
         self.status = status
         self.log = log
 
-    def __reduce__(self) -> tuple[type["WorkerDied", "WorkerTimeout"], tuple[str, int | None, str]]:
+    def __reduce__(self) -> tuple[type["WorkerDied"], tuple[str, int | None, str]]:
         return type(self), (self.worker, self.status, self.log)
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from testbed.errors import FabricError, SpecError
 from testbed.fabric import datapath
-from testbed.fabric.nodes import Bridge, Host, NamespaceNode, SilentIntf, VethLink
-from testbed.fabric.state import ROOT, ProcessEntry, State, StateFile, new_run_id, start_time
+from testbed.fabric.namespace import FEATURES
+from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
+from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
+from testbed.fabric.state import ROOT, State, StateFile, new_run_id
 from testbed.plan import MAX_XDP_MTU, FabricPlan
 
 with warnings.catch_warnings():
@@ -30,12 +32,14 @@ __all__ = ["Datapath", "Fabric"]
 
 Datapath = Literal["xdp", "sockets"]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Fabric:
     """Hosts, links and switches, from entering the context until leaving it.
 
-    While it is up, SIGTERM and SIGHUP raise ``SystemExit`` in the main thread, as SIGINT raises ``KeyboardInterrupt``,
-    so that they, too, leave the context.
+    While it is up, SIGTERM and SIGHUP raise ``SystemExit`` in the main thread, as SIGINT raises
+    ``KeyboardInterrupt``, so that they, too, leave the context.
 
     :param plan: What to build.
     :param run_id: Name of the run, unique on this machine; a random one where not given.
@@ -91,13 +95,14 @@ class Fabric:
     def set_datapath(self, kind: Datapath) -> None:
         """Ready the links for in-kernel transports, or for sockets.
 
-        ``xdp``: the switch programs are attached where the plan's switch kind is ``xdp``. Every end of a link gets GRO,
-        since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit``), and hosts checksum what they
-        send, since CHECKSUM_PARTIAL does not survive a redirect.
+        ``xdp``: the switch programs are attached where the plan's switch kind is ``xdp``. Every end of a link
+        gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
+        drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a
+        redirect.
 
-        ``sockets``: no program of the testbed is attached on any switch, and offloads are as planned.
+        ``sockets``: no program of the testbed is attached to any switch, and offloads are as planned.
 
-        :raises FabricError: No :class:`testbed.worker.Workers` is open, whose switch workers own the programs.
+        :raises FabricError: No :class:`testbed.worker.Workers` is open; the switches' own the programs.
         :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
         """
         if kind not in ("xdp", "sockets"):
@@ -122,26 +127,27 @@ class Fabric:
         :param track: What it is called in the state file.
         :param options: As for :class:`subprocess.Popen`.
         """
-        process = subprocess.Popen(["mnexec", "-a", str(self._node(node).pid), *command], **options)
+        process = subprocess.Popen(*self._inside(node, command, options), **options)
         self.track(track, process.pid)
         return process
 
     def run(self, node: str, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-        """Run a command inside a node's namespaces to its end, as :func:`subprocess.run` does, with text output."""
+        """Run a command inside a node's namespaces to its end: :func:`subprocess.run`, with text output."""
         options = {"capture_output": True, "text": True, **options}
-        return subprocess.run(["mnexec", "-a", str(self._node(node).pid), *command], **options)
+        return subprocess.run(*self._inside(node, command, options), **options)
 
     def track(self, name: str, pid: int) -> None:
         """List a process in the state file: it is killed with the fabric."""
         self.state.add_process(name, pid)
 
-    def _node(self, name: str) -> NamespaceNode:
+    def _inside(self, name: str, command: Sequence[str], options: dict[str, Any]) -> tuple[list[str]]:
         if name not in self.nodes:
-            raise SpecError(f"host: {name!r} is not in this fabric; it has {', '.join(self.nodes)}")
-        return self.nodes[name]
+            raise SpecError(f"node: {name!r} is not in this fabric; it has {', '.join(self.nodes)}")
+        options["env"] = {**(options.get("env") or os.environ), RUN_VARIABLE: self.run_id}
+        return (["mnexec", "-a", str(self.nodes[name].pid), *command],)
 
     def _build(self) -> None:
-        # Mininet.init() would raise limits of the whole machine (sysctl net.core, kernel.pty) and leave them so.
+        # Mininet.init() would raise limits of the whole machine (net.core, kernel.pty) and leave them so.
         Mininet.inited = True
         net = Mininet(controller=None, host=Host, switch=Bridge, link=VethLink, intf=SilentIntf, build=False)
         # Processes first and all at once: they start while the others do.
@@ -160,70 +166,48 @@ class Fabric:
         net.build()
         net.start()
         self._set_offloads("sockets")
+        deadline = time.monotonic() + START_TIMEOUT
+        for node in self.nodes.values():
+            node.wait_ready(deadline)
         self.net = net
 
     def _set_offloads(self, kind: Datapath) -> None:
-        offload = self.plan.offload
+        every = dict.fromkeys(FEATURES, self.plan.offload)
         for host in self.hosts.values():
-            if kind == "xdp":
-                host.namespace.offload(host.plan.ifname, tx=False, gro=True)
-            else:
-                host.namespace.offload(host.plan.ifname, tx=offload, tso=offload, gso=offload, gro=offload)
+            host.namespace.offload(
+                host.plan.ifname, **({"tx": False, "gro": True} if kind == "xdp" else every)
+            )
         for switch in self.switches.values():
             for port in switch.plan.ports:
-                if kind == "xdp":
-                    switch.namespace.offload(switch.plan.ifname(port), gro=True)
-                else:
-                    switch.namespace.offload(
-                        switch.plan.ifname(port), tx=offload, tso=offload, gso=offload, gro=offload
-                    )
+                switch.namespace.offload(
+                    switch.plan.ifname(port), **({"gro": True} if kind == "xdp" else every)
+                )
 
     def _write_hosts_file(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.plan.hosts)]
         (self.directory / "hosts").write_text("\n".join(lines) + "\n")
 
     def _terminate(self) -> None:
-        """Kill what runs in the namespaces, and then what holds them."""
-        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal_number, signal.SIG_IGN)
-        kill(self.state.read().processes)
+        """Kill what runs in the namespaces, then what holds them."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
+                signal.signal(number, signal.SIG_IGN)
+        holders = {node.pid for node in self.nodes.values()}
+        kill(entry for entry in self.state.read().processes if entry.pid not in holders)
         for node in self.nodes.values():
             node.terminate()
+        kill(processes_of(self.run_id))
 
     def _turn_signals_into_exceptions(self, stack: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():
-            return
+            return  # Python lets no other thread set handlers
 
         def leave(number: int, _frame: FrameType | None) -> NoReturn:
             raise SystemExit(128 + number)
 
-        stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            stack.callback(signal.signal, number, signal.signal(number, leave))
-
-
-def kill(processes: Sequence[ProcessEntry], timeout: float = 2.0) -> list[ProcessEntry]:
-    """SIGKILL those that are still the processes they were, and wait until they are gone.
-
-    :return: Those that were alive.
-    """
-    alive: list[tuple[ProcessEntry, int]] = []
-    for entry in processes:
-        try:
-            pidfd = os.pidfd_open(entry.pid)
-        except ProcessLookupError:
-            continue
-        # Looked at after pidfd_open, so that the descriptor cannot be of a later process with the same id.
-        if entry.alive:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            alive.append((entry, pidfd))
-        else:
-            os.close(pidfd)
-    deadline = time.monotonic() + timeout
-    import select
-
-    for _, pidfd in alive:
-        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-        os.close(pidfd)
-    return [entry for entry, _ in alive]
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not None:  # None: it was set by C code, and cannot be set back
+                stack.callback(signal.signal, number, handler)
+                if number != signal.SIGINT:
+                    signal.signal(number, leave)

@@ -48,9 +48,9 @@ def detach(context: WorkerContext) -> None:
 
 
 def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
-    """Frames and bytes that the program has redirected out of each port, and under 0 those that it left to the bridge.
+    """Frames and bytes that the program has redirected out of each port since it was attached.
 
-    Empty while it is not attached.
+    Under 0, those that it left to the bridge. Empty while it is not attached.
     """
     if "switch" not in context.objects:
         return {}

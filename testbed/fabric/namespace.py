@@ -1,4 +1,4 @@
-"""Netlink and ethtool inside the network namespace of another process, without entering it for longer than a call."""
+"""Netlink, ethtool and sysctl inside the network namespace of another process."""
 
 import ctypes
 import fnmatch
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's names (net/ethtool/common.c). Not by
-#: ETHTOOL_STSO and its like: those leave tx-tcp-accecn-segmentation on.
+#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's own (net/ethtool/common.c).
+#: ETHTOOL_STSO and its like are not used: they leave tx-tcp-accecn-segmentation on.
 FEATURES = {
     "tx": "tx-checksum-*",
     "tso": "tx-tcp*-segmentation",
@@ -47,9 +47,7 @@ class NetworkNamespace:
             self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, self.fd)
             # IPRoute(netns=...) would fork the controller for this.
-            netlink = inside(
-                self.fd, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
-            )
+            netlink = inside(self.fd, netlink_socket)
             self.route = stack.enter_context(IPRoute(fileno=netlink.detach()))  # takes it over
             self._ethtool = inside(self.fd, IoctlEthtool)
             stack.callback(self._ethtool.close)
@@ -61,13 +59,6 @@ class NetworkNamespace:
     ) -> None:
         self._stack.close()
 
-    def index(self, ifname: str) -> int:
-        """Index of an interface (``ip -o link show <ifname>``)."""
-        indices: list[int] = self.request("link_lookup", ifname=ifname)
-        if not indices:
-            raise KernelError(f"there is no interface {ifname} in {self._path}")
-        return indices[0]
-
     def request(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """A call of pyroute2's IPRoute.
 
@@ -78,6 +69,16 @@ class NetworkNamespace:
         except NetlinkError as error:
             what = " ".join([method, *map(str, arguments), *(f"{k}={v}" for k, v in keywords.items())])
             raise KernelError(f"netlink: {what}: {error}") from error
+
+    def index(self, ifname: str) -> int:
+        """Index of an interface.
+
+        :raises KernelError: There is none of this name.
+        """
+        indices: list[int] = self.request("link_lookup", ifname=ifname)
+        if not indices:
+            raise KernelError(f"there is no interface {ifname} in {self._path}")
+        return indices[0]
 
     def offload(self, ifname: str, **features: bool) -> None:
         """Switch offloads: ``ethtool -K <ifname> tso off ...``.
@@ -97,7 +98,7 @@ class NetworkNamespace:
             raise KernelError(f"ethtool -K {ifname} {features}: {error!r}") from error
 
     def sysctl(self, values: Mapping[str, Any]) -> None:
-        """Write ``/proc/sys/net``: ``sysctl -w net.<key>=<value>``."""
+        """Set parameters of the namespace: ``sysctl -w net.<key>=<value>``."""
 
         def write() -> None:
             # /proc/sys/net shows the namespace of the task that opens it, and a thread is a task.
@@ -107,8 +108,13 @@ class NetworkNamespace:
         inside(self.fd, write)
 
 
+def netlink_socket() -> socket.socket:
+    """A socket for rtnetlink; a datagram one, which asyncio insists on and the kernel takes for a raw one."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
+
+
 def inside(fd: int, function: Callable[[], T]) -> T:
-    """Run ``function`` inside the network namespace ``fd``, in a thread of its own: setns(2) moves one thread."""
+    """Run ``function`` in the network namespace ``fd``, in a thread of its own: setns(2) moves a thread."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 
@@ -116,7 +122,7 @@ def inside(fd: int, function: Callable[[], T]) -> T:
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(fd, CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
+                raise OSError(ctypes.get_errno(), "setns(CLONE_NEWNET)")
             outcome.append(function())
         except BaseException as error:
             failure.append(error)

@@ -1,16 +1,17 @@
-"""Mininet's nodes and links, without its shells, its ifconfig calls, and interface names in the root namespace.
+"""Mininet's nodes and links, without its shells, its ifconfig calls, and names in the root namespace.
 
-Mininet runs a bash and several commands in each node; 16 hosts take it 15 s or more. Here a node is one process that
-holds the namespaces, and netlink does the rest.
+Mininet runs a shell and a dozen commands in each node. Here a node is one process that holds the namespaces,
+and netlink does the rest: 16 hosts are up in well under a second.
 """
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import time
 import warnings
 from contextlib import ExitStack
-from select import select
 from typing import TYPE_CHECKING, Any
 
 from pyroute2.netlink.rtnl import ndmsg
@@ -18,6 +19,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
 from testbed.errors import FabricError
 from testbed.fabric.namespace import NetworkNamespace
+from testbed.fabric.processes import RUN_VARIABLE
 from testbed.plan import HostPlan, SwitchPlan
 
 with warnings.catch_warnings():
@@ -33,10 +35,16 @@ __all__ = ["DOORBELL", "Bridge", "Host", "NamespaceNode", "SilentIntf", "VethLin
 #: A host's doorbell: frames are sent into the first, XDP meets them at the second.
 DOORBELL = ("bell0", "bell1")
 
+#: ``ip link add ... index``: see :meth:`VethLink.makeIntfPair`.
+FIRST_INDEX = 100
+
 START_TIMEOUT = 10.0  # seconds
 
-# Frames for a bridge that are not in its table are dropped: nothing is learned, nothing is flooded.
+# What is not in a bridge's table is dropped: nothing is learned, nothing is flooded.
 BRIDGE_PORT = {"learning": 0, "unicast_flood": 0, "mcast_flood": 0, "bcast_flood": 0}
+
+# `cat` in place of the shell, so that the process id stays that of the namespaces' holder.
+HOLDER = ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder"]
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
@@ -46,9 +54,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
     :param plan: Its plan.
     """
 
-    fabric: "Fabric"
     plan: HostPlan | SwitchPlan
-    namespace: NetworkNamespace
 
     def __init__(self, name: str, fabric: "Fabric", plan: HostPlan | SwitchPlan, **params: Any) -> None:
         self.fabric = fabric
@@ -57,48 +63,84 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         super().__init__(name, **params)
 
     def startShell(self, mnopts: str | None = None) -> None:
-        """Start the holder: ``cat``, which echoes a byte when its namespaces are there.
+        """Start the holder, which echoes a byte when its namespaces are there.
 
-        It ends when its standard input does, so that it cannot outlive a controller that was killed.
+        It ends when its standard input does, so it does not outlive a controller that is killed.
         """
-        hosts = self.fabric.directory / "hosts"
         holder = subprocess.Popen(
-            # cat in place of the shell: the process id stays that of the namespaces' holder.
-            ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder", str(hosts)],
+            [*HOLDER, str(self.fabric.directory / "hosts")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, RUN_VARIABLE: self.fabric.run_id},
             start_new_session=True,  # a Ctrl-C at the terminal is the controller's
         )
-        self.shell, self.pid = holder, holder.pid
-        self.fabric.track(f"namespaces of {self.name}", holder.pid)
-        assert holder.stdin
-        holder.stdin.write(b"\n")
-        holder.stdin.flush()
+        self.shell: subprocess.Popen[bytes] | None = holder
+        self.pid = holder.pid
+        self.fabric.track(f"namespaces of {self.name}", self.pid)
+        with contextlib.suppress(BrokenPipeError):
+            assert holder.stdin
+            holder.stdin.write(b"\n")
+            holder.stdin.flush()
 
     def enter(self) -> None:
         """Wait until the namespaces are there, and open sockets in them."""
-        ready, _, _ = select([self.shell.stdout], [], [], START_TIMEOUT)
+        assert self.shell
+        assert self.shell.stdout
+        assert self.shell.stderr
+        ready, _, _ = select.select([self.shell.stdout], [], [], START_TIMEOUT)
         if not ready or not self.shell.stdout.read(1):
-            raise FabricError(f"the namespaces of {self.name} did not come up: is `mnexec` of Mininet there?")
+            self.shell.kill()
+            reason = self.shell.stderr.read().decode(errors="replace").strip()
+            raise FabricError(f"the namespaces of {self.name} did not come up: {reason or 'no answer'}")
         self.namespace = self._stack.enter_context(NetworkNamespace(self.pid))
         # IPv6 would send router and neighbour solicitations of its own, which blur counters.
         if os.path.exists("/proc/sys/net/ipv6"):
             self.namespace.sysctl({"ipv6.conf.all.disable_ipv6": 1, "ipv6.conf.default.disable_ipv6": 1})
-        self.namespace.request("link", "set", index=self.namespace.index("lo"), flags=IFF_UP, change=IFF_UP)
+        self.up("lo")
 
     def up(self, ifname: str, flags: int = 0) -> None:
-        """``ip link set <ifname> up``."""
-        index = self.namespace.index(ifname)
-        self.namespace.request("link", "set", index=index, flags=IFF_UP | flags, change=IFF_UP | flags)
+        """``ip link set <ifname> up``, and other flags."""
+        flags |= IFF_UP
+        self.namespace.request("link", "set", index=self.namespace.index(ifname), flags=flags, change=flags)
+
+    def ready(self) -> bool:
+        """Whether all ends of links carry frames.
+
+        That is later than "up": the kernel's link watcher sees a carrier, then starts the device's queues and
+        tells the bridge, which lets the port forward.
+        """
+        for link in self.namespace.request("get_links"):
+            if link.get(("linkinfo", "kind")) != "veth":
+                continue  # the loopback has no carrier, and the bridge's own is of no use here
+            if link.get("operstate") != "UP":
+                return False
+            slave = link.get(("linkinfo", "slave_data"))
+            if slave is not None and slave.get("state") != 3:  # BR_STATE_FORWARDING
+                return False
+        return True
+
+    def wait_ready(self, deadline: float) -> None:
+        """Wait until :meth:`ready`, or until ``deadline`` on the monotonic clock.
+
+        :raises FabricError: It is not.
+        """
+        while not self.ready():
+            if time.monotonic() > deadline:
+                raise FabricError(
+                    f"the interfaces of {self.name} are not up {START_TIMEOUT:g} s after they should be"
+                )
+            time.sleep(0.002)
 
     def cmd(self, *args: Any, **_: Any) -> str:
-        """Run a command line in a shell inside the node, as Mininet's ``cmd`` does, and return what it prints."""
-        return subprocess.run(
-            ["mnexec", "-a", str(self.pid), "sh", "-c", " ".join(map(str, args))],
+        """Run a command line in a shell inside the node, as Mininet's ``cmd``, and return what it prints."""
+        line = " ".join(map(str, args))
+        return self.fabric.run(
+            self.name,
+            ["sh", "-c", line],
+            capture_output=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
         ).stdout
 
     def terminate(self) -> None:
@@ -118,35 +160,29 @@ class Host(NamespaceNode):
     plan: HostPlan
 
     def configDefault(self, **_: Any) -> None:
-        """Addresses and neighbours."""
+        """Set the address and neighbours, make the doorbell, bring all of them up."""
         fabric, namespace = self.fabric.plan, self.namespace
         eth0 = namespace.index(self.plan.ifname)
         # ip address add 10.0.0.1/16 dev eth0
         namespace.request("addr", "add", index=eth0, address=self.plan.ip, prefixlen=16)
         self.up(self.plan.ifname)
+        permanent = ndmsg.states["permanent"]
         for peer in fabric.hosts:
             if peer.name != self.name:
                 # ip neighbour add 10.0.0.2 lladdr 02:00:0a:00:00:02 dev eth0 nud permanent
-                namespace.request(
-                    "neigh",
-                    "add",
-                    dst=peer.ip,
-                    lladdr=peer.mac,
-                    ifindex=eth0,
-                    state=ndmsg.states["permanent"],
-                )
-        # Room for buffers of 16 MiB; the limits that Mininet sets for the whole machine are left alone.
+                namespace.request("neigh", "add", dst=peer.ip, lladdr=peer.mac, ifindex=eth0, state=permanent)
+        # Room for buffers of 16 MiB. Mininet would set such limits for the whole machine.
         namespace.sysctl({"ipv4.tcp_rmem": "4096 131072 16777216", "ipv4.tcp_wmem": "4096 65536 16777216"})
         size = {"mtu": fabric.mtu, "num_tx_queues": fabric.queues, "num_rx_queues": fabric.queues}
-        bell, peer_bell = DOORBELL
-        # ip link add bell0 numtxqueues 2 numrxqueues 2 mtu 1500 type veth peer name bell1 ...
-        namespace.request("link", "add", ifname=bell, kind="veth", peer={"ifname": peer_bell, **size}, **size)
+        bell, far_end = DOORBELL
+        # ip link add bell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name bell1 ...
+        namespace.request("link", "add", ifname=bell, kind="veth", peer={"ifname": far_end, **size}, **size)
         for ifname in DOORBELL:
             self.up(ifname, IFF_NOARP)
 
 
-class Bridge(NamespaceNode, Switch):
-    """A switch: the Linux bridge ``br0`` with static forwarding in a namespace of its own."""
+class Bridge(NamespaceNode, Switch):  # type: ignore[misc]
+    """A switch: the Linux bridge ``br0`` with static forwarding, in a namespace of its own."""
 
     plan: SwitchPlan
 
@@ -156,37 +192,30 @@ class Bridge(NamespaceNode, Switch):
         # ip link add br0 type bridge stp_state 0 mcast_snooping 0
         namespace.request("link", "add", ifname="br0", kind="bridge", br_stp_state=0, br_mcast_snooping=0)
         bridge = namespace.index("br0")
-        index = {port: namespace.index(self.plan.ifname(port)) for port in self.plan.ports}
-        for port in index.values():
-            # ip link set s1-eth1 master br0
-            namespace.request("link", "set", index=port, master=bridge)
-            # bridge link set dev s1-eth1 learning off flood off mcast_flood off bcast_flood off
-            namespace.request("brport", "set", index=port, **BRIDGE_PORT)
-        for mac, port_number in self.plan.forwarding.items():
-            # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
-            namespace.request(
-                "fdb",
-                "add",
-                ifindex=index[port_number],
-                lladdr=mac,
-                state=ndmsg.states["noarp"],
-                flags=ndmsg.flags["master"],
-            )
-        for port_number in self.plan.ports:
-            self.up(self.plan.ifname(port_number))
         self.up("br0")
+        index = {port: namespace.index(self.plan.ifname(port)) for port in self.plan.ports}
+        for port, port_index in index.items():
+            # ip link set s1-eth1 master br0
+            namespace.request("link", "set", index=port_index, master=bridge)
+            # bridge link set dev s1-eth1 learning off flood off mcast_flood off bcast_flood off
+            namespace.request("brport", "set", index=port_index, **BRIDGE_PORT)
+            self.up(self.plan.ifname(port))
+        static = {"state": ndmsg.states["noarp"], "flags": ndmsg.flags["master"]}
+        for mac, port in self.plan.forwarding.items():
+            # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
+            namespace.request("fdb", "add", ifindex=index[port], lladdr=mac, **static)
 
 
 class SilentIntf(Intf):  # type: ignore[misc]
     """Mininet's record of an interface; :class:`VethLink` has made it with all that it needs."""
 
     def config(self, **_: Any) -> dict[str, Any]:
-        """Mininet would run ifconfig here."""
+        """Do nothing, where Mininet would run ifconfig."""
         return {}
 
 
 class VethLink(Link):  # type: ignore[misc]
-    """A veth pair whose ends are made inside the nodes' namespaces, so that names of several fabrics never meet."""
+    """A veth pair made inside the nodes' namespaces, so that names of several fabrics never meet."""
 
     def intfName(self, node: NamespaceNode, n: int) -> str:
         """``eth0`` in a host, ``<switch>-eth<port>`` in a switch."""
@@ -203,22 +232,22 @@ class VethLink(Link):  # type: ignore[misc]
         node2: NamespaceNode,
         **_: Any,
     ) -> None:
-        """Make the pair."""
+        """Make the pair.
+
+        Its ends get different indices, the second the next one that is free, from 2. With equal ones, as
+        their own namespaces number them, the kernel takes a veth for a device of the lowest layer and looks
+        at its carrier only once a second (``linkwatch_urgent_event`` in net/core/link_watch.c), and the link
+        is dead for as long.
+        """
         plan = node1.fabric.plan
         size = {"mtu": plan.mtu, "num_tx_queues": plan.queues, "num_rx_queues": plan.queues}
-        # ip -n h1 link add eth0 index 100 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name s1-eth1 netns s1 ...
+        peer = {"ifname": name2, "address": mac2, "net_ns_fd": node2.namespace.fd, **size}
+        # ip -n h1 link add eth0 index 100 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer s1-eth1 netns
+        # s1 ...
+        index = FIRST_INDEX + len(node1.intfs)
         node1.namespace.request(
-            "link",
-            "add",
-            ifname=name1,
-            # Ends with equal indices would be taken for one ordinary device, whose carrier changes the kernel reports
-            # once a second only (linkwatch_urgent_event in net/core/link_watch.c). The other end's is below 100.
-            index=100 + len(node1.intfs),
-            kind="veth",
-            address=mac1,
-            peer={"ifname": name2, "address": mac2, "net_ns_fd": node2.namespace.fd, **size},
-            **size,
+            "link", "add", ifname=name1, index=index, kind="veth", address=mac1, peer=peer, **size
         )
 
     def stop(self) -> None:
-        """The pair goes with its namespaces."""
+        """Do nothing: the pair goes with its namespaces."""

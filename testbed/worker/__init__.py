@@ -1,6 +1,7 @@
 """One worker process a host: started, watched and called by the controller."""
 
 from testbed.worker.context import WorkerContext
-from testbed.worker.controller import Worker, Workers
+from testbed.worker.controller import Workers
+from testbed.worker.process import Worker
 
 __all__ = ["Worker", "WorkerContext", "Workers"]

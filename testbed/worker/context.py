@@ -52,5 +52,5 @@ class WorkerContext:
         return self.plan
 
     def progress(self, value: Any) -> None:
-        """Give ``value`` (anything that pickles) to the controller's ``on_progress``, while the call goes on."""
+        """Give ``value`` (anything that pickles) to the controller's ``on_progress`` during the call."""
         self.send_progress(value)

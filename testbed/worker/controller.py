@@ -1,4 +1,4 @@
-"""The controller's side: start a worker in every host and switch, call functions in them, notice when one dies."""
+"""The controller's side: a worker in every host and switch, called by name, and watched."""
 
 import itertools
 import os
@@ -8,109 +8,49 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from testbed.errors import SpecError, WorkerDied, WorkerTimeout
-from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Stop, Welcome
+from testbed.errors import FabricError, SpecError, WorkerTimeout
+from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
+from testbed.worker.process import Worker
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
 
-__all__ = ["Worker", "Workers"]
+__all__ = ["Workers"]
 
-START_TIMEOUT = 30.0  # seconds; a loaded box may take long to start 64 interpreters
-STOP_TIMEOUT = 2.0  # seconds for closing resources, before SIGKILL
-LOG_TAIL = 2000  # characters
+START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
+STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
 
-
-class Worker:
-    """One worker, as the controller sees it."""
-
-    def __init__(
-        self,
-        workers: "Workers",
-        name: str,
-        node: str,
-        process: subprocess.Popen[bytes] | None,
-        log: Path | None,
-    ) -> None:
-        self.name = name
-        self.node = node
-        self.process = process  # None: started by something else
-        self.pid = process.pid if process else 0
-        self.connection: Connection | None = None
-        self.pending: set[int] = set()  # numbers of calls without an answer
-        self._workers = workers
-        self._log = log
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[str, Any], None] | None = None,
-        **arguments: Any,
-    ) -> Any:
-        """Call ``function(context, **arguments)`` in the worker: :meth:`Workers.call_all` for one."""
-        answers = self._workers.call_all(
-            function, {self.name: arguments}, timeout=timeout, on_progress=on_progress
-        )
-        return answers[self.name]
-
-    def died(self) -> WorkerDied:
-        """The error to raise when the connection has ended."""
-        status = None
-        if self.process:
-            # The connection ends a moment before the process can be waited for.
-            with suppress(subprocess.TimeoutExpired):
-                status = self.process.wait(STOP_TIMEOUT)
-        log = self._log.read_text(errors="replace")[-LOG_TAIL:].strip() if self._log else ""
-        return WorkerDied(self.name, status, log)
-
-    def stop(self) -> None:
-        """Ask an idle worker to stop; kill one that is busy, since what it waits for may never come."""
-        if self.pending and self.process:
-            self.process.kill()
-        elif self.connection:
-            with suppress(OSError):
-                self.connection.send(Stop())
-
-    def close(self, deadline: float) -> None:
-        """Wait until ``deadline`` (monotonic) for the process to end, then kill it."""
-        if self.process:
-            try:
-                self.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        if self.connection:
-            self.connection.close()
+Affinity = Literal["rank", "none"]
+AFFINITIES: tuple[Affinity, ...] = ("rank", "none")
 
 
 class Workers(Mapping[str, Worker]):
-    """All workers of a fabric, by name. A context manager; not for use by several threads.
+    """All workers of a fabric, by name. A context manager; for one thread at a time.
 
     Workers die with the thread that entered the context (PR_SET_PDEATHSIG), so enter it in one that lasts.
 
     :param fabric: A fabric that is up.
-    :param affinity: ``rank`` binds the worker of rank r, and with it its softirqs, to CPU r modulo the number of
-        CPUs; ``none`` leaves it to the scheduler.
+    :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system calls
+        raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
     :raises SpecError: ``affinity`` is neither.
     """
 
-    def __init__(self, fabric: "Fabric", affinity: Literal["rank", "none"] = "none") -> None:
-        if affinity not in ("rank", "none"):
-            raise SpecError(f"affinity: {affinity!r} is unknown; allowed are rank, none")
+    def __init__(self, fabric: "Fabric", affinity: Affinity = "none") -> None:
+        if affinity not in AFFINITIES:
+            raise SpecError(f"affinity: {affinity!r} is unknown; allowed are {', '.join(AFFINITIES)}")
         self.fabric = fabric
+        #: The socket that workers connect to.
         self.path = fabric.directory / "workers.sock"
+        self._key_path = self.path.with_name(self.path.name + ".key")
+        self._key = secrets.token_bytes(32)
         self._affinity = affinity
         self._workers: dict[str, Worker] = {}
         self._numbers = itertools.count()
-        self._key = secrets.token_bytes(32)
 
     def __getitem__(self, name: str) -> Worker:
         return self._workers[name]
@@ -122,26 +62,29 @@ class Workers(Mapping[str, Worker]):
         return len(self._workers)
 
     def __enter__(self) -> Self:
-        self._listener = socket.socket(socket.AF_UNIX)
-        try:
-            # The directory is root's alone; the key is a second lock, and tells a worker of another run.
-            self.path.with_name(self.path.name + ".key").write_bytes(self._key)
+        if self.fabric.workers is not None:
+            raise FabricError("this fabric has workers already")
+        with ExitStack() as stack:
+            self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            # The directory is root's alone. The key keeps out workers of an earlier run with the same id.
+            self._key_path.write_bytes(self._key)
+            stack.callback(self._key_path.unlink)
             self._listener.bind(str(self.path))
+            stack.callback(self.path.unlink)
             self._listener.listen(socket.SOMAXCONN)
-            names = [node.name for node in (*self.fabric.plan.hosts, *self.fabric.plan.switches)]
-            for name in names:
+            stack.callback(self._stop)
+            for name in self.fabric.nodes:
                 self._workers[name] = self._start(name)
-            self._accept(set(names), START_TIMEOUT)
-            self.fabric.workers = self
-        except BaseException:
-            self._close()
-            raise
+            self._accept(set(self._workers), START_TIMEOUT)
+            self._stack = stack.pop_all()
+        self.fabric.workers = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close()
+        self.fabric.workers = None
+        self._stack.close()
 
     def call_all(
         self,
@@ -154,51 +97,53 @@ class Workers(Mapping[str, Worker]):
     ) -> dict[str, Any]:
         """Call ``function(context, **arguments[name])`` in several workers at once.
 
-        The first exception that arrives is raised, and the answers of the other workers are dropped when they come.
-
         :param function: A module-level function, sent by name.
         :param arguments: Keyword arguments by worker's name, or names alone.
         :param timeout: Seconds until all have to have answered.
         :param on_progress: Called with a worker's name and what its function gave to ``context.progress``.
-        :param errors: ``return`` puts the exceptions of functions among the results instead of raising the first.
+        :param errors: ``raise`` the first exception that a function raises, with a note that holds its
+            traceback; the others' answers are dropped when they come. ``return`` puts exceptions among the
+            results.
         :return: Results by worker's name, in the order of ``arguments``.
-        :raises WorkerDied: A worker of the fabric died, whether or not it was called.
+        :raises WorkerDied: A worker of the fabric has died, whether or not it was called.
         :raises WorkerTimeout: The time is over.
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
-            raise TypeError(
-                f"{function.__module__}.{function.__qualname__}: workers cannot import it by this name"
-            )
-        if not isinstance(arguments, Mapping):
-            arguments = {name: {} for name in arguments}
+            raise TypeError(f"{function.__module__}.{function.__qualname__}: no worker can import this name")
+        calls = arguments if isinstance(arguments, Mapping) else {name: {} for name in arguments}
         number = next(self._numbers)
-        for name, keywords in arguments.items():
+        for name, keywords in calls.items():
             worker = self._workers[name]
-            self._send(worker, Call(number, function.__module__, function.__qualname__, dict(keywords)))
+            worker.send(Call(number, function.__module__, function.__qualname__, dict(keywords)))
             worker.pending.add(number)
         answers: dict[str, Any] = {}
-        for worker, message in self._messages(timeout, lambda: [n for n in arguments if n not in answers]):
-            if isinstance(message, Progress):
-                if message.number == number and on_progress:
-                    on_progress(worker.name, message.value)
-                continue
-            worker.pending.discard(message.number)
-            if message.number != number:
-                continue
-            if isinstance(message, Result):
-                answers[worker.name] = message.value
-            else:
-                message.error.add_note(f"in worker {worker.name}:\n{message.traceback}")
-                if errors == "raise":
-                    raise message.error
-                answers[worker.name] = message.error
-        return {name: answers[name] for name in arguments}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while missing := [name for name in calls if name not in answers]:
+            messages = self._receive(deadline)
+            if not messages:
+                raise WorkerTimeout(f"workers {', '.join(missing)} did not answer within {timeout:g} s")
+            for worker, message in messages:
+                if not isinstance(message, Progress):
+                    worker.pending.discard(message.number)
+                if message.number != number:
+                    continue  # of a call that was given up
+                if isinstance(message, Progress):
+                    if on_progress:
+                        on_progress(worker.name, message.value)
+                elif isinstance(message, Result):
+                    answers[worker.name] = message.value
+                else:
+                    message.error.add_note(f"in worker {worker.name}:\n{message.traceback}")
+                    answers[worker.name] = message.error
+                    if errors == "raise":
+                        raise message.error
+        return {name: answers[name] for name in calls}
 
     def expect(self, names: Mapping[str, str], timeout: float = START_TIMEOUT) -> None:
-        """Let workers join that something else has started, such as mpirun.
+        """Let workers join that something else has started, such as mpirun, in the namespaces of their host.
 
-        They are started inside the namespaces of their host, as ``python -m testbed.worker --connect PATH --name
-        NAME`` with :attr:`path` as PATH.
+        What has to run there is ``python -m testbed.worker --connect PATH --name NAME``, with :attr:`path` as
+        PATH.
 
         :param names: Name of the host by name of the worker.
         :param timeout: Seconds until all have to have connected.
@@ -206,9 +151,10 @@ class Workers(Mapping[str, Worker]):
         """
         for name, node in names.items():
             if name in self._workers:
-                raise SpecError(f"worker: {name!r} is already there")
+                raise SpecError(f"worker: {name!r} is there already")
             self.fabric.plan.host(node)
-            self._workers[name] = Worker(self, name, node, None, None)
+        for name, node in names.items():
+            self._workers[name] = Worker(self, name, node)
         try:
             self._accept(set(names), timeout)
         except BaseException:
@@ -222,9 +168,13 @@ class Workers(Mapping[str, Worker]):
             worker.stop()
             worker.close(time.monotonic())
 
-    def check(self) -> None:
-        """Raise :class:`WorkerDied` if a worker has died."""
-        for _ in self._messages(0.0, list):
+    def check(self, timeout: float = 0.0) -> None:
+        """Wait, while all is well, and no longer than ``timeout`` seconds.
+
+        :raises WorkerDied: A worker has died.
+        """
+        deadline = time.monotonic() + timeout
+        while self._receive(deadline):
             pass
 
     def _start(self, name: str) -> Worker:
@@ -238,7 +188,7 @@ class Workers(Mapping[str, Worker]):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True,  # a Ctrl-C at the terminal is the controller's
             )
         if self._affinity == "rank" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))
@@ -246,84 +196,69 @@ class Workers(Mapping[str, Worker]):
         return Worker(self, name, name, process, log)
 
     def _accept(self, names: set[str], timeout: float) -> None:
-        """Let ``names`` connect; other clients are turned away."""
+        """Let ``names`` connect."""
         deadline = time.monotonic() + timeout
-        while names:
-            sentinels = {self._workers[n].process.pid: n for n in names if self._workers[n].process}  # type: ignore[union-attr]
-            pidfds = {os.pidfd_open(pid): name for pid, name in sentinels.items()}
-            try:
-                ready = wait([self._listener, *pidfds], max(0.0, deadline - time.monotonic()))
-            finally:
-                for pidfd in pidfds:
-                    os.close(pidfd)
-            if self._listener in ready:
+        with ExitStack() as stack:
+            ends: dict[int, Worker] = {}  # by a descriptor that tells of the process's end
+            for worker in map(self._workers.__getitem__, names):
+                if worker.process:
+                    descriptor = os.pidfd_open(worker.pid)
+                    stack.callback(os.close, descriptor)
+                    ends[descriptor] = worker
+            while names:
+                ready = wait([self._listener, *ends], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise WorkerTimeout(
+                        f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s"
+                    )
+                for descriptor, worker in ends.items():
+                    if descriptor in ready:
+                        raise worker.died()
                 names.discard(self._welcome(names))
-            elif ready:
-                raise self._workers[pidfds[ready[0]]].died()  # type: ignore[index]
-            else:
-                raise WorkerTimeout(
-                    f"workers {', '.join(sorted(names))} did not connect within {timeout:g} s"
-                )
 
     def _welcome(self, names: set[str]) -> str:
         client, _ = self._listener.accept()
-        connection = Connection(client.detach())
-        try:
+        with ExitStack() as stack:
+            connection = stack.enter_context(Connection(client.detach()))
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
             hello = connection.recv()
             if not isinstance(hello, Hello) or hello.name not in names:
-                raise WorkerTimeout(f"a worker that was not expected has connected: {hello}")
+                raise FabricError(f"a worker has connected that was not expected: {hello}")
             worker = self._workers[hello.name]
             plan = self.fabric.plan
             if worker.node in self.fabric.hosts:
                 connection.send(Welcome("host", plan.host(worker.node), plan, sys.path))
             else:
                 connection.send(Welcome("switch", plan.switch(worker.node), plan, sys.path))
-        except BaseException:
-            connection.close()
-            raise
-        if not worker.process:
-            worker.pid = hello.pid
-            self.fabric.track(f"worker {hello.name}", hello.pid)
-        worker.connection = connection
+            if not worker.process:
+                worker.pid = hello.pid
+                self.fabric.track(f"worker {hello.name}", hello.pid)
+            worker.connection = connection
+            stack.pop_all()
         return hello.name
 
-    def _send(self, worker: Worker, message: Any) -> None:
-        assert worker.connection
-        try:
-            worker.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise worker.died() from None
+    def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure]]:
+        """What workers have said, one message each; nothing when the time is over.
 
-    def _messages(
-        self, timeout: float | None, missing: Callable[[], list[str]]
-    ) -> Iterator[tuple[Worker, Progress | Result | Failure]]:
-        """Yield what workers say until nothing is missing. All are listened to, so that a death is seen at once."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        by_connection = {worker.connection: worker for worker in self._workers.values()}
-        first = True
-        while first or missing():
-            first = False
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait(by_connection, left)  # type: ignore[arg-type]
-            if not ready and (names := missing()):
-                raise WorkerTimeout(f"workers {', '.join(names)} did not answer within {timeout:g} s")
-            for connection in ready:
-                worker = by_connection[connection]  # type: ignore[index]
+        All workers are listened to, so that the death of any is seen at once.
+        """
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        open_workers = {w.connection: w for w in self._workers.values() if w.connection}
+        ready = wait(list(open_workers), timeout)
+        messages = []
+        for connection, worker in open_workers.items():
+            if connection in ready:
                 try:
-                    yield worker, connection.recv()  # type: ignore[union-attr]
+                    messages.append((worker, connection.recv()))
                 except (EOFError, ConnectionResetError):
                     raise worker.died() from None
+        return messages
 
-    def _close(self) -> None:
-        self.fabric.workers = None
+    def _stop(self) -> None:
         for worker in self._workers.values():
             worker.stop()
         deadline = time.monotonic() + STOP_TIMEOUT
         for worker in self._workers.values():
             worker.close(deadline)
         self._workers.clear()
-        self._listener.close()
-        for path in (self.path, self.path.with_name(self.path.name + ".key")):
-            path.unlink(missing_ok=True)

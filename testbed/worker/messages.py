@@ -1,7 +1,8 @@
 """What controller and workers say to each other, pickled, over an AF_UNIX connection.
 
-A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call` after :class:`Call`.
-A worker serves them one at a time, with any number of :class:`Progress` and then :class:`Result` or
+A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call` after
+:class:`Call`. A worker serves them one at a time, with any number of :class:`Progress` and then
+:class:`Result` or
 :class:`Failure`. :class:`Stop`, or the end of the connection, ends the worker.
 """
 

@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from functools import reduce
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from types import FrameType
@@ -36,7 +35,8 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 def serve(path: Path, name: str) -> None:
     """Serve calls, one at a time, until the controller ends it.
 
-    :param path: The controller's socket. The key that both sides prove to have lies beside it, in ``<path>.key``.
+    :param path: The controller's socket. The key that both sides prove to have lies beside it, in
+        ``<path>.key``.
     :param name: Name of this worker.
     """
     # A Ctrl-C at the terminal is for the controller, which then stops its workers.
@@ -78,9 +78,10 @@ def _answer(connection: Connection, context: WorkerContext, call: Call) -> None:
 
 
 def _function(call: Call) -> Callable[..., Any]:
-    function: Callable[..., Any] = reduce(
-        getattr, call.qualname.split("."), importlib.import_module(call.module)
-    )
+    found: Any = importlib.import_module(call.module)
+    for name in call.qualname.split("."):
+        found = getattr(found, name)
+    function: Callable[..., Any] = found
     return function
 
 

@@ -1,0 +1,64 @@
+"""Remove what runs have left whose controllers were killed, and nothing else."""
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testbed.errors import FabricError
+from testbed.fabric.processes import kill, processes_of
+from testbed.fabric.state import ROOT, state_files
+
+__all__ = ["Leftovers", "clean"]
+
+
+@dataclass
+class Leftovers:
+    """What was removed of one run.
+
+    :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces go with
+        them.
+    :param files: Directories and the state file.
+    :param error: Why nothing was removed, if nothing was.
+    """
+
+    run_id: str
+    processes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    error: str | None = None
+
+
+def clean(root: Path = ROOT) -> list[Leftovers]:
+    """For each state file of a dead controller, kill the processes it lists, remove its directories, and it.
+
+    A process is only killed if its start time is the listed one, or if it has the run's id in its
+    environment; a directory is only removed if it is the run's own, inside of ``root``.
+
+    :param root: Directory of state files.
+    """
+    removed = []
+    for file in state_files(root):
+        left = Leftovers(file.run_id)
+        try:
+            state = file.read()
+        except FabricError as error:
+            if file.path.exists():  # otherwise its run has ended meanwhile
+                left.error = str(error)
+                removed.append(left)
+            continue
+        if state.controller.alive:
+            continue
+        killed = {entry.pid: entry for entry in kill(state.processes)}
+        # Their children are found by the run's id; once more, for those that were started meanwhile.
+        for _ in range(2):
+            killed |= {
+                entry.pid: entry for entry in kill(processes_of(file.run_id)) if entry.pid not in killed
+            }
+        left.processes = [f"{entry.name} ({entry.pid})" for entry in killed.values()]
+        for directory in map(Path, state.directories):
+            if directory == root / file.run_id and directory.is_dir():
+                shutil.rmtree(directory)
+                left.files.append(str(directory))
+        file.remove()
+        left.files.append(str(file.path))
+        removed.append(left)
+    return removed

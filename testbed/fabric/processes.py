@@ -1,0 +1,85 @@
+"""Processes of a run, known again beyond doubt, and their end."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["RUN_VARIABLE", "ProcessEntry", "kill", "processes_of", "start_time"]
+
+#: In the environment of every process that a run starts, and so of all that those start; the value is the run
+#: id.
+RUN_VARIABLE = "TESTBED_RUN"
+
+
+@dataclass(frozen=True)
+class ProcessEntry:
+    """A process: the one with this id, if it started at this time; ids are used again.
+
+    :param start: As :func:`start_time` gives it.
+    """
+
+    name: str
+    pid: int
+    start: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs (a zombie does not)."""
+        return start_time(self.pid) == self.start
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, clock ticks since boot (proc_pid_stat(5), field 22); ``None``: it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command's name in parentheses, which may itself hold spaces and parentheses.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def processes_of(run_id: str) -> list[ProcessEntry]:
+    """All processes that have the run's id in their environment, this one left out."""
+    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        try:
+            start = start_time(pid)
+            marked = mark in (directory / "environ").read_bytes().split(b"\0")
+            name = (directory / "comm").read_text().strip()
+        except OSError:
+            continue  # it ended meanwhile, or is not even for root to read
+        if marked and start is not None and pid != os.getpid():
+            found.append(ProcessEntry(name, pid, start))
+    return found
+
+
+def kill(processes: Iterable[ProcessEntry], timeout: float = 2.0) -> list[ProcessEntry]:
+    """SIGKILL those that are still the processes they were, and wait until they have ended.
+
+    :param timeout: Seconds to wait; a process in uninterruptible sleep ends later.
+    :return: Those that were alive.
+    """
+    killed: list[tuple[ProcessEntry, int]] = []
+    for entry in processes:
+        try:
+            pidfd = os.pidfd_open(entry.pid)
+        except ProcessLookupError:
+            continue
+        # Looked at after pidfd_open: from then on, the descriptor cannot come to mean a later process.
+        if entry.alive:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            killed.append((entry, pidfd))
+        else:
+            os.close(pidfd)
+    deadline = time.monotonic() + timeout
+    for _, pidfd in killed:
+        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(pidfd)
+    return [entry for entry, _ in killed]

@@ -1,0 +1,104 @@
+"""One worker, as the controller sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed.errors import WorkerDied
+from testbed.worker.messages import Stop
+
+if TYPE_CHECKING:
+    from testbed.worker.controller import Workers
+
+__all__ = ["Worker"]
+
+DEATH_TIMEOUT = 2.0  # seconds between the end of a connection and the end of its process
+LOG_TAIL = 2000  # characters
+
+
+class Worker:
+    """One worker; made by :class:`testbed.worker.Workers`.
+
+    :param node: Name of the host or switch that it is in.
+    :param process: Its process, if the controller has started it.
+    :param log: Where it writes stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        name: str,
+        node: str,
+        process: subprocess.Popen[bytes] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.node = node
+        self.process = process
+        self.log = log
+        self.pid = process.pid if process else 0
+        self.connection: Connection | None = None
+        #: Numbers of the calls that it has not answered.
+        self.pending: set[int] = set()
+        self._workers = workers
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[str, Any], None] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Call ``function(context, **arguments)`` there: :meth:`testbed.worker.Workers.call_all` for one.
+
+        ``timeout`` and ``on_progress`` are not for the function.
+        """
+        return self._workers.call_all(
+            function, {self.name: arguments}, timeout=timeout, on_progress=on_progress
+        )[self.name]
+
+    def send(self, message: Any) -> None:
+        """Send a message.
+
+        :raises WorkerDied: Nobody is there to read it.
+        """
+        assert self.connection
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.died() from None
+
+    def died(self) -> WorkerDied:
+        """The error to raise when its connection has ended."""
+        status = None
+        if self.process:
+            with suppress(subprocess.TimeoutExpired):
+                status = self.process.wait(DEATH_TIMEOUT)
+        text = self.log.read_text(errors="replace") if self.log else ""
+        return WorkerDied(self.name, status, text[-LOG_TAIL:].strip())
+
+    def stop(self) -> None:
+        """Ask an idle worker to stop; kill a busy one, since what it waits for may never come."""
+        if self.pending and self.process:
+            self.process.kill()
+        elif self.connection:
+            with suppress(OSError):
+                self.connection.send(Stop())
+
+    def close(self, deadline: float) -> None:
+        """Wait until ``deadline`` on the monotonic clock for its process to end, then kill it."""
+        if self.process:
+            try:
+                self.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.connection:
+            self.connection.close()
