@@ -1,6 +1,7 @@
 """What a probe is, and what it finds."""
 
 import enum
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,12 +101,11 @@ def command(arguments: Sequence[str], stdin: str = "", environment: Mapping[str,
 
     :raises Missing: There is no such command, or it failed; the text is its own.
     """
-    try:
-        done = subprocess.run(
-            arguments, input=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-    except FileNotFoundError:
-        raise Missing(f"{arguments[0]} is not installed", "make apt") from None
+    if shutil.which(arguments[0]) is None:
+        raise Missing(f"{arguments[0]} is not installed", "make apt")
+    done = subprocess.run(
+        arguments, input=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout
