@@ -5,7 +5,8 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-stamp
 DEMO := runs/demo
 # Building networks takes root; nothing else here does.
-SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=TESTBED_REQUIRE,TESTBED_BUILD)
+KEPT := TESTBED_REQUIRE,TESTBED_BUILD
+SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
 .PHONY: help setup apt venv bpf demo test clean
 .DELETE_ON_ERROR:
