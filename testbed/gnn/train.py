@@ -63,7 +63,6 @@ class Trainer:
     """One rank's model, optimizer and share of the data.
 
     :param graph: The data set, the same on all ranks.
-    :param transport: Connected, with a capacity of the model's parameters.
     :param rank: This rank; `world`: the number of ranks.
     :param seed: The same on all ranks.
     """
@@ -73,7 +72,6 @@ class Trainer:
         graph: GraphData,
         model: ModelSpec,
         training: TrainingSpec,
-        transport: Transport,
         rank: int,
         world: int,
         seed: int,
@@ -83,7 +81,6 @@ class Trainer:
         self.graph = graph
         self.spec = model
         self.training = training
-        self.transport = transport
         self.rank = rank
         self.world = world
         self.seed = seed
@@ -100,15 +97,18 @@ class Trainer:
         """Return the generator for a purpose; without a rank it is the same on all ranks."""
         return np.random.default_rng([self.seed, purpose, epoch, step, 0 if rank is None else rank + 1])
 
-    def epochs(self, on_step: Callable[[int, int, int], None] | None = None) -> Iterator[EpochResult]:
+    def epochs(
+        self, transport: Transport, on_step: Callable[[int, int, int], None] | None = None
+    ) -> Iterator[EpochResult]:
         """Train, yielding what each epoch gave.
 
+        :param transport: Connected, with a capacity of at least the model's parameters.
         :param on_step: Called with epoch, step and number of steps after each step.
         :raises TestbedError: The loss is not finite.
         :raises CollectiveError: A collective could not complete.
         """
         for epoch in range(self.training.epochs):
-            yield self._epoch(epoch, on_step or (lambda epoch, step, steps: None))
+            yield self._epoch(transport, epoch, on_step or (lambda epoch, step, steps: None))
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return this rank's batches in an epoch; all ranks have as many, of equal sizes."""
@@ -126,12 +126,18 @@ class Trainer:
             torch.manual_seed(int(self.rng(DROPOUT, epoch, step, self.rank).integers(1 << 62)))
             return functional.cross_entropy(self.model.train()(x, blocks), y)
 
-    def _epoch(self, epoch: int, on_step: Callable[[int, int, int], None]) -> EpochResult:
+    def warm_up(self) -> None:
+        """Compute a gradient and drop it, so that no epoch pays for what happens once."""
+        self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
+
+    def _epoch(
+        self, transport: Transport, epoch: int, on_step: Callable[[int, int, int], None]
+    ) -> EpochResult:
         gradient = self.weights.grad
         assert gradient is not None
         buffer = gradient.numpy()
         self._seconds = dict.fromkeys(OWN_PHASES, 0.0)
-        phases, counters = dict(self.transport.phases), self.transport.counters()
+        phases, counters = dict(transport.phases), transport.counters()
         losses, entered, left, cpu = [], [], [], 0.0
         started = time.perf_counter()
         batches = self.batches(epoch)
@@ -148,7 +154,7 @@ class Trainer:
                 )
             entered.append(time.perf_counter())
             cpu -= time.process_time()
-            self.transport.all_reduce(buffer, out=buffer)
+            transport.all_reduce(buffer, out=buffer)
             cpu += time.process_time()
             left.append(time.perf_counter())
             with self._timed("update"):
@@ -158,7 +164,7 @@ class Trainer:
         total = time.perf_counter() - started
 
         times = dict(self._seconds)
-        times |= {phase: self.transport.phases[phase] - phases[phase] for phase in PHASES}
+        times |= {phase: transport.phases[phase] - phases[phase] for phase in PHASES}
         times["other"] = total - sum(times.values())
         times |= {
             "epoch_time": total,
@@ -168,7 +174,7 @@ class Trainer:
         started = time.perf_counter()
         correct, of = self.validate(epoch)
         times["validation_time"] = time.perf_counter() - started
-        sent = self.transport.counters() - counters
+        sent = transport.counters() - counters
         return EpochResult(
             epoch=epoch,
             loss=float(np.mean(losses)),

@@ -24,11 +24,9 @@ def train(
     group = thread_group(world)
 
     # Models are made one after another: torch's seed is a global of the process, which ranks here share.
-    trainers = [
-        Trainer(graph, MODEL, training, group.transport(rank), rank, world, seed) for rank in range(world)
-    ]
+    trainers = [Trainer(graph, MODEL, training, rank, world, seed) for rank in range(world)]
     with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(lambda trainer: list(trainer.epochs()), trainers))
+        return list(pool.map(lambda t: list(t.epochs(group.transport(t.rank))), trainers))
 
 
 def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: Any) -> None:
@@ -44,7 +42,7 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
     world = 4
     training = TrainingSpec(epochs=1, steps=1, batch_size=8, optimizer="sgd", learning_rate=1.0)
     group = thread_group(world)
-    trainers = [Trainer(graph, MODEL, training, group.transport(r), r, world, 1) for r in range(world)]
+    trainers = [Trainer(graph, MODEL, training, r, world, 1) for r in range(world)]
     before = trainers[0].weights.detach().clone()
 
     torch.manual_seed(1)
@@ -60,7 +58,7 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])  # type: ignore[union-attr]
 
     with ThreadPoolExecutor(world) as pool:
-        list(pool.map(lambda trainer: list(trainer.epochs()), trainers))
+        list(pool.map(lambda t: list(t.epochs(group.transport(t.rank))), trainers))
     step = before - trainers[0].weights.detach()
     np.testing.assert_allclose(step.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6)
 

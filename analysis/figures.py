@@ -1,0 +1,183 @@
+"""The figures of a data-parallel run, each as PNG with the CSV of what it plots."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.summary import PARTS, curve, epoch_split, traffic
+from testbed.results import Run
+
+__all__ = ["FIGURES", "Plot", "draw_all"]
+
+# Okabe and Ito's colours, which any colour vision can tell apart: computing is blue, all-reduce red.
+PART_COLOURS = {
+    "sampling": "#bcd8ec",
+    "forward": "#7fb2d9",
+    "backward": "#0072b2",
+    "update": "#004a75",
+    "quantize": "#f0c987",
+    "communicate": "#d55e00",
+    "wait": "#f3b7a0",
+    "dequantize": "#e69f00",
+    "other": "#b5b5b5",
+}
+TRANSPORT_STYLES = {
+    "xdp-ring": ("#d55e00", "-", "o"),
+    "tcp-ring": ("#0072b2", "--", "s"),
+    "gloo": ("#009e73", "-.", "^"),
+    "mpi": ("#cc79a7", ":", "D"),
+}
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure on disk.
+
+    :param name: File name without its ending, in the run's folder ``figures``.
+    """
+
+    name: str
+    title: str
+    caption: str
+    png: Path
+    csv: Path
+
+
+def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Stack the parts of an epoch's time, one bar a transport."""
+    split = epoch_split(run)[list(PARTS)]
+    figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
+    axes = figure.subplots()
+    left = pd.Series(0.0, index=split.index)
+    names = list(split.index)[::-1]
+    for part in PARTS:
+        widths = split[part].clip(lower=0)
+        axes.barh(names, widths[names], left=left[names], color=PART_COLOURS[part], label=part, height=0.62)
+        left += widths
+    for name in names:
+        axes.text(left[name], name, f" {left[name]:.2f} s", va="center")
+    axes.set_xlabel("seconds an epoch (mean over ranks and epochs)")
+    axes.set_xlim(0, float(left.max()) * 1.12)
+    axes.grid(visible=False, axis="y")
+    axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
+    return split.rename_axis("transport").reset_index(), figure
+
+
+def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Draw training loss by epoch, one line a transport; they are meant to lie on each other."""
+    return _curves(run, "loss", "training loss (cross-entropy)")
+
+
+def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Draw validation accuracy by epoch, one line a transport."""
+    return _curves(run, "validation_accuracy", "validation accuracy")
+
+
+def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
+    """Show what a step's all-reduce sends, all ranks together: bytes, packets, retransmissions."""
+    table = traffic(run)
+    figure = Figure(figsize=(8, 0.9 + 0.42 * len(table)))
+    panels = figure.subplots(1, 3, sharey=True)
+    names = list(table.index)[::-1]
+    colours = [_style(name)[0] for name in names]
+    for axes, values, title in (
+        (panels[0], table["wire_bytes"] / 1e6, "MB on the wire a step"),
+        (panels[1], table["packets"], "packets a step"),
+        (panels[2], table["retransmissions_total"], "retransmissions in all"),
+    ):
+        axes.barh(names, values[names], color=colours, height=0.62)
+        for name in names:
+            axes.text(values[name], name, f" {values[name]:,.4g}", va="center", fontsize=9)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlim(0, max(float(values.max()), 1e-9) * 1.35)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.grid(visible=False, axis="y")
+    if not table["retransmissions_total"].any():
+        panels[2].set_xticks([0])
+    return table.rename_axis("transport").reset_index(), figure
+
+
+FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]] = {
+    "epoch_time": (
+        split_figure,
+        "Where an epoch's time goes",
+        "Blue is computing, red and yellow is all-reduce. Mean over ranks, epochs and trials; parts add up "
+        "to the epoch.",
+    ),
+    "loss": (
+        loss_figure,
+        "Training loss",
+        "All transports get the same minibatches from the same weights, so that the lines should coincide.",
+    ),
+    "validation_accuracy": (
+        accuracy_figure,
+        "Validation accuracy",
+        "From sampled neighbourhoods, after each epoch.",
+    ),
+    "traffic": (
+        traffic_figure,
+        "What is sent",
+        "All ranks together. For sockets, packets are what the network device counts: with offloads on, one "
+        "may carry up to 64 KiB.",
+    ),
+}
+
+
+def draw_all(run: Run) -> list[Plot]:
+    """Draw all figures into ``figures`` in the run's folder, and the CSV beside each."""
+    folder = run.path / "figures"
+    folder.mkdir(exist_ok=True)
+    plots = []
+    for name, (draw, title, caption) in FIGURES.items():
+        png, csv = folder / f"{name}.png", folder / f"{name}.csv"
+        with mpl.rc_context(STYLE):
+            data, figure = draw(run)
+            figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
+        data.to_csv(csv, index=False)
+        plots.append(Plot(name, title, caption, png, csv))
+    return plots
+
+
+def _curves(run: Run, metric: str, label: str) -> tuple[pd.DataFrame, Figure]:
+    table = curve(run, metric)
+    means = table.groupby("epoch").mean()
+    figure = Figure(figsize=(5.2, 3.2))
+    axes = figure.subplots()
+    for name in run.transports:
+        _line(axes, means[name], name)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    data = table.reset_index().melt(["trial", "epoch"], var_name="transport", value_name=metric)
+    return data, figure
+
+
+def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
+    colour, dash, marker = _style(name)
+    epochs = [int(epoch) + 1 for epoch in values.index]
+    size = 6 if len(epochs) <= 40 else 0
+    axes.plot(
+        epochs, values, dash, color=colour, marker=marker, markersize=size, fillstyle="none", label=name
+    )
+
+
+def _style(name: str) -> tuple[str, str, str]:
+    return TRANSPORT_STYLES.get(name, ("#555555", "-", "x"))

@@ -1,0 +1,145 @@
+"""``report.html``: one file that opens on its own, made by ``python -m analysis.report DIR``."""
+
+import argparse
+import base64
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from analysis import summary, words
+from analysis.figures import Plot, draw_all
+from testbed.errors import TestbedError
+from testbed.results import Run, RunFolder, load_run
+
+__all__ = ["make_report"]
+
+
+def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
+    """Draw the figures and write the report of a run.
+
+    :param path: The run's folder.
+    :returns: The report's path, and the tolerance checks, passed and failed.
+    :raises SpecError: The folder holds no finished run, or cannot be written.
+    """
+    run = load_run(path)
+    plots = {plot.name: plot for plot in draw_all(run)}
+    found = summary.checks(run)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["figure"] = embed
+    html = environment.get_template("report.html.j2").render(
+        run=run,
+        manifest=run.manifest,
+        scenario=run.manifest["scenario"],
+        answer=words.answer(run),
+        plots=plots,
+        parts=summary.PARTS,
+        checks=found,
+        failed=sum(not check.passed for check in found),
+        baseline=summary.baseline(run),
+        facts=facts(run),
+        command=shlex.join(run.manifest["command"]) or "testbed run SCENARIO.toml",
+        **tables(run),
+    )
+    report = RunFolder.existing(path).write("report.html", lambda place: place.write_text(html))
+    return report, found
+
+
+def embed(plot: Plot) -> Markup:
+    """Return a figure as HTML with its picture inside."""
+    data = base64.b64encode(plot.png.read_bytes()).decode()
+    return Markup(
+        f'<figure><img alt="{escape(plot.title)}" src="data:image/png;base64,{data}">'
+        f"<figcaption><strong>{escape(plot.title)}.</strong> {escape(plot.caption)}</figcaption></figure>"
+    )
+
+
+def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the report's tables."""
+    split = summary.epoch_split(run)
+    base = summary.baseline(run) or str(split["epoch"].idxmin())
+    steps = run.metric("steps").groupby("transport")["value"].mean()
+    loss, validation = summary.curve(run, "loss"), summary.curve(run, "validation_accuracy")
+    test = summary.test_accuracy(run)
+    last = loss.index.get_level_values("epoch") == loss.index.get_level_values("epoch").max()
+    return {
+        "split": [
+            {
+                "transport": name,
+                "parts": [row[part] for part in summary.PARTS],
+                "epoch": row["epoch"],
+                "ratio": split.loc[base, "epoch"] / row["epoch"],
+                "best": row["epoch"] == split["epoch"].min(),
+            }
+            for name, row in split.iterrows()
+        ],
+        "reduce": [
+            {
+                "transport": name,
+                **{key: row[key] for key in ("communication", "straggler", "exchange", "cpu")},
+                "share": row["communication"] / row["epoch"],
+                "step": words.duration(row["exchange"] / steps[name]),
+                "ratio": split.loc[base, "exchange"] / row["exchange"],
+                "best": row["exchange"] == split["exchange"].min(),
+            }
+            for name, row in split.iterrows()
+        ],
+        "learned": [
+            {
+                "transport": name,
+                "loss": loss.loc[last, name].mean(),
+                "validation": validation.loc[last, name].mean(),
+                "test": test[name].mean(),
+            }
+            for name in run.transports
+        ],
+    }
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """Return the circumstances as rows of key and value."""
+    manifest = run.manifest
+    data = manifest["dataset"]
+    return [
+        ("status", manifest["status"]),
+        ("started", f"{manifest['started']}, {manifest['seconds']:.0f} s"),
+        ("seed", str(manifest["seed"])),
+        (
+            "data set",
+            f"{data['name']}: {data['vertices']:,} vertices, {data['edges']:,} edges, "
+            f"{data['classes']} classes, {data['features']} features; {data['train']:,} / "
+            f"{data['val']:,} / {data['test']:,} for training, validation, test",
+        ),
+        ("plan", manifest["plan_hash"]),
+        ("commit", manifest["git_commit"] or "no checkout"),
+        ("kernel", manifest["kernel"]),
+        ("processor", f"{manifest['cpus']} × {manifest['cpu']}, {manifest['memory_bytes'] / 2**30:.1f} GiB"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a report anew; exit status 1 where a tolerance is not kept or there is no run."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a run's folder")
+    options = parser.parse_args(arguments)
+    try:
+        report, found = make_report(options.directory)
+    except TestbedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(report)
+    return 0 if all(check.passed for check in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Numbers that a report states, each computed from a run's table; formulas are in the docstrings."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from testbed.results import Run
+
+__all__ = ["COMMUNICATION", "PARTS", "Check", "baseline", "checks", "epoch_split", "traffic"]
+
+COMMUNICATION = ("quantize", "communicate", "wait", "dequantize")
+PARTS = ("sampling", "forward", "backward", *COMMUNICATION, "update", "other")
+"""What an epoch's time is split into; the parts add up to it."""
+
+IN_KERNEL = ("xdp-ring",)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A tolerance and how a transport keeps it.
+
+    :param distance: From the reference's value, in `unit`.
+    :param tolerance: Largest distance that passes.
+    """
+
+    transport: str
+    reference: str
+    what: str
+    distance: float
+    tolerance: float
+    unit: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the tolerance is kept; a distance that is not a number is not kept."""
+        return self.distance <= self.tolerance
+
+
+def epoch_split(run: Run) -> pd.DataFrame:
+    """Return seconds an epoch, one row a transport, one column a part, and further ones.
+
+    Each value is the mean over ranks, epochs and trials. `epoch` is the sum of the parts, `communication` the
+    wall-clock time in all-reduce, `straggler` the part of it before the last rank came, `exchange` the rest,
+    and `cpu` the CPU time that the ranks' processes spent in it.
+    """
+    metrics = {part: f"{part}_time" for part in PARTS} | {
+        "epoch": "epoch_time",
+        "communication": "communication_time",
+        "straggler": "straggler_time",
+        "exchange": "exchange_time",
+        "cpu": "communication_cpu_time",
+    }
+    ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
+    means = ranks.pivot_table(index="transport", columns="metric", values="value", aggfunc="mean")
+    return means.reindex(run.transports)[list(metrics.values())].set_axis(list(metrics), axis=1)
+
+
+def baseline(run: Run) -> str | None:
+    """Return the socket transport with the shortest mean epoch; None where none was measured."""
+    split = epoch_split(run)
+    sockets = [name for name in run.transports if name not in IN_KERNEL]
+    return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
+
+
+def reference(run: Run) -> str:
+    """Return the transport that others are compared with: the first that sums float32, else the first."""
+    return next((name for name in run.transports if name not in IN_KERNEL), run.transports[0])
+
+
+def curve(run: Run, metric: str) -> pd.DataFrame:
+    """Return a group's metric by (trial, epoch), one column a transport."""
+    rows = run.metric(metric)
+    rows = rows[rows["rank"].isna() & rows["epoch"].notna()]
+    table = rows.pivot_table(index=["trial", "epoch"], columns="transport", values="value")
+    return table.reindex(columns=run.transports)
+
+
+def test_accuracy(run: Run) -> pd.DataFrame:
+    """Return test accuracy by trial, one column a transport."""
+    table = run.metric("test_accuracy").pivot_table(index="trial", columns="transport", values="value")
+    return table.reindex(columns=run.transports)
+
+
+def traffic(run: Run) -> pd.DataFrame:
+    """Return packets, bytes on the wire and retransmissions of all ranks a step, one row a transport."""
+    metrics = ("packets", "wire_bytes", "retransmissions")
+    sums = run.frame[run.frame["metric"].isin(metrics)].pivot_table(
+        index="transport", columns="metric", values="value", aggfunc="sum"
+    )
+    steps = run.metric("steps")
+    counts = steps[steps["rank"] == 0].groupby("transport")["value"].sum()
+    table = sums.reindex(run.transports)[list(metrics)].div(counts.reindex(run.transports), axis=0)
+    table["retransmissions_total"] = sums.reindex(run.transports)["retransmissions"]
+    return table
+
+
+def checks(run: Run) -> list[Check]:
+    """Compare each transport with the reference: loss at every epoch, test accuracy in percentage points.
+
+    The distance is the largest over all trials and epochs.
+    """
+    tolerance = run.manifest["scenario"]["tolerance"]
+    base = reference(run)
+    found = []
+    for what, table, scale, key, unit in (
+        ("loss", curve(run, "loss"), 1.0, "loss", "nat"),
+        ("test accuracy", test_accuracy(run), 100.0, "accuracy", "points"),
+    ):
+        for name in run.transports:
+            if name != base:
+                distances = (table[name] - table[base]).abs() * scale
+                distance = float(distances.max(skipna=False))
+                found.append(Check(name, base, what, distance, float(tolerance[key]), unit))
+    return found

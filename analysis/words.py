@@ -1,0 +1,120 @@
+"""Which transport was faster and why, in words; every number and every claim comes from the run's table."""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from analysis.summary import COMMUNICATION, IN_KERNEL, baseline, epoch_split, traffic
+from testbed.results import Run
+
+__all__ = ["answer", "duration", "times"]
+
+NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
+
+COMPUTE = ("sampling", "forward", "backward", "update")
+
+PHASE_WORDS = {
+    "quantize": "turning floats into integers",
+    "communicate": "moving and adding data",
+    "wait": "waiting for peers",
+    "dequantize": "turning integers into floats",
+}
+
+
+def answer(run: Run) -> list[str]:
+    """Return the report's first sentences: who was fastest, by how much, and what made the difference."""
+    split = epoch_split(run)
+    if len(split) == 1:
+        only = split.index[0]
+        return [
+            f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
+            f"{share(split.loc[only])} of it in all-reduce. A comparison needs a second transport."
+        ]
+    return [*_who(split), *_against_sockets(run, split), *_why(run, split)]
+
+
+def _who(split: pd.DataFrame) -> Iterator[str]:
+    order = split["epoch"].sort_values()
+    best = order.index[0]
+    rivals = ", ".join(
+        f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)" for name in order.index[1:]
+    )
+    yield f"{best} was fastest: an epoch took {duration(order[best])} on average, with {rivals}."
+
+
+def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
+    base = baseline(run)
+    for name in run.transports:
+        if name in IN_KERNEL and base is not None:
+            epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
+            reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
+            yield (
+                f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} "
+                f"and its all-reduce {reduce}."
+            )
+
+
+def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
+    best = str(split["epoch"].idxmin())
+    base = baseline(run)
+    rival = base if base is not None and base != best else str(split["epoch"].drop(best).idxmin())
+    gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
+    if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
+        yield (
+            f"The {duration(gain)} between {best} and {rival} are within what two runs on one box differ by: "
+            "take them as equal."
+        )
+        return
+    reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
+    compute = split.loc[rival, list(COMPUTE)].sum() - split.loc[best, list(COMPUTE)].sum()
+    yield (
+        f"Why: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} lie in "
+        f"all-reduce and {signed(compute)} in computing, which is the same work in both cases and differs only by "
+        "how much of the processors the transport leaves to it."
+    )
+    late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
+    exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
+    yield (
+        f"Within all-reduce, {signed(late)} are time until the last rank came, and {signed(exchange)} "
+        "are the exchange itself."
+    )
+    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in COMMUNICATION}
+    most = max(phases, key=lambda phase: phases[phase])
+    if phases[most] > 0:
+        yield (
+            f"By the transports' own account, {best} saves most in {PHASE_WORDS[most]} "
+            f"({signed(phases[most])})."
+        )
+    counts = traffic(run)
+    cpu = split["cpu"]
+    yield (
+        f"A step's all-reduce put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and "
+        f"{counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, and the ranks' processes spent "
+        f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it an epoch."
+    )
+
+
+def duration(seconds: float) -> str:
+    """Write a time with three digits and a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+
+
+def signed(seconds: float) -> str:
+    """Write a difference of times: what the slower one took more, with its sign."""
+    return f"{'−' if seconds < 0 else '+'}{duration(abs(seconds))}"
+
+
+def times(slow: float, fast: float) -> str:
+    """Say how `fast` compares with `slow` as a ratio of times."""
+    ratio = slow / fast if fast else float("inf")
+    if abs(ratio - 1) < NEGLIGIBLE:
+        return "equally fast"
+    return f"{ratio:.2f}× as fast" if ratio > 1 else f"{1 / ratio:.2f}× as slow"
+
+
+def share(row: "pd.Series[float]") -> str:
+    """Write the share of an epoch that all-reduce takes."""
+    return f"{row['communication'] / row['epoch']:.0%}"

@@ -1,0 +1,106 @@
+"""``testbed run``: a scenario from its file to its report."""
+
+import datetime
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.cli import options
+
+if TYPE_CHECKING:
+    from analysis.summary import Check
+    from testbed.spec import Scenario
+
+EPILOG = options.examples(
+    "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
+    "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
+    'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.transports=["gloo", "mpi"]\' --seed 7',
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; may be given often."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The run's folder.", show_default="runs/SCENARIO-TIME"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=EPILOG)(run)
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario's file.")],
+    settings: Settings = None,
+    out: Out = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a previous run in DIR.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Override scenario.seed.")] = None,
+    json: options.JsonFlag = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Run a scenario, each transport in turn, and write what was measured and a report into a folder.
+
+    The exit status is 1 where a transport's loss or accuracy is further from the reference's than the
+    scenario's table [bold]tolerance[/bold] allows.
+    """
+    from testbed.spec import load_scenario
+
+    scenario = load_scenario(path, settings or (), seed)
+    folder = out or default_folder(scenario)
+
+    from analysis.report import make_report
+    from testbed.run import run_scenario
+
+    command = ["testbed", "run", str(path)]
+    for setting in settings or ():
+        command += ["--set", setting]
+    if seed is not None:
+        command += ["--seed", str(seed)]
+    run_scenario(scenario, folder, overwrite=overwrite, quiet=json, command=command)
+    report, checks = make_report(folder)
+    show(folder, report, checks, json)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def default_folder(scenario: "Scenario") -> Path:
+    """Return ``runs/<scenario>-<time>``, the time being local."""
+    return Path("runs") / f"{scenario.scenario.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
+    """Print the answer, the tolerance checks, and where the report lies."""
+    from analysis.summary import epoch_split
+    from analysis.words import answer
+    from testbed.results import load_run
+
+    run = load_run(folder)
+    if json:
+        options.print_json(
+            {
+                "out": str(folder),
+                "report": str(report),
+                "answer": answer(run),
+                "seconds_an_epoch": epoch_split(run).to_dict(orient="index"),
+                "checks": [{**vars(check), "passed": check.passed} for check in checks],
+            }
+        )
+        return
+    for sentence in answer(run):
+        typer.echo(sentence)
+    for check in checks:
+        mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red", bold=True)
+        typer.echo(
+            f"{mark}  {check.what} of {check.transport}: {check.distance:.4g} {check.unit} "
+            f"from {check.reference}, allowed {check.tolerance:g}"
+        )
+    sys.stdout.flush()
+    typer.echo(f"report: {shlex.quote(str(report))}")

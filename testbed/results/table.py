@@ -1,0 +1,113 @@
+"""The tidy table of a run: one row a measurement."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from testbed.errors import SpecError
+from testbed.results.folder import RunFolder
+
+__all__ = ["COLUMNS", "Run", "Table", "load_run"]
+
+COLUMNS = {
+    "trial": "int64",
+    "engine": "string",
+    "transport": "string",
+    "hosts": "int64",
+    "rank": "Int64",  # none: of all ranks together
+    "epoch": "Int64",  # none: of the whole training
+    "metric": "string",
+    "value": "float64",
+    "unit": "string",
+}
+"""Columns that every table has; the scenario's parameters follow, each named ``table.key``."""
+
+
+class Table:
+    """Collects a run's measurements.
+
+    :param scenario: The scenario as plain tables; each key becomes a column with the same value in all rows.
+    :param engine: ``emulation`` or ``simulation``.
+    """
+
+    def __init__(self, scenario: Mapping[str, Mapping[str, Any]], engine: str = "emulation") -> None:
+        self.engine = engine
+        self.parameters = {
+            f"{table}.{key}": json.dumps(value) if isinstance(value, list | tuple) else value
+            for table, keys in scenario.items()
+            for key, value in keys.items()
+            if value is not None
+        }
+        self.hosts = int(scenario["fabric"]["hosts"])
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(
+        self,
+        trial: int,
+        transport: str,
+        metric: str,
+        value: float,
+        unit: str,
+        *,
+        rank: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Add a measurement.
+
+        :param metric: A plain name, such as ``epoch_time``.
+        :param unit: ``s``, ``B``, or what is counted; ``1`` for a ratio.
+        """
+        self._rows.append((trial, self.engine, transport, self.hosts, rank, epoch, metric, value, unit))
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table as a data frame."""
+        frame = pd.DataFrame(self._rows, columns=list(COLUMNS)).astype(COLUMNS)
+        return frame.assign(**self.parameters)
+
+    def write(self, folder: RunFolder) -> Path:
+        """Write ``results.parquet``; atomic."""
+        return folder.write("results.parquet", lambda place: self.frame().to_parquet(place, index=False))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has left: its folder, its manifest and its measurements."""
+
+    path: Path
+    manifest: dict[str, Any]
+    frame: pd.DataFrame
+
+    @property
+    def transports(self) -> list[str]:
+        """The transports that were measured, in the scenario's order."""
+        named: list[str] = self.manifest["scenario"]["collective"]["transports"]
+        measured = set(self.frame["transport"])
+        return [name for name in named if name in measured]
+
+    def metric(self, name: str) -> pd.DataFrame:
+        """Return the rows of one metric."""
+        return self.frame[self.frame["metric"] == name]
+
+
+def load_run(path: Path) -> Run:
+    """Read a run's folder.
+
+    :raises SpecError: It is no run's, or the run did not come to an end.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        frame = pd.read_parquet(path / "results.parquet")
+    except FileNotFoundError as error:
+        raise SpecError(
+            f"{path}: is not the folder of a finished run: {error.filename} is missing"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from error
+    missing = [column for column in COLUMNS if column not in frame]
+    if missing:
+        raise SpecError(f"{path / 'results.parquet'}: lacks the columns {', '.join(missing)}")
+    return Run(path, manifest, frame)

@@ -1,0 +1,65 @@
+"""What a user sees of a run: a bar on a terminal, else a line an epoch; on stderr: stdout is for results."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+__all__ = ["Display"]
+
+
+class Display:
+    """Shows how far a run is. A context manager.
+
+    :param quiet: Show nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bars = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=quiet or not sys.stderr.isatty(),
+        )
+        self._task: TaskID | None = None
+        self._name = ""
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def start(self, name: str, steps: int) -> None:
+        """Begin a transport's training of so many steps."""
+        self._name = name
+        self._task = self._bars.add_task(name, total=steps, note="")
+
+    def step(self, done: int) -> None:
+        """Show that so many steps are done."""
+        if self._task is not None:
+            self._bars.update(self._task, completed=done)
+
+    def epoch(self, number: int, epochs: int, done: int, note: str) -> None:
+        """Show the end of an epoch.
+
+        :param number: From 1.
+        :param done: Steps done in all.
+        """
+        if self._bars.disable:
+            self.say(f"{self._name}: epoch {number} of {epochs}: {note}")
+        elif self._task is not None:
+            self._bars.update(self._task, completed=done, note=note)

@@ -1,0 +1,232 @@
+"""One run of a scenario: the same training, from the same seed, with each transport in turn."""
+
+import datetime
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from testbed.collectives.group import make_groups
+from testbed.collectives.launch import rank_workers
+from testbed.collectives.registry import TRANSPORTS
+from testbed.errors import SpecError
+from testbed.fabric import Fabric
+from testbed.gnn.datasets import prepare
+from testbed.gnn.graph import GraphData
+from testbed.gnn.model import parameter_count
+from testbed.gnn.train import EpochResult
+from testbed.plan import FabricPlan, plan_fabric
+from testbed.results import RunFolder, Table, circumstances, digest
+from testbed.run import measures, rank
+from testbed.run.progress import Display
+from testbed.spec.scenario import Scenario
+from testbed.worker import Workers
+
+__all__ = ["plan_of", "run_scenario"]
+
+log = logging.getLogger(__name__)
+
+
+def plan_of(scenario: Scenario) -> FabricPlan:
+    """Return the fabric that a scenario asks for.
+
+    :raises SpecError: The fabric cannot be as asked.
+    """
+    fabric = scenario.fabric
+    return plan_fabric(
+        topology=fabric.topology,
+        hosts=fabric.hosts,
+        switch=fabric.switch,
+        mtu=fabric.mtu,
+        offload=fabric.offload == "on",
+        k=fabric.k,
+    )
+
+
+def run_scenario(
+    scenario: Scenario,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    quiet: bool = False,
+    command: Sequence[str] = (),
+) -> Path:
+    """Run a scenario and write ``manifest.json`` and ``results.parquet``.
+
+    :param out: The run's folder; made where it does not exist.
+    :param overwrite: Replace a previous run's results there.
+    :param quiet: Show no progress.
+    :param command: The command line that asked for this, for the manifest.
+    :returns: `out`.
+    :raises TestbedError: The run could not be made; the manifest's status says so as well.
+    """
+    plan = plan_of(scenario)
+    folder = RunFolder(out, overwrite)
+    with Display(quiet) as display:
+        display.say(f"{scenario.scenario.name}: reading data set {scenario.dataset.name}")
+        graph = prepare(scenario.dataset)
+        data = GraphData.load(graph)
+        if len(data.train) < scenario.fabric.hosts:
+            raise SpecError(
+                f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, "
+                f"{len(data.train)}"
+            )
+        table = Table(scenario.model_dump(mode="json"))
+        with manifested(folder, facts(scenario, plan, data, command)):
+            display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
+            with Fabric(plan) as fabric, Workers(fabric, scenario.collective.affinity) as workers:
+                Run(scenario, fabric, workers, graph, data, table, display).all()
+            table.write(folder)
+    return out
+
+
+class Run:
+    """A scenario on a fabric that is up."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        fabric: Fabric,
+        workers: Workers,
+        graph: Path,
+        data: GraphData,
+        table: Table,
+        display: Display,
+    ) -> None:
+        self.scenario = scenario
+        self.fabric = fabric
+        self.workers = workers
+        self.graph = graph
+        self.data = data
+        self.table = table
+        self.display = display
+        self.capacity = parameter_count(scenario.model, data.feature_dim, data.num_classes)
+
+    def all(self) -> None:
+        """Run all trials; who comes first moves on from trial to trial, so that a drift meets all alike."""
+        names = self.scenario.collective.transports
+        for trial in range(self.scenario.scenario.trials):
+            first = trial % len(names)
+            for transport in (*names[first:], *names[:first]):
+                self.once(trial, transport)
+
+    def once(self, trial: int, transport: str) -> None:
+        """Train once with a transport, from the trial's seed, and record what was measured."""
+        seed = self.scenario.scenario.seed + trial
+        self.fabric.set_datapath(TRANSPORTS[transport].needs)
+        hosts = [host.name for host in self.fabric.plan.hosts]
+        with rank_workers(transport, self.workers, hosts) as names:
+            shared = {"scenario": self.scenario, "graph": str(self.graph), "seed": seed, "warm": True}
+            self.workers.call_all(
+                rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
+            )
+            collective = self.scenario.collective
+            groups = make_groups(
+                self.fabric.plan.hosts,
+                seed=seed,
+                lanes=collective.lanes,
+                mtu=self.fabric.plan.mtu,
+                capacity=self.capacity,
+                window=collective.window,
+                timeout=collective.timeout,
+                on_overflow=collective.on_overflow,
+                affinity=collective.affinity,
+                rendezvous=str(self.fabric.directory),
+            )
+            self.workers.call_all(
+                rank.open_rank,
+                {
+                    name: {"transport": transport, "group": groups[number]}
+                    for number, name in enumerate(names)
+                },
+            )
+            self._train(trial, transport, names)
+            accuracy, seconds = self.workers[names[0]].call(rank.test_rank)
+            measures.record_test(self.table, trial, transport, accuracy, seconds)
+            self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
+            self.workers.call_all(rank.close_rank, names)
+
+    def _train(self, trial: int, transport: str, names: list[str]) -> None:
+        training = self.scenario.training
+        share = len(self.data.train) // len(names)
+        steps = min(math.ceil(share / training.batch_size), training.steps or share)
+        title = transport if self.scenario.scenario.trials == 1 else f"{transport}, trial {trial + 1}"
+        self.display.start(title, steps * training.epochs)
+        arrived: defaultdict[int, dict[str, EpochResult]] = defaultdict(dict)
+
+        def on_progress(name: str, value: rank.StepDone | EpochResult) -> None:
+            if isinstance(value, rank.StepDone):
+                self.display.step(value.epoch * steps + value.step)
+                return
+            arrived[value.epoch][name] = value
+            if len(arrived[value.epoch]) < len(names):
+                return
+            ranks = [arrived[value.epoch][name] for name in names]
+            measures.check_agreement(transport, ranks)
+            measures.record_epoch(self.table, trial, transport, ranks)
+            seconds = max(result.times["epoch_time"] for result in ranks)
+            note = (
+                f"loss {measures.mean_loss(ranks):.3f}, "
+                f"validation {measures.validation_accuracy(ranks):.1%}, {seconds:.2f} s"
+            )
+            self.display.epoch(value.epoch + 1, training.epochs, (value.epoch + 1) * steps, note)
+
+        self.workers.call_all(rank.train_rank, names, on_progress=on_progress)
+
+
+def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequence[str]) -> dict[str, Any]:
+    """Return the manifest's part that is known before anything runs."""
+    parameters = parameter_count(scenario.model, data.feature_dim, data.num_classes)
+    return {
+        "scenario": scenario.model_dump(mode="json"),
+        "command": list(command),
+        "seed": scenario.scenario.seed,
+        "plan_hash": digest(plan.to_dict()),
+        "parameters": parameters,
+        "gradient_bytes": 4 * parameters,
+        "dataset": {
+            "name": data.name,
+            "vertices": data.num_vertices,
+            "edges": data.num_edges // 2,
+            "features": data.feature_dim,
+            "classes": data.num_classes,
+            "train": len(data.train),
+            "val": len(data.val),
+            "test": len(data.test),
+            **data.facts,
+        },
+        **circumstances(),
+    }
+
+
+@contextmanager
+def manifested(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
+    """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted."""
+    manifest = {**manifest, "status": "running", "started": now()}
+    folder.write_manifest(manifest)
+    started = time.monotonic()
+
+    def end(status: str, error: str | None = None) -> None:
+        seconds = round(time.monotonic() - started, 3)
+        folder.write_manifest(
+            {**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds}
+        )
+
+    try:
+        yield
+    except Exception as error:
+        end("failed", str(error))
+        raise
+    except BaseException:
+        end("interrupted")
+        raise
+    end("complete")
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
