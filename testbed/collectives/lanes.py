@@ -7,7 +7,7 @@ hence the product exact, and rounding the only error::
     step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
     |sum of x - result| <= N * step / 2 + rounding of the result to float32
 
-The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Twin: ``testbed/native/lanes.c``.
+The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Twin: ``testbed/native/lanes.h``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
@@ -112,63 +112,61 @@ class Lanes:
         return integers.astype(np.float32) * np.float32(self.step(exponent))
 
 
-class NativeLanes:
-    """The same in C, a pass each over memory: for arrays that are large.
+class NativeLanes(ctypes.Structure):
+    """The same in C, a pass each over memory, for large arrays: ``struct lanes`` of ``testbed/native/lanes.h``.
 
     Addresses are those of C-contiguous arrays; the caller keeps them alive and large enough.
     """
 
+    _fields_ = [
+        ("bytes", ctypes.c_uint32),
+        ("bias", ctypes.c_int32),
+        ("limit", ctypes.c_int32),
+        ("clamp", ctypes.c_float),
+        ("fraction_bits", ctypes.c_int32),
+        ("ranks", ctypes.c_int32),
+    ]
+
     def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
-        library = load("lanes")
-        pointer, size, real, integer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float, ctypes.c_int32
-        self._absmax = library.lanes_absmax
-        self._absmax.argtypes, self._absmax.restype = [pointer, size], ctypes.c_uint32
-        self._find = library.lanes_find_nonfinite
-        self._find.argtypes, self._find.restype = [pointer, size], size
-        self._quantize = library.lanes_quantize
-        self._quantize.argtypes = [pointer, size, pointer, size, size, pointer, real, real, integer]
-        self._quantize.restype = ctypes.c_uint32
-        self.checksum = library.lanes_checksum
-        self.checksum.argtypes, self.checksum.restype = [pointer, size, size, pointer], None
-        self._dequantize = library.lanes_dequantize
-        self._dequantize.argtypes, self._dequantize.restype = (
-            [pointer, size, size, pointer, real, integer],
-            None,
-        )
+        super().__init__(lanes.bytes, lanes.bias, lanes.limit, lanes.clamp, lanes.fraction_bits, lanes.ranks)
 
     def absmax(self, values: int, count: int) -> float:
         """Largest magnitude of ``count`` float32; infinite or NaN if one of them is."""
-        return _as_float(self._absmax(values, count))
+        return _as_float(_library().absmax(values, count))
 
     def find_nonfinite(self, values: int, count: int) -> int:
         """Index of the first value that is not finite, or ``count``."""
-        return int(self._find(values, count))
+        return int(_library().find_nonfinite(values, count))
 
-    def quantize(
-        self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int
-    ) -> float:
+    def exponent_for(self, absmax: float) -> int:
+        """See `Lanes.exponent_for`."""
+        return int(_library().exponent_for(self, int(np.float32(absmax).view(np.uint32))))
+
+    def quantize(self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int) -> float:
         """Quantize into chunks of ``per_chunk`` lanes, each whole one's checksum into its record; the largest magnitude."""
-        lanes = self.lanes
-        bits = self._quantize(
-            values,
-            count,
-            out,
-            lanes.bytes,
-            per_chunk,
-            records,
-            lanes.scale(exponent),
-            lanes.clamp,
-            lanes.bias,
-        )
-        return _as_float(bits)
+        return _as_float(_library().quantize(self, values, count, out, per_chunk, records, exponent))
+
+    def checksum(self, words: int, count: int, length: int, records: int) -> None:
+        """Sums of the 64-bit words of ``count`` chunks of ``length`` bytes, into their records."""
+        _library().checksum(words, count, length, records)
 
     def dequantize(self, sums: int, count: int, out: int, exponent: int) -> None:
         """Sums of lanes to ``count`` float32."""
-        lanes = self.lanes
-        # The bias of a 32-bit sum wraps as int32; the subtraction in C wraps back.
-        bias = ctypes.c_int32(lanes.ranks * lanes.bias).value
-        self._dequantize(sums, lanes.bytes, count, out, lanes.step(exponent), bias)
+        _library().dequantize(self, sums, count, out, exponent)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = load("lanes")
+    pointer, size, integer, own = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.POINTER(NativeLanes)
+    library.absmax.argtypes, library.absmax.restype = [pointer, size], ctypes.c_uint32
+    library.find_nonfinite.argtypes, library.find_nonfinite.restype = [pointer, size], size
+    library.exponent_for.argtypes, library.exponent_for.restype = [own, ctypes.c_uint32], integer
+    library.quantize.argtypes = [own, pointer, size, pointer, size, pointer, integer]
+    library.quantize.restype = ctypes.c_uint32
+    library.checksum.argtypes, library.checksum.restype = [pointer, size, size, pointer], None
+    library.dequantize.argtypes, library.dequantize.restype = [own, pointer, size, pointer, integer], None
+    return library
 
 
 def _as_float(bits: int) -> float:

@@ -12,6 +12,7 @@ from ctypes import c_int32, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
 from testbed.collectives.group import Member
+from testbed.collectives.lanes import NativeLanes
 
 __all__ = [
     "BLOCK",
@@ -228,6 +229,16 @@ class NativeRing(ctypes.Structure):
         ("ranks", c_uint32),
         ("syscalls", c_uint64),
         ("orders", c_void_p),
+        ("inputs", c_void_p),
+        ("results", c_void_p),
+        ("records", c_void_p),
+        ("lanes", NativeLanes),
+        ("chunk_bytes", c_uint32),
+        ("window", c_uint32),
+        ("yields", c_uint32),
+        ("quantize_ns", c_uint64),
+        ("communicate_ns", c_uint64),
+        ("wait_ns", c_uint64),
     ]
 
 

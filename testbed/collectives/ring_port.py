@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from testbed.collectives import ring_maps as maps
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.xdp_host import BELL_FAR, BELL_NEAR, LINK, XdpHost
+from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
+from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
 from testbed.errors import CollectiveError, SpecError
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
 from testbed.native import load
 
-__all__ = ["Event", "RingPort", "chunk_bytes_for"]
+__all__ = ["Event", "RingPort"]
 
 _CHUNK = np.dtype(
     [
@@ -32,6 +34,7 @@ _CHUNK = np.dtype(
 )
 _RING_BUFFER_HEADER = 8
 _QUENCH_US = 2000
+_YIELDS = 64
 
 
 @dataclass(frozen=True)
@@ -43,23 +46,14 @@ class Event:
     stored: int
 
 
-def chunk_bytes_for(mtu: int) -> int:
-    """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
-    overhead = maps.FRAME_BYTES - 14
-    return min((mtu - overhead) // maps.BLOCK * maps.BLOCK, maps.MAX_PAYLOAD)
-
-
 class RingPort:
-    """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them.
+    """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them."""
 
-    :param chunks: Capacity, chunks.
-    """
-
-    def __init__(self, host: XdpHost, spec: GroupSpec, chunks: int) -> None:
+    def __init__(self, host: XdpHost, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
         self.host = host
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
-        self.chunks = chunks
+        chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
         if spec.group_id >= host_capacity:
             raise SpecError(f"group_id = {spec.group_id}: allowed is 0..{host_capacity - 1}")
         config = maps.Config(
@@ -84,7 +78,7 @@ class RingPort:
         self.doorbell: socket.socket | None = None
         try:
             self._share()
-            self._connect_doorbell()
+            self._connect_doorbell(lanes)
             host.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
         except BaseException:
             self._close_own()
@@ -106,7 +100,7 @@ class RingPort:
         self._counters = shared["counters"]
         self._consumer, self._producer, self._data = self._events.ring_buffer()
 
-    def _connect_doorbell(self) -> None:
+    def _connect_doorbell(self, lanes: Lanes) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
         frame = maps.Frame(
@@ -126,14 +120,25 @@ class RingPort:
             rank=self.spec.rank,
             ranks=self.spec.size,
             orders=self.orders.ctypes.data,
+            inputs=self.inputs.ctypes.data,
+            results=self.results.ctypes.data,
+            records=self.records.ctypes.data,
+            lanes=NativeLanes(lanes),
+            chunk_bytes=self.chunk_bytes,
+            window=self.spec.window,
+            yields=_YIELDS,
         )
         library = load("ring")
         self._ring = ctypes.addressof(self._native)
         pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
-        self._begin = library.ring_begin
-        self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
-        self._publish = library.ring_publish
-        self._publish.argtypes = [pointer, u32, u32]
+        layout = ctypes.POINTER(Layout)
+        self._send = library.ring_send
+        self._send.argtypes = [pointer, layout, u32, u16, pointer, u32, ctypes.c_int32, pointer, ctypes.c_int32, pointer]
+        self._send.restype = u32
+        self._finish = library.ring_finish
+        self._finish.argtypes = [pointer, layout, u32, pointer]
+        self._status = library.ring_status
+        self._status.argtypes = [pointer, layout, u32]
         self._order = library.ring_order
         self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32], None
         self._replay = library.ring_replay
@@ -145,13 +150,36 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        """Enter a collective of ``total`` chunks; nothing of it is ready yet."""
-        self._begin(self._ring, generation, total, length, tag, self.spec.window)
+    def send(self, layout: Layout, generation: int, tag: int, values: int, absmax: float, exponent: int) -> float:
+        """Enter a collective, quantize and publish all input with a status that says that all is fine.
 
-    def publish(self, generation: int, ready: int) -> None:
-        """The first ``ready`` chunks of the input are in place: launch and replay what waited for them."""
-        self._check(self._publish(self._ring, generation, ready))
+        :param values: Address of the float32 values.
+        :param absmax: Largest magnitude known of beforehand.
+        :returns: The largest magnitude. If that is not finite, `finish` must follow.
+        """
+        bits = int(np.float32(absmax).view(np.uint32))
+        status = ctypes.create_string_buffer(layout.status)
+        error = ctypes.c_int()
+        bits = self._send(
+            self._ring, layout, generation, tag, values, bits, exponent, status, EXPONENTS.start, ctypes.byref(error)
+        )
+        self._check(error.value)
+        return float(np.uint32(bits).view(np.float32))
+
+    def finish(self, layout: Layout, generation: int, status: bytes) -> None:
+        """Publish the end of the input with a status of the caller's."""
+        self._check(self._finish(self._ring, layout, generation, status))
+
+    def status(self, layout: Layout) -> int | None:
+        """The exponent in the status that has come back, or None if that has more to say."""
+        found = self._status(self._ring, layout, len(EXPONENTS))
+        return None if found < 0 else EXPONENTS.start + int(found)
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Time spent since the start: quantizing, talking to the kernel, waiting."""
+        native = self._native
+        return native.quantize_ns * 1e-9, native.communicate_ns * 1e-9, native.wait_ns * 1e-9
 
     def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""

@@ -14,24 +14,18 @@ import numpy as np
 
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import Lanes, NativeLanes
-from testbed.collectives.ring_port import RingPort, chunk_bytes_for
+from testbed.collectives.ring_layout import Layout
+from testbed.collectives.ring_port import RingPort
 from testbed.collectives.ring_recovery import Recovery
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
 from testbed.collectives.xdp_host import XdpHost
 from testbed.errors import CollectiveError
-from testbed.protocol import status as statuses
 from testbed.protocol.scale import SLACK, ScaleGuess
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["BLOCKS", "XdpRing"]
-
-BLOCKS = 8
-"""Parts that a large tensor is quantized in, each sent while the next is worked on."""
-
-LEAST_BLOCK = 64 << 10
-"""Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
+__all__ = ["XdpRing"]
 
 
 class XdpRing(Transport):
@@ -46,24 +40,18 @@ class XdpRing(Transport):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        self._chunk_bytes = chunk_bytes_for(spec.mtu)
-        self._status_bytes = statuses.status_bytes(spec.size)
         self._generation = 0
         self._guesses: dict[int, ScaleGuess] = {}
+        self._layouts: dict[int, Layout] = {}
         self._port: RingPort | None = None
         self._failed: str | None = None
 
     def connect(self) -> None:
         """See `Transport.connect`."""
-        if self.spec.size == 1:
-            return
-        stream = _pad(self.spec.capacity * self.lanes.bytes, 8) + self._status_bytes
-        self._port = RingPort(XdpHost.of(self.context), self.spec, -(-stream // self._chunk_bytes))
-        self._recovery = Recovery(self._port)
-        self._inputs = self._port.inputs.ctypes.data
-        self._results = self._port.results.ctypes.data
-        self._records = self._port.records.ctypes.data
-        self._recovery.meet()
+        if self.spec.size > 1:
+            self._port = RingPort(XdpHost.of(self.context), self.spec, self.lanes)
+            self._recovery = Recovery(self._port)
+            self._recovery.meet()
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._failed:
@@ -73,96 +61,45 @@ class XdpRing(Transport):
         if self.spec.size == 1:
             np.copyto(out, tensor)
             return
+        values = tensor.ctypes.data
         guess = self._guesses.setdefault(tensor.size, ScaleGuess())
         if guess.exponent is None:
-            guess.learn(self._pass(tensor[:0], self._magnitude(tensor), 0).exponent)
+            guess.learn(self._pass(0, 0, self._native.absmax(values, tensor.size), 0))
         while True:
             assert guess.exponent is not None
             exponent = guess.exponent
-            status = self._pass(tensor, 0.0, exponent)
-            holds = guess.holds(status.exponent)
-            guess.learn(status.exponent)
+            seen = self._pass(values, tensor.size, 0.0, exponent)
+            holds = guess.holds(seen)
+            guess.learn(seen)
             if holds:
                 break
             self.redone += 1
         started = time.perf_counter()
-        self._native.dequantize(self._results, tensor.size, out.ctypes.data, exponent)
+        self._native.dequantize(self._port.results.ctypes.data, tensor.size, out.ctypes.data, exponent)
         self.phases["dequantize"] += time.perf_counter() - started
 
-    def _magnitude(self, tensor: Tensor) -> float:
-        started = time.perf_counter()
-        absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
-        self.phases["quantize"] += time.perf_counter() - started
-        return absmax
+    def _pass(self, values: int, count: int, absmax: float, exponent: int) -> int:
+        """One collective of ``count`` values' lanes and the status; leaves the sums in the port's results.
 
-    def _pass(self, tensor: Tensor, absmax: float, exponent: int) -> statuses.Status:
-        """One collective of a tensor's lanes and the status; leaves the sums in the port's results."""
+        :returns: The exponent of the group's largest magnitude.
+        """
         port = self._port
         assert port is not None
-        started = time.perf_counter()
-        quantized = 0.0
-        lane_bytes, chunk_bytes = self.lanes.bytes, self._chunk_bytes
-        data = _pad(tensor.size * lane_bytes, 8)
-        stream = data + self._status_bytes
-        total = -(-stream // chunk_bytes)
-        length = chunk_bytes if total > 1 else _pad(stream, 64)
+        layout = self._layouts.get(count)
+        if layout is None:
+            layout = self._layouts[count] = Layout.plan(count, self.lanes, port.chunk_bytes)
         self._generation = generation = 2 if self._generation == 0xFFFFFFFF else self._generation + 1
-        port.begin(generation, total, length, _tag(tensor.size, exponent))
-        per_chunk = chunk_bytes // lane_bytes
-        whole = tensor.size // per_chunk
-        block = max(-(-whole // BLOCKS), LEAST_BLOCK // chunk_bytes)
-        begun = time.perf_counter()
-        address = tensor.ctypes.data
-        for first in range(0, whole, block):
-            last = min(first + block, whole)
-            # The rest behind the last whole chunk goes with it.
-            count = (last - first) * per_chunk if last < whole else tensor.size - first * per_chunk
-            absmax = max(absmax, self._quantize(address, first, count, exponent))
-            if last < whole:
-                quantized += time.perf_counter() - begun
-                port.publish(generation, last)
-                begun = time.perf_counter()
-        if not whole and tensor.size:
-            absmax = max(absmax, self._quantize(address, 0, tensor.size, exponent))
-        self._finish(tensor, data, total, length, whole, self.lanes.exponent_for(absmax))
-        quantized += time.perf_counter() - begun
-        port.publish(generation, total)
-        waiting = time.perf_counter()
+        absmax = port.send(layout, generation, _tag(count, exponent), values, absmax, exponent)
         try:
-            self._recovery.wait(generation, total)
+            self._recovery.wait(generation, layout.total)
         except CollectiveError as error:
             self._failed = str(error)
             raise
-        ended = time.perf_counter()
-        self.phases["quantize"] += quantized
-        self.phases["wait"] += ended - waiting
-        self.phases["communicate"] += waiting - started - quantized
-        return statuses.decode(self.spec.size, port.results[data : data + self._status_bytes])
-
-    def _quantize(self, address: int, chunk: int, count: int, exponent: int) -> float:
-        per_chunk = self._chunk_bytes // self.lanes.bytes
-        return self._native.quantize(
-            address + chunk * per_chunk * 4,
-            count,
-            self._inputs + chunk * self._chunk_bytes,
-            per_chunk,
-            self._records + chunk * 32,
-            exponent,
-        )
-
-    def _finish(self, tensor: Tensor, data: int, total: int, length: int, whole: int, exponent: int) -> None:
-        """Behind the tensor's last lane: zeros to the next word, the status, zeros to the end of the frame."""
-        port = self._port
-        assert port is not None
-        end = total * length if total == 1 else total * self._chunk_bytes
-        used = tensor.size * self.lanes.bytes
-        port.inputs[used:end] = 0
-        status = statuses.encode(self.spec.size, self.spec.rank, exponent)
-        port.inputs[data : data + len(status)] = np.frombuffer(status, np.uint8)
-        first = min(whole, total - 1)
-        self._native.checksum(
-            self._inputs + first * self._chunk_bytes, total - first, length, self._records + first * 32
-        )
+        finally:
+            self.phases.update(zip(("quantize", "communicate", "wait"), port.seconds, strict=True))
+        seen = port.status(layout)
+        assert seen is not None
+        return seen
 
     def counters(self) -> Counters:
         """See `Transport.counters`."""
@@ -182,10 +119,6 @@ class XdpRing(Transport):
         if self._port is not None:
             self._port.close()
             self._port = None
-
-
-def _pad(count: int, to: int) -> int:
-    return -(-count // to) * to
 
 
 def _tag(size: int, exponent: int) -> int:

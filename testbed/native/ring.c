@@ -4,11 +4,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
+
+#include "lanes.h"
 
 #define FAN 32 /* orders that one bell can serve */
 #define ORDERS 1024
@@ -51,6 +54,22 @@ struct ring {
 	uint32_t rank, ranks;
 	uint64_t syscalls;
 	struct order *orders;
+	/* For whole collectives. */
+	char *inputs, *results;
+	struct record *records;
+	struct lanes lanes;
+	uint32_t chunk_bytes, window, yields;
+	uint64_t quantize_ns, communicate_ns, wait_ns;
+};
+
+/* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
+struct layout {
+	uint64_t count; /* values */
+	uint64_t data;  /* bytes of their lanes, up to the next word: where the status begins */
+	uint32_t status;
+	uint32_t total; /* chunks */
+	uint32_t length; /* payload of a frame */
+	uint32_t block; /* chunks quantized and published at a time */
 };
 
 _Static_assert(sizeof(struct control) == 128, "bpf/include/ring.h");
@@ -138,15 +157,32 @@ uint32_t ring_take(struct ring *r, uint32_t most)
 	return (uint32_t)before;
 }
 
-/* Sleep until `target` results are stored, an event comes, or time is up. 1: stored; 0: not yet; negative: errno. */
-int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* Sleep until `target` results are stored, an event comes, or time is up. 1: stored; 0: not yet; negative: errno. First let the other
+ * ranks have the CPU a few times: when all are about to finish, that is sooner than a sleep and an interrupt.
+ */
+static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
 	struct control *c = r->control;
 	struct timespec timeout = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
 	struct pollfd events = { .fd = r->events, .events = POLLIN };
 
-	if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
-		return 1;
+	for (uint32_t i = 0; i < r->yields; i++) {
+		for (int pause = 0; pause < 64; pause++) {
+			if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
+				return 1;
+			_mm_pause();
+		}
+		r->syscalls++;
+		sched_yield();
+	}
 	__atomic_exchange_n(&c->wake_at, target, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
 		return 1;
@@ -154,4 +190,87 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 	if (ppoll(&events, 1, &timeout, NULL) < 0 && errno != EINTR)
 		return -errno;
 	return __atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target;
+}
+
+int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
+{
+	uint64_t start = now_ns();
+	int result = wait_for(r, target, timeout_ns);
+
+	r->wait_ns += now_ns() - start;
+	return result;
+}
+
+/* What follows the last lane: zeros to the next word, the status, zeros to the end of the frame; then all is ready. */
+int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, const void *status)
+{
+	uint32_t whole = l->count / (r->chunk_bytes / r->lanes.bytes), first = MIN(whole, l->total - 1);
+	char *end = r->inputs + (uint64_t)(l->total - 1) * r->chunk_bytes + l->length;
+	char *used = r->inputs + l->count * r->lanes.bytes;
+
+	memset(used, 0, end - used);
+	memcpy(r->inputs + l->data, status, l->status);
+	lanes_checksum(r->inputs + (uint64_t)first * r->chunk_bytes, l->total - first, l->length, r->records + first);
+	return ring_publish(r, generation, l->total);
+}
+
+/* A collective up to the point where all input is published, unless a value is not finite: then the last block is not, and
+ * ring_finish has to be called with a status that says so. `status` is this rank's, without its exponent; `base` is
+ * the exponent of its first byte. Returns the largest magnitude (as lanes_absmax) and sets *error to 0 or an errno.
+ */
+uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, uint16_t tag, const float *x, uint32_t most,
+		   int32_t exponent, uint8_t *status, int32_t base, int *error)
+{
+	uint32_t per_chunk = r->chunk_bytes / r->lanes.bytes, whole = l->count / per_chunk;
+	uint64_t start = now_ns(), mark, spent;
+
+	ring_begin(r, generation, l->total, l->length, tag, r->window);
+	*error = 0;
+	for (uint32_t first = 0; first < whole || (!first && l->count);) {
+		uint32_t last = first + l->block < whole ? first + l->block : whole;
+		/* What is behind the last whole chunk goes with it. */
+		uint64_t begin = (uint64_t)first * per_chunk, end = last < whole ? (uint64_t)last * per_chunk : l->count;
+		uint32_t magnitude;
+
+		mark = now_ns();
+		magnitude = lanes_quantize(&r->lanes, x + begin, end - begin, r->inputs + (uint64_t)first * r->chunk_bytes,
+					   per_chunk, r->records + first, exponent);
+		most = magnitude > most ? magnitude : most;
+		spent = now_ns() - mark;
+		r->quantize_ns += spent;
+		start += spent;
+		if (last == whole)
+			break;
+		*error = ring_publish(r, generation, last);
+		if (*error)
+			return most;
+		first = last;
+	}
+	if (most < 0x7f800000) {
+		uint8_t *count = &status[lanes_exponent_for(&r->lanes, most) - base];
+
+		*count = 1;
+		*error = ring_finish(r, l, generation, status);
+		*count = 0;
+	}
+	r->communicate_ns += now_ns() - start;
+	return most;
+}
+
+/* The status that has come back: the exponent of the greatest magnitude, relative to the first byte's, or -1 if there is more to
+ * it than that.
+ */
+int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
+{
+	const uint8_t *status = (const uint8_t *)r->results + l->data;
+	int32_t greatest = -1;
+	uint32_t ranks = 0, faults = 0;
+
+	for (uint32_t i = 0; i < exponents; i++) {
+		greatest = status[i] ? (int32_t)i : greatest;
+		ranks += status[i];
+	}
+	for (uint32_t i = exponents; i < l->status; i++)
+		faults |= status[i];
+	return faults || ranks != r->ranks ? -1 : greatest;
 }

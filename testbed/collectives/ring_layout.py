@@ -1,0 +1,61 @@
+"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the last frame."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Self
+
+from testbed.collectives.lanes import Lanes
+from testbed.collectives.ring_maps import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+from testbed.protocol.status import status_bytes
+
+__all__ = ["BLOCKS", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
+
+BLOCKS = 8
+"""Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
+
+LEAST_BLOCK = 64 << 10
+"""Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
+
+
+def chunk_bytes_for(mtu: int) -> int:
+    """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
+    overhead = FRAME_BYTES - 14
+    return min((mtu - overhead) // BLOCK * BLOCK, MAX_PAYLOAD)
+
+
+class Layout(ctypes.Structure):
+    """``struct layout`` of ``testbed/native/ring.c``.
+
+    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is full, because a frame that
+    becomes the next chunk may have no room to grow.
+    """
+
+    _fields_ = [
+        ("count", ctypes.c_uint64),
+        ("data", ctypes.c_uint64),
+        ("status", ctypes.c_uint32),
+        ("total", ctypes.c_uint32),
+        ("length", ctypes.c_uint32),
+        ("block", ctypes.c_uint32),
+    ]
+
+    @classmethod
+    def plan(cls, count: int, lanes: Lanes, chunk_bytes: int) -> Self:
+        """Lay out ``count`` values in chunks of at most ``chunk_bytes``."""
+        data = _pad(count * lanes.bytes, 8)
+        status = status_bytes(lanes.ranks)
+        stream = data + status
+        total = -(-stream // chunk_bytes)
+        length = chunk_bytes if total > 1 else _pad(stream, BLOCK)
+        whole = count // (chunk_bytes // lanes.bytes)
+        return cls(count, data, status, total, length, max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)))
+
+
+def chunks_for(count: int, lanes: Lanes, chunk_bytes: int) -> int:
+    """Chunks that a tensor of ``count`` values needs."""
+    return int(Layout.plan(count, lanes, chunk_bytes).total)
+
+
+def _pad(count: int, to: int) -> int:
+    return -(-count // to) * to

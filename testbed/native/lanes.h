@@ -1,0 +1,171 @@
+/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Twin: testbed/collectives/lanes.py, which says what the
+ * numbers mean and is what the tests compare with.
+ */
+#pragma once
+
+#include <immintrin.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+/* The largest magnitude as the bits of a float: for those, integer order is float order, with infinity and NaN on top. */
+static inline uint32_t lanes_absmax(const float *x, size_t n)
+{
+	const uint32_t *bits = (const uint32_t *)x;
+	uint32_t most = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		uint32_t magnitude = bits[i] & 0x7fffffff;
+
+		most = magnitude > most ? magnitude : most;
+	}
+	return most;
+}
+
+/* The format of lanes; Lanes of testbed/collectives/lanes.py. */
+struct lanes {
+	uint32_t bytes; /* 2 or 4 */
+	int32_t bias;
+	int32_t limit;
+	float clamp; /* the largest float that rounds to no more than the limit */
+	int32_t fraction_bits;
+	int32_t ranks;
+};
+
+/* The least exponent at which a magnitude, given as the bits of a finite float, is not clamped. */
+static inline int lanes_exponent_for(const struct lanes *lanes, uint32_t magnitude)
+{
+	int exponent, least = lanes->fraction_bits - 126;
+	float value;
+
+	memcpy(&value, &magnitude, 4);
+	if (!magnitude)
+		return least;
+	frexpf(value, &exponent);
+	exponent = exponent > least ? exponent : least;
+	return rint(ldexp(value, lanes->fraction_bits - exponent)) <= lanes->limit ? exponent : exponent + 1;
+}
+
+/* Index of the first infinity or NaN, or n. */
+static inline size_t lanes_find_nonfinite(const float *x, size_t n)
+{
+	const uint32_t *bits = (const uint32_t *)x;
+
+	for (size_t i = 0; i < n; i++)
+		if ((bits[i] & 0x7fffffff) >= 0x7f800000)
+			return i;
+	return n;
+}
+
+/* Rounding is to nearest, ties to even. Values beyond the limit are clamped: the caller learns of them by the magnitude. */
+#define QUANTIZE(name, lane)                                                                           \
+	static inline uint32_t name(const float *restrict x, size_t n, lane *restrict out, float scale, float limit, int32_t bias) \
+	{                                                                                              \
+		uint32_t most = 0;                                                                     \
+                                                                                                       \
+		for (size_t i = 0; i < n; i++) {                                                       \
+			float scaled = x[i] * scale;                                                   \
+			uint32_t bits;                                                                 \
+                                                                                                       \
+			memcpy(&bits, &x[i], 4);                                                       \
+			bits &= 0x7fffffff;                                                            \
+			most = bits > most ? bits : most;                                              \
+			scaled = scaled > limit ? limit : scaled;                                      \
+			scaled = scaled < -limit ? -limit : scaled;                                    \
+			out[i] = (lane)((int32_t)rintf(scaled) + bias);                                \
+		}                                                                                      \
+		return most;                                                                           \
+	}
+
+QUANTIZE(quantize16, uint16_t)
+QUANTIZE(quantize32, uint32_t)
+
+/* One slot of the chunk records in the ring's map; struct ring_chunk of bpf/include/ring.h. */
+struct record {
+	uint64_t input_sum;
+	uint64_t rest[3];
+};
+
+static inline uint64_t sum_words(const uint64_t *words, size_t n)
+{
+	uint64_t sum = 0;
+
+	for (size_t i = 0; i < n; i++)
+		sum += words[i];
+	return sum;
+}
+
+/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each; the last may be filled in part, and then is
+ * left without its checksum. Returns the largest magnitude, as lanes_absmax.
+ */
+static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk,
+				      struct record *records, int exponent)
+{
+	float scale = ldexpf(1.0f, lanes->fraction_bits - exponent);
+	uint32_t most = 0;
+
+	for (size_t done = 0; done < n; done += per_chunk, records++) {
+		size_t part = MIN(per_chunk, n - done);
+		uint32_t magnitude;
+
+		if (lanes->bytes == 2)
+			magnitude = quantize16(x + done, part, (uint16_t *)out + done, scale, lanes->clamp, lanes->bias);
+		else
+			magnitude = quantize32(x + done, part, (uint32_t *)out + done, scale, lanes->clamp, lanes->bias);
+		most = magnitude > most ? magnitude : most;
+		if (part == per_chunk)
+			records->input_sum = sum_words((uint64_t *)((char *)out + done * lanes->bytes), per_chunk * lanes->bytes / 8);
+	}
+	return most;
+}
+
+/* Checksums of `count` chunks of `bytes` each. */
+static inline void lanes_checksum(const char *words, size_t count, size_t bytes, struct record *records)
+{
+	for (size_t i = 0; i < count; i++)
+		records[i].input_sum = sum_words((const uint64_t *)(words + i * bytes), bytes / 8);
+}
+
+/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring is working on. */
+#define DEQUANTIZE(name, lane, widen)                                                                  \
+	static inline void name(const lane *restrict lanes, size_t n, float *restrict x, float step, int32_t bias) \
+	{                                                                                              \
+		size_t i = 0;                                                                          \
+		const __m256i biases = _mm256_set1_epi32(bias);                                        \
+		const __m256 steps = _mm256_set1_ps(step);                                             \
+                                                                                                       \
+		if (n >= STREAM) {                                                                     \
+			for (; (uintptr_t)(x + i) % 32; i++)                                           \
+				x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;   \
+			for (; i + 8 <= n; i += 8) {                                                   \
+				__m256i value = _mm256_sub_epi32(widen(lanes + i), biases);            \
+                                                                                                       \
+				_mm256_stream_ps(x + i, _mm256_mul_ps(_mm256_cvtepi32_ps(value), steps)); \
+			}                                                                              \
+			_mm_sfence();                                                                  \
+		}                                                                                      \
+		for (; i < n; i++)                                                                     \
+			x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;           \
+	}
+
+#define STREAM (1 << 20)
+#define WIDEN16(p) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p)))
+#define WIDEN32(p) _mm256_loadu_si256((const __m256i *)(p))
+
+DEQUANTIZE(dequantize16, uint16_t, WIDEN16)
+DEQUANTIZE(dequantize32, uint32_t, WIDEN32)
+
+static inline void lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n, float *x, int exponent)
+{
+	float step = ldexpf(1.0f, exponent - lanes->fraction_bits);
+	/* Of 32-bit lanes this wraps; the subtraction wraps back. */
+	int32_t bias = (uint32_t)lanes->bias * lanes->ranks;
+
+	if (lanes->bytes == 2)
+		dequantize16(sums, n, x, step, bias);
+	else
+		dequantize32(sums, n, x, step, bias);
+}
