@@ -1,6 +1,6 @@
 """The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has failed.
 
-Every pair of neighbours has two connections: one carries data to the right, the other, silent while all is well,
+Every pair of neighbours has two connections: one carries data to the right; the other, silent so far,
 carries one-byte notes in both directions. A rank that gives up writes the number of the rank at fault to both
 neighbours before it closes, so that all ranks name the same one and not the neighbour that closed on them.
 """
@@ -153,7 +153,7 @@ class Neighbours:
     def _listen_to_notes(self, suspect: Member) -> Member | None:
         """Read notes until one, or the end of one neighbour's, names the rank at fault.
 
-        :returns: That rank; `suspect` where it stays silent here too; None where it does not and no name comes.
+        :returns: That rank; `suspect` where it stays silent here too; None where it does not, unnamed.
         """
         notes = {self._left_notes: self._spec.left, self._right_notes: self._spec.right}
         deadline = time.monotonic() + _GRACE

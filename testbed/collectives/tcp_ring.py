@@ -1,7 +1,7 @@
 """``tcp-ring``: ring all-reduce over plain TCP sockets, the rival that the in-kernel ring has to beat.
 
-The inner loop is C (``testbed/native/tcp_ring.c``): in Python the interpreter's share of a short all-reduce is plain
-to see. Partial sums live in a buffer that stays in the cache, and nothing is allocated in a call.
+The inner loop is C (``testbed/native/tcp_ring.c``): an interpreter would be seen in short all-reduces.
+Partial sums live in a buffer that stays in the cache, and nothing is allocated in a call.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""``testbed bench allreduce``: the controller's side."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.bench import rank
+from testbed.bench.barrier import BarrierBroken
+from testbed.bench.environment import describe
+from testbed.bench.row import Row, Turn, make_row
+from testbed.collectives.group import Affinity, Lanes, make_groups
+from testbed.collectives.launch import rank_workers
+from testbed.collectives.mpi import initialize
+from testbed.collectives.registry import TRANSPORTS, check_names
+from testbed.errors import KernelError, SpecError
+from testbed.fabric import Fabric
+from testbed.plan import FabricPlan
+from testbed.worker import Workers
+
+__all__ = ["Options", "Session"]
+
+logger = logging.getLogger(__name__)
+
+MAX_TURNS = 5  # into which each transport's iterations of a size are cut
+TURN_TIMEOUT = 300.0  # seconds; MPI has no deadline of its own
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how.
+
+    :param sizes: Bytes of the tensors.
+    :param iterations: Timed all-reduces of each transport at each size.
+    :param warmup: Untimed ones before each turn.
+    :param check: Whether results are compared with the reference.
+    """
+
+    plan: FabricPlan
+    transports: Sequence[str]
+    sizes: Sequence[int]
+    iterations: int
+    warmup: int
+    check: bool
+    lanes: Lanes = "int32"
+    window: int = 8
+    affinity: Affinity = "none"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_names(self.transports)
+        if self.iterations < 1:
+            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
+        if self.warmup < 0:
+            raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What each row of the JSON file repeats."""
+        return {
+            "lanes": self.lanes,
+            "mtu": self.plan.mtu,
+            "offload": "on" if self.plan.offload else "off",
+            "topology": self.plan.topology,
+            "window": self.window,
+            "affinity": self.affinity,
+            "seed": self.seed,
+        }
+
+    @property
+    def turns(self) -> list[int]:
+        """Iterations of each turn: as equal as can be."""
+        turns = min(self.iterations, MAX_TURNS)
+        return [self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)]
+
+
+class Session:
+    """A fabric with all transports of a bench open on it. A context manager.
+
+    :ivar environment: What the results depend on, after entering.
+    :ivar down_seconds: How long the fabric took to go away, after leaving.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.environment: dict[str, object] = {}
+        self.down_seconds = 0.0
+
+    def __enter__(self) -> "Session":
+        start = time.monotonic()
+        with ExitStack() as stack:
+            self._fabric = stack.enter_context(Fabric(self.options.plan))
+            stack.callback(self._note_leaving)
+            fabric_up = time.monotonic() - start
+            self._workers = stack.enter_context(Workers(self._fabric, affinity=self.options.affinity))
+            workers_up = time.monotonic() - start - fabric_up
+            extra: dict[str, object] = {
+                "lanes": self.options.lanes,
+                "window": self.options.window,
+                "affinity": self.options.affinity,
+                "seed": self.options.seed,
+                "iterations": self.options.iterations,
+                "warmup": self.options.warmup,
+                "fabric_up_seconds": round(fabric_up, 3),
+                "workers_up_seconds": round(workers_up, 3),
+            }
+            self._names: dict[str, list[str]] = {}
+            for group, name in enumerate(self.options.transports):
+                self._open(stack, name, group)
+                if name == "mpi":
+                    extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
+            self.environment = describe(self._fabric, extra)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
+        self.down_seconds = time.monotonic() - self._fabric_leaving
+
+    def _note_leaving(self) -> None:
+        self._fabric_leaving = time.monotonic()  # workers are gone by now, and the fabric goes next
+
+    def _open(self, stack: ExitStack, name: str, group: int) -> None:
+        options, directory = self.options, self._fabric.directory
+        self._fabric.set_datapath(TRANSPORTS[name].needs)
+        hosts = list(self._fabric.hosts)
+        self._names[name] = stack.enter_context(rank_workers(name, self._workers, hosts))
+        specs = make_groups(
+            options.plan.hosts,
+            seed=options.seed,
+            group_id=group,
+            lanes=options.lanes,
+            mtu=options.plan.mtu,
+            capacity=max(options.sizes) // 4,
+            window=options.window,
+            affinity=options.affinity,
+            rendezvous=str(directory),
+        )
+        arguments = [
+            {"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs
+        ]
+        self._call(rank.open_rank, name, arguments)
+
+    def _call(
+        self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]
+    ) -> list[Any]:
+        """Call a function in all ranks of a transport, with the same arguments or a list of each one's."""
+        workers = self._names[name]
+        each = arguments if isinstance(arguments, list) else [{"name": name, **arguments}] * len(workers)
+        by_worker = dict(zip(workers, each, strict=True))
+        answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
+        failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        # A rank that only heard of another's failure has nothing to tell.
+        for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
+            raise failure
+        return list(answers.values())
+
+    def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
+        """Measure: yields the rows of a size when it is done.
+
+        Transports take turns inside a size, so that a drift of the machine meets all alike. What comes before
+        a turn, attaching and detaching the switches' programs and the warm-up, is not timed.
+
+        :param progress: Told what is going on.
+        """
+        for size in self.options.sizes:
+            absmax = self._prepare(size, progress)
+            turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.transports}
+            for number, iterations in enumerate(self.options.turns):
+                for name in self.options.transports:
+                    progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
+                    self._set_datapath(name)
+                    arguments = {"iterations": iterations, "warmup": self.options.warmup, "absmax": absmax}
+                    turns[name].append(self._call(rank.run_turn, name, arguments))
+            for name in self.options.transports:
+                progress(f"{size} B, system calls: {name}")
+                self._set_datapath(name)
+                yield make_row(name, size, turns[name], self._syscalls(name))
+
+    def _prepare(self, size: int, progress: Callable[[str], None]) -> float | None:
+        """Make inputs and the reference; returns the largest magnitude of any element, None without check."""
+        path = self._fabric.directory / "reference"
+        path.unlink(missing_ok=True)
+        absmax = 0.0
+        for index, name in enumerate(self.options.transports):
+            progress(f"{size} B, inputs: {name}")
+            fill = self.options.check and index == 0
+            arguments = {"count": size // 4, "seed": self.options.seed, "reference": str(path), "fill": fill}
+            absmax = max(absmax, *self._call(rank.prepare_size, name, arguments))
+        return absmax if self.options.check else None
+
+    def _set_datapath(self, name: str) -> None:
+        if self._fabric.datapath != TRANSPORTS[name].needs:
+            self._fabric.set_datapath(TRANSPORTS[name].needs)
+
+    def _syscalls(self, name: str) -> list[int] | None:
+        try:
+            return self._call(rank.count_syscalls, name, {})
+        except KernelError as error:
+            logger.warning("system calls are not counted: %s", error)
+            return None

@@ -1,0 +1,150 @@
+"""What runs in the ranks' workers: inputs, the float64 reference, turns of timed iterations."""
+
+import gc
+import mmap
+import os
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.bench.barrier import Barrier
+from testbed.bench.row import Turn
+from testbed.bench.syscalls import SyscallCounter
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.registry import open_transport
+from testbed.collectives.transport import Tensor, Transport
+from testbed.worker import WorkerContext
+
+__all__ = ["count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
+
+BLOCK = 1 << 16  # elements that one draw of the generator makes
+
+
+@dataclass
+class Bench:
+    """What a worker keeps of a transport between turns."""
+
+    transport: Transport
+    barrier: Barrier
+    source: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
+    buffer: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
+    reference: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
+    """Draw a part of a rank's tensor: standard normal, the same whatever part is asked for.
+
+    :param first: First element, a multiple of `BLOCK`.
+    """
+    out = np.empty(count, np.float32)
+    for start in range(0, count, BLOCK):
+        generator = np.random.default_rng([seed, rank, (first + start) // BLOCK])
+        # A whole block always: the generator's draws depend on how many are asked for at once.
+        out[start : start + BLOCK] = generator.standard_normal(BLOCK, np.float32)[: count - start]
+    return out
+
+
+def open_rank(context: WorkerContext, name: str, spec: GroupSpec, barrier: str) -> None:
+    """Open and connect a transport in this worker."""
+    transport = context.resources.enter_context(open_transport(name, context, spec))
+    context.objects[f"bench/{name}"] = Bench(transport, Barrier(Path(barrier), spec.rank, spec.size))
+    transport.connect()
+
+
+def prepare_size(
+    context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool
+) -> float:
+    """Make this rank's tensor, and its share of the reference: the float64 sum, in a file that all share.
+
+    :param fill: Whether the reference is still to be made (by the ranks of the first transport).
+    :returns: The largest magnitude of any rank's element in this rank's share.
+    """
+    bench: Bench = context.objects[f"bench/{name}"]
+    spec = bench.transport.spec
+    bench.source = make_input(seed, spec.rank, 0, count)
+    bench.buffer = np.zeros_like(bench.source)
+    bench.reference = _shared(Path(reference), count)
+    absmax = 0.0
+    for first in range(spec.rank * BLOCK, count if fill else 0, spec.size * BLOCK):
+        share = bench.reference[first : first + BLOCK]
+        share[:] = 0
+        for rank in range(spec.size):
+            part = make_input(seed, rank, first, len(share))
+            absmax = max(absmax, float(np.abs(part).max()))
+            share += part
+    return absmax
+
+
+def _shared(path: Path, count: int) -> NDArray[np.float64]:
+    if not count:
+        return np.empty(0)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, count * 8)
+        return np.frombuffer(mmap.mmap(descriptor, count * 8), np.float64)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _collector_off() -> Any:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int, absmax: float | None) -> Turn:
+    """Do a turn: all-reduces in place, each from a fresh input and a common start.
+
+    :param warmup: All-reduces before the first that counts.
+    :param absmax: Largest magnitude of any rank's element, for the bound of the check; None checks nothing.
+    """
+    bench: Bench = context.objects[f"bench/{name}"]
+    all_reduce, clock = bench.transport.all_reduce, time.monotonic
+    starts, ends = [], []
+    with bench.barrier as barrier, _collector_off():
+        for _ in range(warmup):
+            np.copyto(bench.buffer, bench.source)
+            barrier.wait()
+            all_reduce(bench.buffer, bench.buffer)
+        before = bench.transport.counters()
+        for _ in range(iterations):
+            np.copyto(bench.buffer, bench.source)
+            barrier.wait()
+            starts.append(clock())
+            all_reduce(bench.buffer, bench.buffer)
+            ends.append(clock())
+        barrier.wait()  # what the last to finish has sent is counted
+        sent = bench.transport.counters() - before
+    wrong = 0 if absmax is None else _wrong(bench, bench.transport.error_bound(absmax))
+    return Turn(tuple(starts), tuple(ends), sent, wrong)
+
+
+def _wrong(bench: Bench, bound: float) -> int:
+    wrong = 0
+    for first in range(0, len(bench.buffer), BLOCK):
+        part = slice(first, first + BLOCK)
+        # Not "error > bound": a NaN is wrong, too.
+        wrong += int(np.count_nonzero(~(np.abs(bench.buffer[part] - bench.reference[part]) <= bound)))
+    return wrong
+
+
+def count_syscalls(context: WorkerContext, name: str) -> int:
+    """Count the system calls of one all-reduce, those of all threads of this process, and time nothing."""
+    bench: Bench = context.objects[f"bench/{name}"]
+    with bench.barrier as barrier, SyscallCounter() as counter:
+        read: Callable[[], int] = counter.read
+        np.copyto(bench.buffer, bench.source)
+        barrier.wait()
+        before = read()
+        bench.transport.all_reduce(bench.buffer, bench.buffer)
+        return read() - before

@@ -1,0 +1,124 @@
+"""One line of a result: what was measured of one transport at one size, and what follows from it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.collectives.transport import Counters
+
+__all__ = ["Row", "Turn", "algbw", "busbw", "make_row"]
+
+
+def algbw(size: int, seconds: float) -> float:
+    """Algorithm bandwidth in GB/s (1e9 bytes): the tensor's bytes over the time."""
+    return size / seconds / 1e9
+
+
+def busbw(size: int, seconds: float, ranks: int) -> float:
+    """Bus bandwidth in GB/s: what a rank has to send at least, ``2 (n-1) / n`` of the tensor, over the time.
+
+    nccl-tests, doc/PERFORMANCE.md.
+    """
+    return algbw(size, seconds) * 2 * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one rank brings home from a turn of several iterations.
+
+    :param starts: CLOCK_MONOTONIC at the start of each iteration, seconds.
+    :param ends: At its end.
+    :param sent: Counters of all iterations together.
+    :param wrong: Elements of the last iteration's result whose error exceeds the transport's bound.
+    """
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    sent: Counters
+    wrong: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One transport at one size; times in seconds, counts summed over all ranks."""
+
+    transport: str
+    hosts: int
+    size: int
+    times: tuple[float, ...]
+    wrong: int
+    packets: int
+    wire_bytes: int
+    retransmissions: int
+    syscalls_per_rank: float | None
+
+    @property
+    def median(self) -> float:
+        """Median time of an iteration, seconds."""
+        return float(np.median(self.times))
+
+    @property
+    def p99(self) -> float:
+        """99th percentile of the times, interpolated as numpy does: near the maximum below 100 iterations."""
+        return float(np.percentile(self.times, 99))
+
+    def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The row as it goes into the JSON file."""
+        return {
+            "transport": self.transport,
+            "hosts": self.hosts,
+            "size_bytes": self.size,
+            "count": self.size // 4,
+            "type": "float",
+            "redop": "sum",
+            **parameters,
+            "iterations": len(self.times),
+            "time_us": {
+                "min": round(min(self.times) * 1e6, 3),
+                "median": round(self.median * 1e6, 3),
+                "p99": round(self.p99 * 1e6, 3),
+            },
+            "algbw_gbps": round(algbw(self.size, self.median), 6),
+            "busbw_gbps": round(busbw(self.size, self.median, self.hosts), 6),
+            "wrong": self.wrong,
+            "packets": self.packets,
+            "wire_bytes": self.wire_bytes,
+            "retransmissions": self.retransmissions,
+            "syscalls_per_rank": self.syscalls_per_rank,
+        }
+
+
+def make_row(
+    transport: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
+) -> Row:
+    """Combine the turns of all ranks.
+
+    An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are those of
+    one all-reduce: the mean over iterations of the sum over ranks. The other counts are sums over both.
+
+    :param turns: By turn, then by rank.
+    :param syscalls: Of one all-reduce, by rank; None where they could not be counted.
+    """
+    times = [
+        max(ends) - min(starts)
+        for ranks in turns
+        for starts, ends in zip(
+            zip(*(turn.starts for turn in ranks), strict=True),
+            zip(*(turn.ends for turn in ranks), strict=True),
+            strict=True,
+        )
+    ]
+    sent = sum((turn.sent for ranks in turns for turn in ranks), Counters())
+    return Row(
+        transport=transport,
+        hosts=len(turns[0]),
+        size=size,
+        times=tuple(times),
+        wrong=sum(turn.wrong for ranks in turns for turn in ranks),
+        packets=round(sent.packets / len(times)),
+        wire_bytes=round(sent.wire_bytes / len(times)),
+        retransmissions=sent.retransmissions,
+        syscalls_per_rank=None if syscalls is None else round(sum(syscalls) / len(syscalls), 1),
+    )

@@ -1,0 +1,54 @@
+"""Message sizes as nccl-tests takes them: ``-b 64K -e 64M -f 4``."""
+
+import re
+
+from testbed.errors import SpecError
+
+__all__ = ["format_size", "parse_size", "size_series"]
+
+ELEMENT = 4  # bytes of a float32
+_SIZE = re.compile(r"(\d+)([KMG]?)(?:i?B)?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30}
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Parse a number of bytes with an optional suffix K, M or G (2**10, 2**20, 2**30).
+
+    :param flag: The option that the text was given to, for the error.
+    :raises SpecError: The text is none, or not a multiple of a float32's size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise SpecError(
+            f"{flag}: {text!r} is no size: allowed is a number of bytes, with K, M or G, such as 64K"
+        )
+    size = int(match[1]) << _POWERS[match[2].upper()]
+    if size % ELEMENT:
+        raise SpecError(f"{flag}: {text!r} is {size} bytes: allowed are multiples of {ELEMENT}, a float32")
+    return size
+
+
+def size_series(first: int, last: int, factor: int) -> list[int]:
+    """List the sizes from `first` to at most `last`, each `factor` times the one before.
+
+    :raises SpecError: The series would be empty or endless.
+    """
+    if factor < 2:
+        raise SpecError(f"-f: {factor}: allowed is a factor of at least 2")
+    if first > last:
+        raise SpecError(f"-b: {first} bytes are more than -e, {last} bytes: allowed is at most as much")
+    if first == 0:
+        return [0] if last == 0 else [0, *size_series(ELEMENT, last, factor)]
+    sizes = []
+    while first <= last:
+        sizes.append(first)
+        first *= factor
+    return sizes
+
+
+def format_size(size: int) -> str:
+    """Write a size with the largest suffix that divides it: the inverse of `parse_size`."""
+    for suffix, power in (("G", 30), ("M", 20), ("K", 10)):
+        if size and size % (1 << power) == 0:
+            return f"{size >> power}{suffix}"
+    return str(size)

@@ -1,0 +1,91 @@
+"""The bench's text: nccl-tests' columns and ours, of fixed widths, so that rows print as they come. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from testbed.bench.row import Row, algbw, busbw
+from testbed.bench.sizes import format_size
+
+__all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
+
+# name, unit, width
+_COLUMNS = [
+    ("transport", "", -10),
+    ("size", "(B)", 11),
+    ("count", "(elements)", 10),
+    ("type", "", 6),
+    ("redop", "", 6),
+    ("min", "(us)", 10),
+    ("median", "(us)", 10),
+    ("p99", "(us)", 10),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 7),
+    ("packets", "", 9),
+    ("wire", "(B)", 11),
+    ("retrans", "", 7),
+    ("syscalls", "(per rank)", 10),
+]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "  " + " ".join(
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+        for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
+    )
+
+
+def environment_lines(environment: Mapping[str, object]) -> list[str]:
+    """One ``#`` line a key."""
+    width = max(map(len, environment), default=0)
+    return [f"# {key:<{width}}  {value}" for key, value in environment.items()]
+
+
+def header_lines() -> list[str]:
+    """Names and units of the columns."""
+    return [
+        "#" + _line([name for name, _, _ in _COLUMNS])[1:].rstrip(),
+        "#" + _line([unit for _, unit, _ in _COLUMNS])[1:].rstrip(),
+    ]
+
+
+def row_line(row: Row) -> str:
+    """One row, in the columns of `header_lines`."""
+    return _line(
+        [
+            row.transport,
+            str(row.size),
+            str(row.size // 4),
+            "float",
+            "sum",
+            f"{min(row.times) * 1e6:.1f}",
+            f"{row.median * 1e6:.1f}",
+            f"{row.p99 * 1e6:.1f}",
+            f"{algbw(row.size, row.median):.3f}",
+            f"{busbw(row.size, row.median, row.hosts):.3f}",
+            str(row.wrong),
+            str(row.packets),
+            str(row.wire_bytes),
+            str(row.retransmissions),
+            "-" if row.syscalls_per_rank is None else f"{row.syscalls_per_rank:g}",
+        ]
+    )
+
+
+def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
+    """Compare the in-kernel transport with the best socket baseline of each size, by median.
+
+    :param needs: Datapath by transport: those on ``sockets`` are the baselines.
+    :returns: Nothing unless both kinds were measured.
+    """
+    lines = []
+    for size in dict.fromkeys(row.size for row in rows):
+        here = [row for row in rows if row.size == size]
+        sockets = [row for row in here if needs[row.transport] == "sockets"]
+        best = min(sockets, key=lambda row: row.median, default=None)
+        lines += [
+            f"#   {format_size(size):>6}  {best.median / row.median:5.2f}x  "
+            f"{row.transport} {row.median * 1e6:.1f} us, {best.transport} {best.median * 1e6:.1f} us"
+            for row in here
+            if best and needs[row.transport] != "sockets"
+        ]
+    return ["# Against the best socket baseline, medians:", *lines] if lines else []

@@ -1,0 +1,128 @@
+"""``testbed bench``: measure transports side by side."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from testbed.cli import options
+
+__all__ = ["register"]
+
+bench = typer.Typer(no_args_is_help=True, help="Measure transports side by side, in turns, on one fabric.")
+
+EPILOG = options.examples(
+    "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
+    "testbed bench allreduce --transports tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
+    "testbed bench allreduce --hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 --json small.json",
+    after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def group() -> None:
+    """Measure transports side by side, in turns, on one fabric."""
+
+
+@bench.command(epilog=EPILOG)
+def allreduce(
+    hosts: Annotated[int, typer.Option(help="Number of hosts, one rank each.")] = 4,
+    topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
+    switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
+    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = 1500,
+    offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")] = "on",
+    lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
+    transports: Annotated[
+        str, typer.Option(help="Comma-separated, of xdp-ring, tcp-ring, gloo, mpi.")
+    ] = "xdp-ring,tcp-ring,gloo,mpi",
+    minimum: Annotated[
+        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor.")
+    ] = "64K",
+    maximum: Annotated[
+        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor.")
+    ] = "16M",
+    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next.")] = 4,
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a size.")] = 20,
+    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn.")] = 2,
+    check: Annotated[int, typer.Option("-c", "--check", help="1 compares with a reference, 0 does not.")] = 1,
+    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring.")] = 8,
+    affinity: Annotated[
+        str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")
+    ] = "none",
+    seed: options.Seed = 0,
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Time all-reduce of float32 tensors, sum over ranks, with several transports in turns.
+
+    Every time is that of one all-reduce, from the first rank's start to the last rank's end. Sizes are bytes,
+    with K, M or G for 2^10, 2^20, 2^30.
+    """
+    from testbed.bench import allreduce as controller
+    from testbed.bench import table
+    from testbed.bench.sizes import parse_size, size_series
+    from testbed.collectives.registry import TRANSPORTS, check_names
+    from testbed.errors import SpecError
+    from testbed.plan import plan_fabric
+
+    if offload not in ("on", "off"):
+        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
+    if check not in (0, 1):
+        raise SpecError(f"-c: {check}: allowed is 0 or 1")
+    chosen = controller.Options(
+        plan=plan_fabric(topology, hosts, switch, mtu, offload == "on"),
+        transports=check_names(name.strip() for name in transports.split(",") if name.strip()),
+        sizes=size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor),
+        iterations=iterations,
+        warmup=warmup,
+        check=bool(check),
+        lanes=lanes,  # type: ignore[arg-type]  # GroupSpec checks it
+        window=window,
+        affinity=affinity,  # type: ignore[arg-type]
+        seed=seed,
+    )
+    # With the JSON on stdout the table goes to stderr.
+    to_stderr = str(json) == "-"
+    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
+    rows = []
+    session = controller.Session(chosen)
+    with session:
+        for line in [*table.environment_lines(session.environment), "#", *table.header_lines()]:
+            say(line)
+        for row in session.run(show_progress()):
+            clear_progress()
+            say(table.row_line(row))
+            rows.append(row)
+        clear_progress()
+    session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
+    for line in table.summary_lines(rows, {name: entry.needs for name, entry in TRANSPORTS.items()}):
+        say(line)
+    up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
+    say(f"# fabric up in {up} s, down in {down} s")
+    if json is not None:
+        parameters = chosen.parameters
+        result = {"environment": session.environment, "rows": [row.to_dict(parameters) for row in rows]}
+        options.write_json(result, json)
+    wrong = sum(row.wrong for row in rows)
+    if wrong:
+        typer.echo(f"error: {wrong} elements are wrong", err=True)
+        raise typer.Exit(1)
+
+
+def show_progress() -> Callable[[str], None]:
+    """Return what prints one changing line on a terminal, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def clear_progress() -> None:
+    """Wipe the changing line."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

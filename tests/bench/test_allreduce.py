@@ -1,0 +1,105 @@
+"""The bench as a command, on real fabrics."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from testbed.bench.allreduce import Options
+from testbed.bench.syscalls import SyscallCounter
+from testbed.errors import SpecError
+from testbed.plan import plan_fabric
+
+
+def bench(*arguments):
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "allreduce", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def make_options(**changes):
+    return Options(**{"plan": plan_fabric(), "transports": ["gloo"], "sizes": [4], "iterations": 1,
+                      "warmup": 0, "check": True, **changes})  # fmt: skip
+
+
+def test_turns_share_the_iterations():
+    assert make_options(iterations=1).turns == [1]
+    assert make_options(iterations=5).turns == [1] * 5
+    assert make_options(iterations=22).turns == [4, 4, 5, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"iterations": 0}, "-n: 0: allowed is at least 1 iteration"),
+        ({"warmup": -1}, "-w: -1: allowed is 0 or more"),
+        (
+            {"transports": ["nccl"]},
+            "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi",
+        ),
+    ],
+)
+def test_refusals(changes, text):
+    with pytest.raises(SpecError) as caught:
+        make_options(**changes)
+    assert str(caught.value) == text
+
+
+def test_refusal_by_the_command():
+    done = bench("-b", "64T")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert (
+        done.stderr.strip()
+        == "error: -b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"
+    )
+
+
+@pytest.mark.kernel
+def test_system_calls_are_counted_exactly():
+    with SyscallCounter() as counter:
+        before = counter.read()
+        assert counter.read() == before
+        for _ in range(1000):
+            os.getppid()
+        assert counter.read() - before == 1000
+
+
+@pytest.mark.net
+def test_sockets_end_to_end(tmp_path):
+    path = tmp_path / "out.json"
+    done = bench("--hosts", "3", "--transports", "tcp-ring,gloo,mpi", "--mtu", "1400", "--offload", "off",
+                 "-b", "4", "-e", "64K", "-f", "128", "-n", "3", "--json", str(path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(path.read_text())
+    assert result["environment"]["mtu"] == 1400
+    assert result["environment"]["mpi"].startswith("Open MPI")
+    rows = result["rows"]
+    assert [(row["transport"], row["size_bytes"]) for row in rows] == [
+        (transport, size) for size in (4, 512, 65536) for transport in ("tcp-ring", "gloo", "mpi")
+    ]
+    for row in rows:
+        assert row["wrong"] == 0
+        assert 0 < row["time_us"]["min"] <= row["time_us"]["median"] <= row["time_us"]["p99"]
+        assert row["syscalls_per_rank"] > 0
+        assert row["wire_bytes"] >= 2 * 2 * row["size_bytes"]
+        # Without TSO no frame is larger than the MTU and an Ethernet header.
+        assert row["wire_bytes"] <= row["packets"] * (1400 + 14)
+    table = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [(line[0], int(line[1])) for line in table] == [
+        (row["transport"], row["size_bytes"]) for row in rows
+    ]
+
+
+@pytest.mark.net
+def test_the_kernel_beside_sockets(tmp_path):
+    path = tmp_path / "out.json"
+    done = bench("--hosts", "2", "--transports", "xdp-ring,tcp-ring", "-b", "64K", "-e", "64K", "-n", "2",
+                 "--json", str(path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["transport"] for row in rows] == ["xdp-ring", "tcp-ring"]
+    assert [row["wrong"] for row in rows] == [0, 0]
+    assert all(row["wire_bytes"] > 0 for row in rows)
+    assert "# Against the best socket baseline, medians:" in done.stdout

@@ -1,0 +1,64 @@
+"""The bench's ranks: inputs are a function of seed, rank and position; the barrier meets or breaks."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from testbed.bench.barrier import Barrier, BarrierBroken
+from testbed.bench.rank import BLOCK, make_input
+
+
+def test_inputs_do_not_depend_on_the_part_asked_for():
+    whole = make_input(1, 2, 0, 2 * BLOCK + 100)
+    assert np.array_equal(make_input(1, 2, BLOCK, BLOCK + 100), whole[BLOCK:])
+    assert np.array_equal(make_input(1, 2, 0, 5), whole[:5])
+    assert whole.dtype == np.float32
+    assert abs(float(whole.mean())) < 0.01
+
+
+def test_inputs_differ_by_seed_and_rank():
+    parts = [make_input(seed, rank, 0, 100) for seed in range(3) for rank in range(3)]
+    assert len({part.tobytes() for part in parts}) == 9
+
+
+def test_barrier_holds_until_all_have_come(tmp_path):
+    ranks, rounds = 4, 200
+    passed = [0] * ranks
+    late = []
+
+    def run(rank):
+        barrier = Barrier(tmp_path / "barrier", rank, ranks)
+        for number in range(rounds):
+            barrier.wait()
+            passed[rank] = number + 1
+            late.extend(other for other in passed if other < number)  # nobody is more than a round behind
+
+    with ThreadPoolExecutor(ranks) as pool:
+        for future in [pool.submit(run, rank) for rank in range(ranks)]:
+            future.result()
+    assert passed == [rounds] * ranks
+    assert not late
+
+
+def test_an_error_breaks_the_barrier(tmp_path):
+    barriers = [Barrier(tmp_path / "barrier", rank, 2) for rank in range(2)]
+    waiting = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+
+        def wait():
+            waiting.set()
+            barriers[0].wait()
+
+        future = pool.submit(wait)
+        waiting.wait()
+        with pytest.raises(KeyError), barriers[1]:
+            raise KeyError
+        with pytest.raises(BarrierBroken, match="another rank has given up"):
+            future.result()
+
+
+def test_a_barrier_names_who_is_late(tmp_path):
+    with pytest.raises(BarrierBroken, match=r"ranks \[1, 2\] did not reach the barrier within 0.01 s"):
+        Barrier(tmp_path / "barrier", 0, 3, timeout=0.01).wait()

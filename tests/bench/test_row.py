@@ -1,0 +1,59 @@
+"""Rows: bandwidths and statistics against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from testbed.bench.row import Turn, algbw, busbw, make_row
+from testbed.collectives.transport import Counters
+
+
+def test_bandwidths():
+    assert algbw(64 << 20, 0.05) == pytest.approx(1.34217728)
+    assert busbw(64 << 20, 0.05, 4) == pytest.approx(2.01326592)
+    assert busbw(1000, 1e-6, 1) == 0
+    assert busbw(1000, 1e-6, 2) == pytest.approx(1.0)
+
+
+def make_turn(starts, ends, packets=0, wrong=0):
+    return Turn(tuple(starts), tuple(ends), Counters(packets, 100 * packets, packets // 4), wrong)
+
+
+def test_a_row_spans_all_ranks():
+    turns = [
+        # Two ranks, two iterations, then one more: from the first start to the last end.
+        [make_turn([10.0, 20.0], [13.0, 24.0], 4, 1), make_turn([11.0, 19.5], [14.0, 23.0], 5)],
+        [make_turn([30.0], [31.0], 3), make_turn([30.5], [32.0], 2, 7)],
+    ]
+    row = make_row("tcp-ring", 8000, turns, [10, 13])
+    assert row.times == (4.0, 4.5, 2.0)
+    assert row.median == 4.0
+    assert row.p99 == pytest.approx(4.49)
+    assert (row.hosts, row.wrong) == (2, 8)
+    assert (row.packets, row.wire_bytes, row.retransmissions) == (5, 467, 2)
+    assert row.syscalls_per_rank == 11.5
+
+    result = row.to_dict({"lanes": "int16", "mtu": 1500})
+    assert result["time_us"] == {"min": 2e6, "median": 4e6, "p99": pytest.approx(4.49e6)}
+    assert result["count"] == 2000
+    assert result["iterations"] == 3
+    assert math.isclose(result["busbw_gbps"], result["algbw_gbps"])
+    assert {
+        "transport",
+        "hosts",
+        "size_bytes",
+        "lanes",
+        "mtu",
+        "wrong",
+        "packets",
+        "wire_bytes",
+    } <= result.keys()
+
+
+def test_syscalls_may_be_unknown():
+    assert make_row("mpi", 0, [[make_turn([1.0], [2.0])]], None).syscalls_per_rank is None
+
+
+def test_iterations_must_match():
+    with pytest.raises(ValueError, match="zip"):
+        make_row("mpi", 4, [[make_turn([1.0], [2.0]), make_turn([1.0, 2.0], [2.0, 3.0])]], None)

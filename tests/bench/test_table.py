@@ -1,0 +1,35 @@
+"""The table, character by character."""
+
+from testbed.bench.row import Row
+from testbed.bench.table import environment_lines, header_lines, row_line, summary_lines
+
+NEEDS = {"xdp-ring": "xdp", "tcp-ring": "sockets", "gloo": "sockets"}
+
+GOLDEN = """\
+# kernel  6.1.0
+# mtu     1500
+# transport         size      count   type  redop        min     median        p99   algbw   busbw  #wrong   packets        wire retrans   syscalls
+#                    (B) (elements)                     (us)       (us)       (us)  (GB/s)  (GB/s)                           (B)         (per rank)
+  xdp-ring         65536      16384  float    sum      100.0      200.0      298.0   0.328   0.492       0       276      401304       0       11.5
+  tcp-ring         65536      16384  float    sum      400.0      500.0      599.0   0.131   0.197       3        46      396265       2          -
+  gloo             65536      16384  float    sum     5000.0     5000.0     5000.0   0.013   0.020       0       200      413354       0       1200
+  tcp-ring          4096       1024  float    sum      400.0      500.0      599.0   0.008   0.012       0        46       39626       0         20
+# Against the best socket baseline, medians:
+#      64K   2.50x  xdp-ring 200.0 us, tcp-ring 500.0 us"""  # noqa: E501
+
+
+def test_golden():
+    rows = [
+        Row("xdp-ring", 4, 65536, (1e-4, 2e-4, 3e-4), 0, 276, 401304, 0, 11.5),
+        Row("tcp-ring", 4, 65536, (4e-4, 5e-4, 6.01e-4), 3, 46, 396265, 2, None),
+        Row("gloo", 4, 65536, (5e-3,), 0, 200, 413354, 0, 1200.0),
+        Row("tcp-ring", 4, 4096, (4e-4, 5e-4, 6.01e-4), 0, 46, 39626, 0, 20.0),
+    ]
+    lines = environment_lines({"kernel": "6.1.0", "mtu": 1500}) + header_lines()
+    lines += [row_line(row) for row in rows] + summary_lines(rows, NEEDS)
+    assert "\n".join(lines) == GOLDEN
+
+
+def test_no_summary_without_both_kinds():
+    assert summary_lines([Row("gloo", 4, 4, (1.0,), 0, 0, 0, 0, None)], NEEDS) == []
+    assert summary_lines([Row("xdp-ring", 4, 4, (1.0,), 0, 0, 0, 0, None)], NEEDS) == []
