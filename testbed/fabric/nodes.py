@@ -20,6 +20,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 from testbed.errors import FabricError
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.fabric.processes import RUN_VARIABLE
+from testbed.fabric.state import HOLDER_NAME
 from testbed.plan import HostPlan, SwitchPlan
 
 with warnings.catch_warnings():
@@ -77,7 +78,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         )
         self.shell: subprocess.Popen[bytes] | None = holder
         self.pid = holder.pid
-        self.fabric.track(f"namespaces of {self.name}", self.pid)
+        self.fabric.track(HOLDER_NAME.format(self.name), self.pid)
         with contextlib.suppress(BrokenPipeError):
             assert holder.stdin
             holder.stdin.write(b"\n")
@@ -173,6 +174,8 @@ class Host(NamespaceNode):
                 namespace.request("neigh", "add", dst=peer.ip, lladdr=peer.mac, ifindex=eth0, state=permanent)
         # Room for buffers of 16 MiB. Mininet would set such limits for the whole machine.
         namespace.sysctl({"ipv4.tcp_rmem": "4096 131072 16777216", "ipv4.tcp_wmem": "4096 65536 16777216"})
+        # Collectives come in bursts: TCP would start each one slowly again, and hold small segments back.
+        namespace.sysctl({"ipv4.tcp_slow_start_after_idle": 0, "ipv4.tcp_autocorking": 0})
         size = {"mtu": fabric.mtu, "num_tx_queues": fabric.queues, "num_rx_queues": fabric.queues}
         bell, far_end = DOORBELL
         # ip link add bell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name bell1 ...

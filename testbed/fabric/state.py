@@ -18,9 +18,12 @@ from typing import Any
 from testbed.errors import FabricError, SpecError
 from testbed.fabric.processes import ProcessEntry, start_time
 
-__all__ = ["ROOT", "State", "StateFile", "new_run_id", "state_files"]
+__all__ = ["HOLDER_NAME", "ROOT", "State", "StateFile", "new_run_id", "state_files"]
 
 ROOT = Path("/run/testbed")
+
+#: What the process that holds a node's namespaces is called in a state file.
+HOLDER_NAME = "namespaces of {}"
 
 
 def new_run_id() -> str:

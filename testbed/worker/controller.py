@@ -168,12 +168,13 @@ class Workers(Mapping[str, Worker]):
             worker.stop()
             worker.close(time.monotonic())
 
-    def check(self, timeout: float = 0.0) -> None:
-        """Wait, while all is well, and no longer than ``timeout`` seconds.
+    def check(self, timeout: float | None = 0.0) -> None:
+        """Wait for a worker to die.
 
-        :raises WorkerDied: A worker has died.
+        :param timeout: Seconds; ``None`` is for ever.
+        :raises WorkerDied: One has died.
         """
-        deadline = time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self._receive(deadline):
             pass
 

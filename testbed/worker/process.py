@@ -48,21 +48,12 @@ class Worker:
         self.pending: set[int] = set()
         self._workers = workers
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        *,
-        timeout: float | None = None,
-        on_progress: Callable[[str, Any], None] | None = None,
-        **arguments: Any,
-    ) -> Any:
+    def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """Call ``function(context, **arguments)`` there: :meth:`testbed.worker.Workers.call_all` for one.
 
-        ``timeout`` and ``on_progress`` are not for the function.
+        All keywords are the function's; a time limit or progress is had with ``call_all``.
         """
-        return self._workers.call_all(
-            function, {self.name: arguments}, timeout=timeout, on_progress=on_progress
-        )[self.name]
+        return self._workers.call_all(function, {self.name: arguments})[self.name]
 
     def send(self, message: Any) -> None:
         """Send a message.

@@ -1,0 +1,43 @@
+"""``testbed clean``: remove what killed controllers have left."""
+
+import dataclasses
+
+import typer
+
+from testbed.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=options.examples("sudo testbed clean", "sudo testbed clean --json"))(clean)
+
+
+def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
+    """Remove what runs have left whose controller was killed; say what; touch nothing else.
+
+    Their state files in /run/testbed say what is theirs. Runs that are up stay up. The exit status is 1 if a
+    state file cannot be read.
+    """
+    import os
+
+    from testbed.errors import FabricError
+    from testbed.fabric.clean import clean as remove
+
+    if os.geteuid() != 0:
+        raise FabricError("runs are root's: run it with sudo")
+    removed = remove()
+    if json:
+        options.print_json([dataclasses.asdict(left) for left in removed])
+    else:
+        for left in removed:
+            if left.error:
+                typer.echo(f"run {left.run_id}: left alone: {left.error}", err=True)
+                continue
+            for process in left.processes:
+                typer.echo(f"run {left.run_id}: killed {process}")
+            for file in left.files:
+                typer.echo(f"run {left.run_id}: removed {file}")
+        if not removed:
+            typer.echo("nothing to clean")
+    if any(left.error for left in removed):
+        raise typer.Exit(1)

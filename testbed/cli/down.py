@@ -1,0 +1,39 @@
+"""``testbed down``: end a run."""
+
+from typing import Annotated
+
+import typer
+
+from testbed.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(
+        epilog=options.examples("sudo testbed down", "sudo testbed down lab", "sudo testbed down --all")
+    )(down)
+
+
+def down(
+    run: Annotated[str | None, typer.Argument(help="The run, if several are up.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="End all runs on this machine, benchmarks and scenarios, too.")
+    ] = False,
+    verbose: options.Verbose = 0,
+    json: options.JsonFlag = False,
+) -> None:
+    """End a run: its controller takes hosts, links, switches and all that runs in them down."""
+    from testbed.errors import SpecError
+    from testbed.fabric.runs import find_run, runs
+
+    if every and run is not None:
+        raise SpecError(f"run: {run!r} and --all contradict each other")
+    ended = [found for found in runs() if found.alive] if every else [find_run(run)]
+    for found in ended:
+        found.end()
+        if not json:
+            typer.echo(f"run {found.run_id} is down")
+    if json:
+        options.print_json({"down": [found.run_id for found in ended]})
+    elif not ended:
+        typer.echo("no run is up")

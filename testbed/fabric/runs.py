@@ -1,0 +1,121 @@
+"""The runs on this machine, by their state files: which there are, entering their hosts, ending them."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from testbed.errors import FabricError
+from testbed.fabric.processes import RUN_VARIABLE
+from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
+from testbed.plan import FabricPlan
+
+__all__ = ["Run", "find_run", "runs"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its state file had it when it was read."""
+
+    file: StateFile
+    state: State
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self.state.run_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether its controller lives. If not, ``testbed clean`` removes what it has left."""
+        return self.state.controller.alive
+
+    @property
+    def plan(self) -> FabricPlan:
+        """The plan of its fabric."""
+        return FabricPlan.from_dict(self.state.plan)
+
+    @property
+    def age(self) -> float:
+        """Seconds since its controller started."""
+        started = self.state.controller.start / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+    def execute(self, node: str, command: Sequence[str]) -> NoReturn:
+        """Become ``command`` inside a host's or switch's namespaces; the run kills it when it ends.
+
+        :raises SpecError: There is no such node.
+        :raises FabricError: It is not up.
+        """
+        plan = self.plan
+        if node not in {switch.name for switch in plan.switches}:
+            plan.host(node)
+        for entry in self.state.processes:
+            if entry.name == HOLDER_NAME.format(node) and entry.alive:
+                self.file.add_process(f"exec in {node}", os.getpid())
+                os.environ[RUN_VARIABLE] = self.run_id
+                os.execvp("mnexec", ["mnexec", "-a", str(entry.pid), *command])
+        raise FabricError(f"{node} of run {self.run_id!r} is not up")
+
+    def end(self, timeout: float = 30.0) -> None:
+        """Have the controller end the run (SIGTERM), and wait until it has.
+
+        :param timeout: Seconds.
+        :raises FabricError: The controller is dead, or does not end.
+        """
+        controller = self.state.controller
+        try:
+            pidfd = os.pidfd_open(controller.pid)
+        except ProcessLookupError:
+            pidfd = -1
+        try:
+            if pidfd < 0 or not controller.alive:
+                raise FabricError(
+                    f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run"
+                )
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            deadline = time.monotonic() + timeout
+            while self.file.path.exists():
+                if time.monotonic() > deadline:
+                    raise FabricError(f"run {self.run_id!r} did not end within {timeout:g} s")
+                time.sleep(0.005)
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+
+
+def runs(root: Path = ROOT) -> list[Run]:
+    """All runs that have a state file, by run id.
+
+    :raises FabricError: Not root: state files are root's alone.
+    """
+    if os.geteuid() != 0:
+        raise FabricError("runs are root's: run it with sudo")
+    found = []
+    for file in state_files(root):
+        try:
+            found.append(Run(file, file.read()))
+        except FabricError:
+            if file.path.exists():  # otherwise it has ended meanwhile
+                raise
+    return found
+
+
+def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
+    """One run.
+
+    :param run_id: Its id, which may be left out while only one is up.
+    :raises FabricError: There is none, or there are several.
+    """
+    if run_id is not None:
+        file = StateFile(run_id, root)
+        return Run(file, file.read())
+    found = [run for run in runs(root) if run.alive]
+    if not found:
+        raise FabricError("no run is up; `testbed up` starts one")
+    if len(found) > 1:
+        raise FabricError(f"several runs are up; name one of {', '.join(run.run_id for run in found)}")
+    return found[0]

@@ -1,0 +1,48 @@
+"""Functions that tests call in workers."""
+
+import socket
+import time
+
+from testbed.kernel import BpfObject
+from testbed.worker import WorkerContext
+
+ETHERTYPE = 0x88B5  # IEEE 802: local experimental
+
+
+def redirect_bells(context: WorkerContext) -> None:
+    """Have XDP at the doorbell redirect every frame out of eth0."""
+    probe = context.resources.enter_context(BpfObject("probe"))
+    probe.maps["ports"].update(0, socket.if_nametoindex("eth0"))
+    link = probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("bell1"))
+    context.resources.enter_context(link)
+
+
+def listen(context: WorkerContext) -> None:
+    receiver = context.resources.enter_context(
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
+    )
+    receiver.bind(("eth0", ETHERTYPE))
+    context.objects["receiver"] = receiver
+
+
+def ring(context: WorkerContext, mac: str, frames: int) -> None:
+    """Send frames for ``mac`` into the doorbell."""
+    header = bytes.fromhex(mac.replace(":", "")) + bytes(6) + ETHERTYPE.to_bytes(2, "big")
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+        sender.bind(("bell0", 0))
+        for number in range(frames):
+            sender.send(header + number.to_bytes(2, "big") + bytes(44))
+
+
+def receive(context: WorkerContext, frames: int, timeout: float) -> list[int]:
+    """The numbers of the frames that arrive, until there are ``frames`` or the time is over."""
+    receiver = context.objects["receiver"]
+    numbers: list[int] = []
+    deadline = time.monotonic() + timeout
+    while len(numbers) < frames and (left := deadline - time.monotonic()) > 0:
+        receiver.settimeout(left)
+        try:
+            numbers.append(int.from_bytes(receiver.recv(2048)[14:16], "big"))
+        except TimeoutError:
+            break
+    return numbers

@@ -1,0 +1,63 @@
+"""The L2 switch program, packet by packet."""
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import ARP, Ether
+
+from testbed.kernel import XDP_PASS, XDP_REDIRECT, BpfObject
+
+pytestmark = pytest.mark.kernel
+
+KNOWN = "02:00:0a:00:00:02"
+REFLECTED = "02:00:0a:00:00:03"  # would leave by the port it came from
+LOOPBACK = 1  # the ifindex that a test run's packets come from
+
+
+def mac(text: str) -> bytes:
+    return bytes.fromhex(text.replace(":", ""))
+
+
+@pytest.fixture
+def switch() -> Iterator[BpfObject]:
+    with BpfObject("switch") as program:
+        program.maps["ports"].update(2, LOOPBACK)
+        program.maps["forwarding"].update(mac(KNOWN), struct.pack("=II", 2, LOOPBACK + 1))
+        program.maps["forwarding"].update(mac(REFLECTED), struct.pack("=II", 2, LOOPBACK))
+        yield program
+
+
+def counted(switch: BpfObject, port: int) -> tuple[int, int]:
+    values = list(struct.iter_unpack("=QQ", switch.maps["counters"].lookup(port)))
+    return sum(frames for frames, _ in values), sum(size for _, size in values)
+
+
+@pytest.mark.parametrize(
+    ("destination", "verdict", "counter"),
+    [
+        (KNOWN, XDP_REDIRECT, 2),
+        (REFLECTED, XDP_PASS, 0),
+        ("02:00:0a:00:00:04", XDP_PASS, 0),
+        ("ff:ff:ff:ff:ff:ff", XDP_PASS, 0),
+        ("01:00:5e:00:00:01", XDP_PASS, 0),
+    ],
+)
+def test_the_destination_decides(switch: BpfObject, destination: str, verdict: int, counter: int) -> None:
+    frame = bytes(Ether(dst=destination, src="02:00:0a:00:00:01") / IP() / UDP() / bytes(100))
+    run = switch.programs["l2_switch"].test_run(frame)
+    assert run.retval == verdict
+    assert run.data == frame
+    assert counted(switch, counter) == (1, len(frame))
+    assert counted(switch, 2 - counter) == (0, 0)
+
+
+def test_the_ethertype_does_not_matter(switch: BpfObject) -> None:
+    for frame in (Ether(dst=KNOWN) / ARP(), Ether(dst=KNOWN, type=0x88B5), mac(KNOWN) + bytes(8)):
+        assert switch.programs["l2_switch"].test_run(bytes(frame)).retval == XDP_REDIRECT
+
+
+def test_a_port_without_a_device_leaves_frames_to_the_bridge(switch: BpfObject) -> None:
+    switch.maps["forwarding"].update(mac(KNOWN), struct.pack("=II", 3, LOOPBACK + 1))
+    assert switch.programs["l2_switch"].test_run(mac(KNOWN) + bytes(50)).retval == XDP_PASS
