@@ -1,8 +1,8 @@
 """Carry-free lanes: float32 values as biased unsigned integers, several to a 64-bit word, that one plain add sums.
 
 With N ranks and lanes of b bits, a value becomes ``u = rint(x * scale) + bias`` with ``bias = 2**b // (2 * N)``, so that
-``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane carries into its neighbour. The scale is a power of two,
-hence the product exact, and rounding the only error::
+``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane carries into its neighbour. The scale is a power of
+two, hence the product exact, and rounding the only error::
 
     step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
     |sum of x - result| <= N * step / 2 + rounding of the result to float32
@@ -93,12 +93,17 @@ class Lanes:
         rounding = self.ranks * self.step(exponent) / 2
         return rounding + (self.ranks * absmax + rounding) * 2.0**-24
 
+    def may_overflow(self, exponent: int) -> bool:
+        """Can a sum of magnitudes below ``2**exponent`` exceed float32?"""
+        return self.ranks * math.ldexp(1.0, exponent) > float(np.finfo(np.float32).max)
+
     def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
         """float32 to lanes, clamped at the limit; the same shape."""
         scaled = values * np.float32(self.scale(exponent))
         # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the twin uses.
         clamped = np.clip(scaled, -self.clamp, self.clamp)
-        return (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
+        lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
+        return lanes
 
     @cached_property
     def clamp(self) -> np.float32:

@@ -260,7 +260,7 @@ def ip_sum(source: str, destination: str) -> int:
         ipaddress.IPv4Address(source).packed,
         ipaddress.IPv4Address(destination).packed,
     )
-    total = sum(struct.unpack("<10H", header))
+    total: int = sum(struct.unpack("<10H", header))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from testbed.collectives import ring_maps as maps
 from testbed.collectives.group import GroupSpec
-from testbed.collectives.xdp_host import BELL_FAR, BELL_NEAR, LINK, XdpHost
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
-from testbed.errors import CollectiveError, SpecError
+from testbed.collectives.xdp_host import BELL_FAR, BELL_NEAR, LINK, XdpHost
+from testbed.errors import CollectiveError
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
 from testbed.native import load
@@ -34,7 +34,9 @@ _CHUNK = np.dtype(
 )
 _RING_BUFFER_HEADER = 8
 _QUENCH_US = 2000
+"""Owners ignore requests for a chunk that they have sent less than this ago: all ranks that lack it ask at once."""
 _YIELDS = 64
+"""Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small collective takes."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,6 @@ class RingPort:
         self.host = host
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
-        if spec.group_id >= host_capacity:
-            raise SpecError(f"group_id = {spec.group_id}: allowed is 0..{host_capacity - 1}")
         config = maps.Config(
             cookie=spec.cookie,
             rank=spec.rank,
@@ -107,7 +107,7 @@ class RingPort:
             magic=maps.MAGIC, version=maps.VERSION, kind=maps.Kind.BELL, group=self.spec.group_id, cookie=self.spec.cookie
         )
         # The dispatcher looks at these; addresses and lengths are the programs' business.
-        lower = struct.pack("!12xH", 0x0800) + struct.pack("!BB7xB10x", 0x45, 0, 17) + struct.pack("!HHHH", maps.PORT, maps.PORT, 0, 0)
+        lower = struct.pack("!12xH BB7xB10x HHHH", 0x0800, 0x45, 0, 17, maps.PORT, maps.PORT, 0, 0)
         ctypes.memmove(frame.lower, lower, len(lower))
         self._bell = ctypes.create_string_buffer(bytes(frame), maps.FRAME_BYTES + self.chunk_bytes)
         self._native = maps.NativeRing(
@@ -175,11 +175,16 @@ class RingPort:
         found = self._status(self._ring, layout, len(EXPONENTS))
         return None if found < 0 else EXPONENTS.start + int(found)
 
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """Time spent since the start: quantizing, talking to the kernel, waiting."""
+    def status_bytes(self, layout: Layout) -> bytes:
+        """The whole status that has come back."""
+        return self.results[layout.data : layout.data + layout.status].tobytes()
+
+    def seconds(self) -> dict[str, float]:
+        """Time spent since the last call, by phase."""
         native = self._native
-        return native.quantize_ns * 1e-9, native.communicate_ns * 1e-9, native.wait_ns * 1e-9
+        spent = {phase: getattr(native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "communicate", "wait")}
+        native.quantize_ns = native.communicate_ns = native.wait_ns = 0
+        return spent
 
     def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""
@@ -250,6 +255,3 @@ class RingPort:
             raise CollectiveError(
                 f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
             )
-
-
-host_capacity = 4096  # RING_MAX_GROUPS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import RingPort
@@ -68,7 +69,8 @@ class Recovery:
             if now > deadline:
                 names = ", ".join(self._name(rank) for rank in sorted(others - self._alive.keys()))
                 raise CollectiveError(
-                    f"rank {spec.rank} ({spec.me.name}): no answer from {names} within {spec.timeout:g} s: did it open the group?"
+                    f"rank {spec.rank} ({spec.me.name}): no answer from {names} within {spec.timeout:g} s: "
+                    "every member has to open the group"
                 )
             self._probe(0, others - self._alive.keys())
             port.wait(0xFFFFFFFF, 0.02)
@@ -94,8 +96,8 @@ class Recovery:
             self._samples, self._rtt_sum = samples, total
 
     def _ask(
-        self, generation: int, total: int, overdue: "np.typing.NDArray[np.bool_]", stalled: bool
-    ) -> "np.typing.NDArray[np.bool_]":
+        self, generation: int, total: int, overdue: np.typing.NDArray[np.bool_], stalled: bool
+    ) -> np.typing.NDArray[np.bool_]:
         """Ask for chunks that were overtaken by later ones of the same owner at the last look already.
 
         :returns: The chunks that are overtaken now.
@@ -108,7 +110,7 @@ class Recovery:
         padded = np.full(-(-total // spec.size) * spec.size, -1)
         padded[:total] = arrived
         latest = padded.reshape(-1, spec.size).max(axis=0)
-        overtaken = missing & (chunks < latest[chunks % spec.size])
+        overtaken: NDArray[np.bool_] = missing & (chunks < latest[chunks % spec.size])
         wanted = np.flatnonzero(overtaken & overdue)
         if stalled:
             # Nothing moves: whatever has been launched may be lost.

@@ -6,6 +6,7 @@ The process quantizes into memory that it shares with the kernel, rings, sleeps,
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from typing import TYPE_CHECKING, ClassVar
@@ -20,7 +21,9 @@ from testbed.collectives.ring_recovery import Recovery
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
 from testbed.collectives.xdp_host import XdpHost
 from testbed.errors import CollectiveError
+from testbed.protocol.generation import generation_after
 from testbed.protocol.scale import SLACK, ScaleGuess
+from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -59,47 +62,106 @@ class XdpRing(Transport):
         if tensor.size == 0:
             return
         if self.spec.size == 1:
-            np.copyto(out, tensor)
+            self._alone(tensor, out)
             return
-        values = tensor.ctypes.data
         guess = self._guesses.setdefault(tensor.size, ScaleGuess())
         if guess.exponent is None:
-            guess.learn(self._pass(0, 0, self._native.absmax(values, tensor.size), 0))
+            guess.learn(self._agree(tensor).exponent)
+        values = tensor
         while True:
             assert guess.exponent is not None
             exponent = guess.exponent
-            seen = self._pass(values, tensor.size, 0.0, exponent)
-            holds = guess.holds(seen)
-            guess.learn(seen)
-            if holds:
+            status = self._pass(values, exponent)
+            if status.faults:
+                # All ranks see the same faults, so all come here, and all go on or give up together.
+                values = self._mend(tensor, status)
+            holds = guess.holds(status.exponent)
+            guess.learn(status.exponent)
+            if holds and not status.faults:
                 break
             self.redone += 1
         started = time.perf_counter()
+        assert self._port is not None
         self._native.dequantize(self._port.results.ctypes.data, tensor.size, out.ctypes.data, exponent)
+        if self.lanes.may_overflow(exponent):
+            self._limit(out)
         self.phases["dequantize"] += time.perf_counter() - started
 
-    def _pass(self, values: int, count: int, absmax: float, exponent: int) -> int:
-        """One collective of ``count`` values' lanes and the status; leaves the sums in the port's results.
+    def _alone(self, tensor: Tensor, out: Tensor) -> None:
+        fault = inspect(tensor, 0)
+        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (fault,))))
 
-        :returns: The exponent of the group's largest magnitude.
+    def _agree(self, tensor: Tensor) -> Status:
+        """A lap of the status alone, for tensors of a size that nothing is known about yet."""
+        started = time.perf_counter()
+        absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
+        self.phases["quantize"] += time.perf_counter() - started
+        if not math.isfinite(absmax):
+            # The pass to come reports it; this one only has to tell the exponent of the rest.
+            absmax = finite_absmax(tensor)
+        return self._pass(tensor[:0], 0, absmax)
+
+    def _pass(self, tensor: Tensor, exponent: int, absmax: float = 0.0) -> Status:
+        """One collective of a tensor's lanes and the status; leaves the sums in the port's results.
+
+        :param absmax: A magnitude that the status is to count with besides the tensor's own.
         """
         port = self._port
         assert port is not None
-        layout = self._layouts.get(count)
+        layout = self._layouts.get(tensor.size)
         if layout is None:
-            layout = self._layouts[count] = Layout.plan(count, self.lanes, port.chunk_bytes)
-        self._generation = generation = 2 if self._generation == 0xFFFFFFFF else self._generation + 1
-        absmax = port.send(layout, generation, _tag(count, exponent), values, absmax, exponent)
+            layout = self._layouts[tensor.size] = Layout.plan(tensor.size, self.lanes, port.chunk_bytes)
+        self._generation = generation = generation_after(self._generation)
+        absmax = port.send(layout, generation, _tag(tensor.size, exponent), tensor.ctypes.data, absmax, exponent)
+        if not math.isfinite(absmax):
+            fault = inspect(tensor, self.spec.rank)
+            rest = self.lanes.exponent_for(finite_absmax(tensor))
+            port.finish(layout, generation, encode(self.spec.size, self.spec.rank, rest, fault))
         try:
             self._recovery.wait(generation, layout.total)
         except CollectiveError as error:
             self._failed = str(error)
             raise
         finally:
-            self.phases.update(zip(("quantize", "communicate", "wait"), port.seconds, strict=True))
+            for phase, seconds in port.seconds().items():
+                self.phases[phase] += seconds
         seen = port.status(layout)
-        assert seen is not None
-        return seen
+        return Status(seen, ()) if seen is not None else decode(self.spec.size, port.status_bytes(layout))
+
+    def _mend(self, tensor: Tensor, status: Status) -> Tensor:
+        """What to reduce instead of a tensor with values that are not finite.
+
+        :raises CollectiveError: ``on_overflow`` is "error"; the text names ranks and indices.
+        """
+        if self.spec.on_overflow == "error":
+            raise CollectiveError("all-reduce: " + "; ".join(self._describe(fault) for fault in status.faults))
+        mine = [fault for fault in status.faults if fault.rank == self.spec.rank]
+        if not mine:
+            return tensor
+        self.saturated += mine[0].count
+        most = finite_absmax(tensor)
+        return np.nan_to_num(tensor, nan=0.0, posinf=most, neginf=-most)
+
+    def _describe(self, fault: Fault) -> str:
+        name = self.spec.members[fault.rank].name
+        return f"rank {fault.rank} ({name}) has {fault.kind.noun} at index {fault.index} ({fault.count} values are not finite)"
+
+    def _limit(self, out: Tensor) -> None:
+        """Sums beyond float32: an error, or the largest float32.
+
+        :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
+        """
+        index = self._native.find_nonfinite(out.ctypes.data, out.size)
+        if index == out.size:
+            return
+        if self.spec.on_overflow == "error":
+            raise CollectiveError(
+                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index {index}, as rank "
+                f"{self.spec.rank} ({self.spec.me.name}) and all others see"
+            )
+        self.saturated += int(np.isinf(out).sum())
+        most = np.finfo(np.float32).max
+        np.clip(out, -most, most, out=out)
 
     def counters(self) -> Counters:
         """See `Transport.counters`."""

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -45,8 +46,8 @@ class Map:
         """Bytes from one array element to the next: the kernel pads values to 8 bytes."""
         return -(-self.value_size // 8) * 8
 
-    def view(self, dtype: DTypeLike = np.uint64) -> NDArray[np.generic]:
-        """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; writes are seen by the kernel at once.
+    def view(self, dtype: DTypeLike = np.uint64) -> NDArray[Any]:
+        """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; the kernel sees writes at once.
 
         :raises KernelError: the map was not made with ``BPF_F_MMAPABLE``.
         """

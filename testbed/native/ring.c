@@ -175,7 +175,7 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 	struct pollfd events = { .fd = r->events, .events = POLLIN };
 
 	for (uint32_t i = 0; i < r->yields; i++) {
-		for (int pause = 0; pause < 64; pause++) {
+		for (int pause = 0; pause < 1; pause++) {
 			if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
 				return 1;
 			_mm_pause();

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from testbed.collectives.lanes import EXPONENTS
 
-__all__ = ["Fault", "Kind", "Status", "decode", "encode", "status_bytes"]
+__all__ = ["Fault", "Kind", "Status", "decode", "encode", "finite_absmax", "inspect", "status_bytes"]
 
 _RECORD = struct.Struct("<B3xIQ")
 
@@ -27,6 +27,11 @@ class Kind(IntEnum):
     FINE = 0
     NAN = 1
     INFINITY = 2
+
+    @property
+    def noun(self) -> str:
+        """As an error names it."""
+        return {"FINE": "a finite value", "NAN": "NaN", "INFINITY": "infinity"}[self.name]
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def encode(ranks: int, rank: int, exponent: int, fault: Fault | None = None) -> 
     return bytes(data)
 
 
-def decode(ranks: int, data: bytes | NDArray[np.uint8]) -> Status:
+def decode(ranks: int, data: bytes) -> Status:
     """The sum of all ranks' statuses.
 
     :raises ValueError: the histogram does not count every rank once: this is no sum of statuses.
@@ -86,3 +91,17 @@ def decode(ranks: int, data: bytes | NDArray[np.uint8]) -> Status:
         if kind:
             faults.append(Fault(rank, Kind(kind), index, count))
     return Status(EXPONENTS[int(present[-1])], tuple(faults))
+
+
+def inspect(values: NDArray[np.float32], rank: int) -> Fault | None:
+    """What is wrong with a flat tensor of this rank's, if anything is."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if not bad.size:
+        return None
+    kind = Kind.NAN if np.isnan(values[bad[0]]) else Kind.INFINITY
+    return Fault(rank, kind, int(bad[0]), int(bad.size))
+
+
+def finite_absmax(values: NDArray[np.float32]) -> float:
+    """Largest magnitude of the finite values; 0 if there are none."""
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
