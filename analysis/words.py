@@ -69,8 +69,8 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     compute = split.loc[rival, list(COMPUTE)].sum() - split.loc[best, list(COMPUTE)].sum()
     yield (
         f"Why: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} lie in "
-        f"all-reduce and {signed(compute)} in computing, which is the same work in both cases and differs only by "
-        "how much of the processors the transport leaves to it."
+        f"all-reduce and {signed(compute)} in computing, which is the same work in both cases and differs "
+        "only by how much of the processors the transport leaves to it."
     )
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
@@ -99,11 +99,13 @@ def duration(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+    return f"{seconds * 1e9:.3g} ns" if abs(seconds) >= 1e-9 else "0 s"
 
 
 def signed(seconds: float) -> str:
     """Write a difference of times: what the slower one took more, with its sign."""
+    if duration(seconds) == "0 s":
+        return "0 s"
     return f"{'−' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 

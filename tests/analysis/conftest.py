@@ -1,0 +1,93 @@
+"""A run's folder with made-up, known numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.results import RunFolder, Table
+from testbed.spec import parse_scenario
+
+SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
+"""Time in all-reduce an epoch; computing takes one second, whatever the transport."""
+
+RunMaker = Callable[..., Path]
+
+
+def fill(table: Table, transport: str, seconds: float, loss: float, accuracy: float) -> None:
+    own = {"sampling": 0.1, "forward": 0.5, "backward": 0.3, "update": 0.05, "other": 0.05}
+    phases = {"quantize": 0.1, "communicate": 0.6, "wait": 0.2, "dequantize": 0.1}
+    parts = own | {name: share * seconds for name, share in phases.items()}
+    for epoch in range(3):
+        for rank in range(4):
+            times = {f"{name}_time": value for name, value in parts.items()} | {
+                "epoch_time": 1 + seconds,
+                "communication_time": seconds,
+                "straggler_time": 0.25 * seconds,
+                "exchange_time": 0.75 * seconds,
+                "communication_cpu_time": 0.5 * seconds,
+            }
+            for metric, value in times.items():
+                table.add(0, transport, metric, value, "s", rank=rank, epoch=epoch)
+            for metric, value in (
+                ("steps", 10),
+                ("packets", 100),
+                ("wire_bytes", 50_000),
+                ("retransmissions", 1),
+            ):
+                table.add(0, transport, metric, value, "1", rank=rank, epoch=epoch)
+        table.add(0, transport, "loss", loss / (epoch + 1), "nat", epoch=epoch)
+        table.add(0, transport, "validation_accuracy", 0.2 * (epoch + 1), "1", epoch=epoch)
+    table.add(0, transport, "test_accuracy", accuracy, "1")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> RunMaker:
+    def make(
+        seconds: dict[str, float] = SECONDS,
+        loss: dict[str, float] | None = None,
+        accuracy: dict[str, float] | None = None,
+    ) -> Path:
+        scenario = parse_scenario(
+            {
+                "scenario": {"name": "made-up", "description": "Numbers <known> & exact"},
+                "dataset": {"name": "synthetic"},
+                "collective": {"transports": list(seconds)},
+            }
+        ).model_dump(mode="json")
+        table = Table(scenario)
+        for transport, value in seconds.items():
+            fill(
+                table,
+                transport,
+                value,
+                (loss or {}).get(transport, 2.0),
+                (accuracy or {}).get(transport, 0.8),
+            )
+        folder = RunFolder(tmp_path / "run")
+        manifest: dict[str, Any] = {
+            "scenario": scenario,
+            "command": ["testbed", "run", "made up.toml"],
+            "status": "complete",
+            "started": "2026-01-01T00:00:00+00:00",
+            "seconds": 12.3,
+            "seed": 1,
+            "plan_hash": "0123",
+            "parameters": 1000,
+            "gradient_bytes": 4000,
+            "dataset": {"name": "synthetic", "vertices": 10, "edges": 20, "classes": 2, "features": 3,
+                        "train": 6, "val": 1, "test": 3},
+            "git_commit": None,
+            "kernel": "Linux 6.1",
+            "cpu": "a processor",
+            "cpus": 2,
+            "memory_bytes": 1 << 30,
+            "versions": {"numpy": "2"},
+            "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],
+        }  # fmt: skip
+        folder.write_manifest(manifest)
+        table.write(folder)
+        return folder.path
+
+    return make

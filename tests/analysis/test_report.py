@@ -1,0 +1,88 @@
+"""The report opens on its own, figures have their CSV, and the status says whether tolerances are kept."""
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.figures import FIGURES
+from analysis.report import main, make_report
+
+RunMaker = Callable[..., Path]
+
+
+class References(HTMLParser):
+    """Collects all that a browser would load, and checks that what is opened is closed."""
+
+    VOID = {"meta", "img", "br"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")
+        ]
+        assert tag not in ("script", "link", "iframe", "object")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        # HTML lets tables leave out nothing that this template leaves out.
+        assert self.open.pop() == tag
+
+
+def test_report_is_one_file(make_run: RunMaker) -> None:
+    report, _ = make_report(make_run())
+    html = report.read_text()
+    parser = References()
+    parser.feed(html)
+    assert parser.open == []
+    assert len(parser.found) == len(FIGURES)
+    assert all(reference.startswith("data:image/png;base64,") for reference in parser.found)
+    assert not re.search(r"https?://|url\(|@import", html)
+
+
+def test_report_answers_first_and_escapes(make_run: RunMaker) -> None:
+    html = make_report(make_run())[0].read_text()
+    assert html.index("xdp-ring was fastest") < html.index("<table>")
+    assert "Numbers &lt;known&gt; &amp; exact" in html
+    assert "testbed run &#39;made up.toml&#39;" in html
+    assert "all 4 tolerance checks passed" in html
+
+
+def test_figures_have_their_csv(make_run: RunMaker) -> None:
+    path = make_run()
+    make_report(path)
+    names = sorted(FIGURES)
+    assert sorted(p.stem for p in (path / "figures").glob("*.png")) == names
+    assert sorted(p.stem for p in (path / "figures").glob("*.csv")) == names
+    loss = pd.read_csv(path / "figures" / "loss.csv")
+    assert list(loss.columns) == ["trial", "epoch", "transport", "loss"]
+    assert loss[loss["transport"] == "gloo"]["loss"].tolist() == pytest.approx([2, 1, 2 / 3])
+    split = pd.read_csv(path / "figures" / "epoch_time.csv").set_index("transport")
+    assert split.loc["tcp-ring", "communicate"] == pytest.approx(0.24)
+
+
+def test_made_anew_it_is_the_same(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run()
+    first = make_report(path)[0].read_bytes()
+    assert main([str(path)]) == 0
+    assert (path / "report.html").read_bytes() == first
+    assert capsys.readouterr().out.strip() == str(path / "report.html")
+
+
+def test_broken_tolerance_is_said_and_fails(make_run: RunMaker) -> None:
+    path = make_run(accuracy={"gloo": 0.5})
+    assert main([str(path)]) == 1
+    assert "1 of 4 tolerance checks failed" in (path / "report.html").read_text()
+
+
+def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert "is not the folder of a finished run" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Numbers and sentences of a report, against made-up measurements whose answers are known."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.summary import PARTS, baseline, checks, epoch_split, traffic
+from analysis.words import answer, duration, times
+from testbed.results import load_run
+
+RunMaker = Callable[..., Path]
+
+
+def test_split_adds_up(make_run: RunMaker) -> None:
+    split = epoch_split(load_run(make_run()))
+    assert list(split.index) == ["xdp-ring", "tcp-ring", "gloo"]
+    assert split.loc["gloo", "epoch"] == pytest.approx(1.8)
+    assert split.loc["gloo", "wait"] == pytest.approx(0.16)
+    for _, row in split.iterrows():
+        assert row[list(PARTS)].sum() == pytest.approx(row["epoch"])
+        assert row["straggler"] + row["exchange"] == pytest.approx(row["communication"])
+
+
+def test_traffic_is_a_step_of_all_ranks(make_run: RunMaker) -> None:
+    row = traffic(load_run(make_run())).loc["gloo"]
+    assert row["packets"] == pytest.approx(4 * 3 * 100 / 30)
+    assert row["wire_bytes"] == pytest.approx(4 * 3 * 50_000 / 30)
+    assert row["retransmissions_total"] == 12
+
+
+def test_baseline_is_the_best_socket_transport(make_run: RunMaker) -> None:
+    assert baseline(load_run(make_run({"xdp-ring": 0.1, "gloo": 0.3, "tcp-ring": 0.5}))) == "gloo"
+
+
+def test_no_baseline_without_sockets(make_run: RunMaker) -> None:
+    assert baseline(load_run(make_run({"xdp-ring": 0.1}))) is None
+
+
+def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
+    text = " ".join(answer(load_run(make_run())))
+    assert "xdp-ring was fastest: an epoch took 1.2 s on average, with tcp-ring 1.4 s (1.17×)" in text
+    assert "best socket baseline, tcp-ring, an epoch with xdp-ring was 1.17× as fast" in text
+    assert "its all-reduce 2.00× as fast" in text
+    assert "of the 200 ms an epoch between xdp-ring and tcp-ring, +200 ms lie in all-reduce and 0 s" in text
+    assert "saves most in moving and adding data (+120 ms)" in text
+
+
+def test_answer_when_sockets_win(make_run: RunMaker) -> None:
+    text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3}))))
+    assert text.startswith("tcp-ring was fastest")
+    assert "an epoch with xdp-ring was 1.46× as slow and its all-reduce 3.00× as slow" in text
+
+
+def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
+    text = " ".join(answer(load_run(make_run({"xdp-ring": 0.400, "tcp-ring": 0.404}))))
+    assert "take them as equal" in text
+    assert "Why" not in text
+
+
+def test_answer_of_one_transport(make_run: RunMaker) -> None:
+    assert "needs a second transport" in answer(load_run(make_run({"gloo": 0.5})))[0]
+
+
+def test_tolerances_kept(make_run: RunMaker) -> None:
+    found = checks(load_run(make_run(loss={"xdp-ring": 2.01}, accuracy={"xdp-ring": 0.804})))
+    assert len(found) == 4
+    assert all(check.passed for check in found)
+    assert {check.reference for check in found} == {"tcp-ring"}
+    assert found[0].distance == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "distance"),
+    [
+        ({"loss": {"xdp-ring": 2.05}}, "loss", 0.05),
+        ({"loss": {"xdp-ring": float("nan")}}, "loss", float("nan")),
+        ({"accuracy": {"xdp-ring": 0.79}}, "test accuracy", 1.0),
+    ],
+)
+def test_tolerances_broken(
+    make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float
+) -> None:
+    failed = [check for check in checks(load_run(make_run(**changed))) if not check.passed]
+    assert [(check.transport, check.what) for check in failed] == [("xdp-ring", what)]
+    assert failed[0].distance == pytest.approx(distance, nan_ok=True)
+
+
+def test_words_for_numbers() -> None:
+    assert [duration(value) for value in (2.345, 0.0123, 4.56e-5, 7e-9, 0.0)] == [
+        "2.35 s", "12.3 ms", "45.6 µs", "7 ns", "0 s",
+    ]  # fmt: skip
+    assert [times(2, 1), times(1, 2), times(1, 1.01)] == ["2.00× as fast", "2.00× as slow", "equally fast"]

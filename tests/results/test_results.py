@@ -1,0 +1,111 @@
+"""The run's folder, its table's schema, and reading it back."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from testbed.errors import SpecError
+from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
+from testbed.results.circumstances import cpu_model, git_commit, versions
+from testbed.results.folder import LEAST_FREE, OWN
+from testbed.spec import parse_scenario
+
+SCENARIO = parse_scenario(
+    {"scenario": {"name": "small"}, "dataset": {"name": "synthetic"}, "collective": {"transports": ["gloo"]}}
+).model_dump(mode="json")
+
+
+def filled() -> Table:
+    table = Table(SCENARIO)
+    table.add(0, "gloo", "epoch_time", 1.5, "s", rank=2, epoch=0)
+    table.add(0, "gloo", "test_accuracy", 0.75, "1")
+    return table
+
+
+def test_schema_and_parameters() -> None:
+    frame = filled().frame()
+    assert {column: str(frame[column].dtype) for column in COLUMNS} == COLUMNS
+    assert list(frame.columns[: len(COLUMNS)]) == list(COLUMNS)
+    assert frame["hosts"].tolist() == [4, 4]
+    assert frame["rank"].isna().tolist() == [False, True]
+    assert frame["fabric.mtu"].tolist() == [1500, 1500]
+    assert json.loads(frame["model.fanout"][0]) == [10, 5]
+    assert "fabric.k" not in frame  # not set, so no parameter of this run
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_manifest({"scenario": SCENARIO, "status": "complete"})
+    filled().write(folder)
+    run = load_run(folder.path)
+    assert run.manifest["status"] == "complete"
+    assert run.transports == ["gloo"]
+    assert run.metric("epoch_time")["value"].tolist() == [1.5]
+    pd.testing.assert_frame_equal(run.frame[list(COLUMNS)], filled().frame()[list(COLUMNS)])
+    assert sorted(path.name for path in folder.path.iterdir()) == ["manifest.json", "results.parquet"]
+
+
+def test_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    for overwrite in (False, True):
+        with pytest.raises(SpecError, match="holds files that are no run's: choose another folder"):
+            RunFolder(tmp_path, overwrite)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_previous_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_manifest({"scenario": SCENARIO})
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "figures").mkdir()
+    with pytest.raises(SpecError, match="holds a previous run: choose another folder, or add --overwrite"):
+        RunFolder(tmp_path)
+    RunFolder(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert "figures" in OWN
+
+
+def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"--out .*file/run: cannot be written: Not a directory"):
+        RunFolder(tmp_path / "file" / "run")
+
+
+def test_full_disk_is_noticed_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=LEAST_FREE - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(SpecError, match="its disk has 63 MiB left: needed are 64 MiB"):
+        RunFolder(tmp_path / "run")
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write("a", lambda place: place.write_text("old"))
+
+    def half(place: Path) -> None:
+        place.write_text("ne")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(SpecError, match="a: cannot be written: No space left on device"):
+        folder.write("a", half)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
+
+
+def test_loading_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"is not the folder of a finished run: .*manifest\.json is missing"):
+        load_run(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(SpecError, match="cannot be read"):
+        load_run(tmp_path)
+
+
+def test_circumstances_are_this_machines() -> None:
+    assert cpu_model()
+    assert versions()["numpy"]
+    commit = git_commit()
+    assert commit is None or len(commit.rstrip("+")) == 40
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})

@@ -1,0 +1,90 @@
+"""A small scenario end to end: hosts, workers, training, results, report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.report import make_report
+from testbed.errors import SpecError, TestbedError
+from testbed.results import Run, load_run
+from testbed.run import run_scenario
+from testbed.spec import Scenario, parse_scenario
+
+PHASES = ("quantize", "communicate", "wait", "dequantize")
+
+
+def tiny(**changes: dict[str, Any]) -> Scenario:
+    table: dict[str, Any] = {
+        "scenario": {"name": "tiny", "trials": 1},
+        "fabric": {"hosts": 3},
+        "collective": {"transports": ["tcp-ring"], "timeout": 20.0},
+        "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
+        "model": {"hidden": 16, "fanout": [4, 3]},
+        "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
+    }
+    return parse_scenario({key: {**value, **changes.get(key, {})} for key, value in table.items()})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def values(run: Run, metric: str, transport: str) -> list[float]:
+    rows = run.metric(metric)
+    return rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+
+
+@pytest.mark.net
+def test_transports_train_the_same_model(tmp_path: Path) -> None:
+    scenario = tiny(collective={"transports": ["xdp-ring", "tcp-ring"]})
+    out = run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"])
+    run = load_run(out)
+
+    assert run.manifest["status"] == "complete"
+    assert run.transports == ["xdp-ring", "tcp-ring"]
+    # Lanes of 32 bits are finer than float32's own rounding: curves coincide far within the tolerance.
+    np.testing.assert_allclose(values(run, "loss", "xdp-ring"), values(run, "loss", "tcp-ring"), rtol=1e-3)
+    losses = values(run, "loss", "tcp-ring")
+    assert len(losses) == 2
+    assert losses[1] < losses[0]
+
+    for transport in run.transports:
+        rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
+        last = rows[rows["epoch"] == 1].set_index("metric")["value"]
+        assert last["steps"] == 4  # 154 training vertices over 3 ranks, 16 a batch
+        assert last["packets"] > 0
+        assert last["wire_bytes"] > 4 * run.manifest["parameters"]  # a ring sends 2(N-1)/N of the data
+        assert 0 < sum(last[f"{phase}_time"] for phase in PHASES) <= last["communication_time"]
+        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
+        assert last["communication_time"] < last["epoch_time"]
+
+    report, checks = make_report(out)
+    assert report.exists()
+    assert [check.what for check in checks] == ["loss", "test accuracy"]
+    assert all(check.passed for check in checks)
+
+
+@pytest.mark.net
+def test_failed_run_says_so_in_its_manifest(tmp_path: Path) -> None:
+    scenario = tiny(training={"optimizer": "sgd", "learning_rate": 100.0, "epochs": 50}, dataset={"noise": 100.0})
+    with pytest.raises(TestbedError, match="the loss of rank"):
+        run_scenario(scenario, tmp_path / "run", quiet=True)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["status"] == "failed"
+    assert "learning_rate = 100.0 may be too large" in manifest["error"]
+
+
+def test_more_hosts_than_training_vertices(tmp_path: Path) -> None:
+    scenario = tiny(fabric={"hosts": 8}, dataset={"scale": 4, "train_fraction": 0.25})
+    with pytest.raises(SpecError, match=r"fabric\.hosts = 8: allowed is at most the size of the training set, 4"):
+        run_scenario(scenario, tmp_path / "run", quiet=True)
+
+
+def test_folder_is_checked_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(SpecError, match="holds files that are no run's"):
+        run_scenario(tiny(), tmp_path, quiet=True)
