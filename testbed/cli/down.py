@@ -9,16 +9,12 @@ from testbed.cli import options
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(
-        epilog=options.examples("sudo testbed down", "sudo testbed down lab", "sudo testbed down --all")
-    )(down)
+    app.command(epilog=options.examples("sudo testbed down", "sudo testbed down lab", "sudo testbed down --all"))(down)
 
 
 def down(
     run: Annotated[str | None, typer.Argument(help="The run, if several are up.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="End all runs on this machine, benchmarks and scenarios, too.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="End all runs on this machine, benchmarks and scenarios, too.")] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:

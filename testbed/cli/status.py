@@ -27,9 +27,9 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("run", "state", "topology", "hosts", "switch", "mtu", "offload", "age", "controller"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for run in found:
         row = _as_dict(run)
         minutes, seconds = divmod(int(run.age), 60)

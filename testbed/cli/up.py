@@ -26,17 +26,11 @@ def up(
         str, typer.Option(help="bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it).")
     ] = "xdp",
     mtu: Annotated[int, typer.Option(help="576 to 3506; up to 9000 with --switch bridge.")] = 1500,
-    offload: Annotated[
-        str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums of every link.")
-    ] = "on",
-    queues: Annotated[
-        int | None, typer.Option(help="Queues of an interface; one a CPU if not given.")
-    ] = None,
+    offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums of every link.")] = "on",
+    queues: Annotated[int | None, typer.Option(help="Queues of an interface; one a CPU if not given.")] = None,
     k: Annotated[int | None, typer.Option(help="Leaves and spines of leaf-spine.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; a random one if not given.")] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")
-    ] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:
@@ -56,9 +50,7 @@ def up(
         if json:
             options.print_json({**message, "hosts": {host.name: host.ip for host in plan.hosts}})
             return
-        typer.echo(
-            f"run {message['run_id']} is up: {topology}, {len(plan.switches)} switches ({switch}), mtu {mtu}"
-        )
+        typer.echo(f"run {message['run_id']} is up: {topology}, {len(plan.switches)} switches ({switch}), mtu {mtu}")
         for host in plan.hosts:
             typer.echo(f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}")
 

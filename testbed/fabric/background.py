@@ -1,5 +1,6 @@
-"""A fabric that outlives the command that made it: a controller in the background holds it until it is told to end."""
+"""A fabric that outlives the command that made it, held by a controller in the background."""
 
+import contextlib
 import json
 import os
 import sys
@@ -71,9 +72,7 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
         status = 0  # told to end
     except BaseException as error:
         text = str(error) if isinstance(error, TestbedError) else traceback.format_exc()
-        try:
+        with contextlib.suppress(OSError):  # announced already: nobody listens any more
             os.write(writer, json.dumps({"error": text}).encode())
-        except OSError:
-            pass  # announced already: nobody listens any more
     finally:
         os._exit(status)

@@ -50,9 +50,7 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         killed = {entry.pid: entry for entry in kill(state.processes)}
         # Their children are found by the run's id; once more, for those that were started meanwhile.
         for _ in range(2):
-            killed |= {
-                entry.pid: entry for entry in kill(processes_of(file.run_id)) if entry.pid not in killed
-            }
+            killed |= {entry.pid: entry for entry in kill(processes_of(file.run_id)) if entry.pid not in killed}
         left.processes = [f"{entry.name} ({entry.pid})" for entry in killed.values()]
         for directory in map(Path, state.directories):
             if directory == root / file.run_id and directory.is_dir():

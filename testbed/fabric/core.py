@@ -77,9 +77,7 @@ class Fabric:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()
 
     @property
@@ -108,9 +106,7 @@ class Fabric:
         if kind not in ("xdp", "sockets"):
             raise SpecError(f"datapath: {kind!r} is unknown; allowed are xdp, sockets")
         if kind == "xdp" and self.plan.mtu > MAX_XDP_MTU:
-            raise SpecError(
-                f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}"
-            )
+            raise SpecError(f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
         if self.plan.switch_kind == "xdp":
             if self.workers is None:
                 raise FabricError("switch programs are owned by the switches' workers, and none are running")
@@ -154,9 +150,7 @@ class Fabric:
         for host in self.plan.hosts:
             self.hosts[host.name] = net.addHost(host.name, fabric=self, plan=host)
         for switch in self.plan.switches:
-            self.switches[switch.name] = net.addSwitch(
-                switch.name, fabric=self, plan=switch, inNamespace=True
-            )
+            self.switches[switch.name] = net.addSwitch(switch.name, fabric=self, plan=switch, inNamespace=True)
         for node in self.nodes.values():
             node.enter()
         macs = {host.name: host.mac for host in self.plan.hosts}
@@ -174,14 +168,10 @@ class Fabric:
     def _set_offloads(self, kind: Datapath) -> None:
         every = dict.fromkeys(FEATURES, self.plan.offload)
         for host in self.hosts.values():
-            host.namespace.offload(
-                host.plan.ifname, **({"tx": False, "gro": True} if kind == "xdp" else every)
-            )
+            host.namespace.offload(host.plan.ifname, **({"tx": False, "gro": True} if kind == "xdp" else every))
         for switch in self.switches.values():
             for port in switch.plan.ports:
-                switch.namespace.offload(
-                    switch.plan.ifname(port), **({"gro": True} if kind == "xdp" else every)
-                )
+                switch.namespace.offload(switch.plan.ifname(port), **({"gro": True} if kind == "xdp" else every))
 
     def _write_hosts_file(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.plan.hosts)]
@@ -192,11 +182,12 @@ class Fabric:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
                 signal.signal(number, signal.SIG_IGN)
-        holders = {node.pid for node in self.nodes.values()}
-        kill(entry for entry in self.state.read().processes if entry.pid not in holders)
-        for node in self.nodes.values():
-            node.terminate()
-        kill(processes_of(self.run_id))
+        with ExitStack() as stack:  # each step is taken even if one before it fails; the last one here is the first
+            stack.callback(lambda: kill(processes_of(self.run_id)))
+            for node in self.nodes.values():
+                stack.callback(node.terminate)
+            holders = {node.pid for node in self.nodes.values()}
+            kill(entry for entry in self.state.read().processes if entry.pid not in holders)
 
     def _turn_signals_into_exceptions(self, stack: ExitStack) -> None:
         if threading.current_thread() is not threading.main_thread():

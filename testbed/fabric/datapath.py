@@ -32,9 +32,7 @@ def attach(context: WorkerContext) -> None:
         for port, ifindex in index.items():
             program.maps["ports"].update(port, ifindex)
         for mac, port in plan.forwarding.items():
-            program.maps["forwarding"].update(
-                bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port])
-            )
+            program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
         for ifindex in index.values():
             stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
         context.objects["switch"] = program

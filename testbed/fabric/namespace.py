@@ -54,9 +54,7 @@ class NetworkNamespace:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()
 
     def request(self, method: str, *arguments: Any, **keywords: Any) -> Any:

@@ -73,6 +73,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,
             env={**os.environ, RUN_VARIABLE: self.fabric.run_id},
             start_new_session=True,  # a Ctrl-C at the terminal is the controller's
         )
@@ -82,7 +83,6 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         with contextlib.suppress(BrokenPipeError):
             assert holder.stdin
             holder.stdin.write(b"\n")
-            holder.stdin.flush()
 
     def enter(self) -> None:
         """Wait until the namespaces are there, and open sockets in them."""
@@ -128,9 +128,7 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         """
         while not self.ready():
             if time.monotonic() > deadline:
-                raise FabricError(
-                    f"the interfaces of {self.name} are not up {START_TIMEOUT:g} s after they should be"
-                )
+                raise FabricError(f"the interfaces of {self.name} are not up {START_TIMEOUT:g} s after they should be")
             time.sleep(0.002)
 
     def cmd(self, *args: Any, **_: Any) -> str:
@@ -248,9 +246,7 @@ class VethLink(Link):  # type: ignore[misc]
         # ip -n h1 link add eth0 index 100 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer s1-eth1 netns
         # s1 ...
         index = FIRST_INDEX + len(node1.intfs)
-        node1.namespace.request(
-            "link", "add", ifname=name1, index=index, kind="veth", address=mac1, peer=peer, **size
-        )
+        node1.namespace.request("link", "add", ifname=name1, index=index, kind="veth", address=mac1, peer=peer, **size)
 
     def stop(self) -> None:
         """Do nothing: the pair goes with its namespaces."""

@@ -73,9 +73,7 @@ class Run:
             pidfd = -1
         try:
             if pidfd < 0 or not controller.alive:
-                raise FabricError(
-                    f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run"
-                )
+                raise FabricError(f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run")
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             deadline = time.monotonic() + timeout
             while self.file.path.exists():

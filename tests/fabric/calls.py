@@ -18,16 +18,15 @@ def redirect_bells(context: WorkerContext) -> None:
 
 
 def listen(context: WorkerContext) -> None:
-    receiver = context.resources.enter_context(
-        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
-    )
+    receiver = context.resources.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE)))
     receiver.bind(("eth0", ETHERTYPE))
     context.objects["receiver"] = receiver
 
 
 def ring(context: WorkerContext, mac: str, frames: int) -> None:
     """Send frames for ``mac`` into the doorbell."""
-    header = bytes.fromhex(mac.replace(":", "")) + bytes(6) + ETHERTYPE.to_bytes(2, "big")
+    addresses = [bytes.fromhex(address.replace(":", "")) for address in (mac, context.host.mac)]
+    header = b"".join(addresses) + ETHERTYPE.to_bytes(2, "big")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
         sender.bind(("bell0", 0))
         for number in range(frames):

@@ -85,9 +85,7 @@ def test_interfaces_are_as_planned(star: Fabric) -> None:
             for address in link["addr_info"]
         }
         assert addresses == {("lo", "127.0.0.1", 8), ("eth0", host.ip, 16)}  # none of IPv6
-        neighbours = {
-            (entry["dst"], entry["lladdr"], *entry["state"]) for entry in ip(star, host.name, "neighbour")
-        }
+        neighbours = {(entry["dst"], entry["lladdr"], *entry["state"]) for entry in ip(star, host.name, "neighbour")}
         assert neighbours == {(peer.ip, peer.mac, "PERMANENT") for peer in star.plan.hosts if peer != host}
     ports = {link["ifname"]: link for link in ip(star, "s1", "link")}
     for number in star.plan.switch("s1").ports:

@@ -1,0 +1,83 @@
+"""Functions that tests call in workers."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import CollectiveError
+from testbed.worker import WorkerContext
+
+
+def describe(context: WorkerContext, extra: int = 0) -> tuple[Any, ...]:
+    return context.name, context.kind, context.plan, len(context.fabric_plan.hosts), extra
+
+
+def remember(context: WorkerContext, value: int) -> int:
+    context.objects["sum"] = context.objects.get("sum", 0) + value
+    return int(context.objects["sum"])
+
+
+def count(context: WorkerContext, to: int) -> None:
+    for number in range(to):
+        context.progress(number)
+
+
+def refuse(context: WorkerContext) -> None:
+    raise CollectiveError(f"{context.name} will not")
+
+
+class OddError(Exception):
+    """Pickles, but cannot be made from what it pickles to."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("odd")
+
+
+def raise_odd(context: WorkerContext) -> None:
+    raise OddError(1, 2)
+
+
+def return_unpicklable(context: WorkerContext) -> Any:
+    return threading.Lock()
+
+
+def meet(context: WorkerContext, directory: Path, names: list[str]) -> None:
+    """Return when workers of all ``names`` are here."""
+    (directory / context.name).touch()
+    deadline = time.monotonic() + 20
+    while not all((directory / name).exists() for name in names):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+
+def wait_for(context: WorkerContext, path: Path) -> str:
+    """Return when a file is there."""
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return "late"
+
+
+def exit_with(context: WorkerContext, status: int) -> None:
+    print("farewell", file=sys.stderr, flush=True)
+    os._exit(status)
+
+
+def on_close(context: WorkerContext, path: Path) -> None:
+    context.resources.callback(path.write_text, context.name)
+
+
+def cpus(context: WorkerContext) -> set[int]:
+    return os.sched_getaffinity(0)
+
+
+def namespace(context: WorkerContext) -> int:
+    return os.stat("/proc/self/ns/net").st_ino
+
+
+def echo(context: WorkerContext, function: str, timeout: float, name: str) -> tuple[str, float, str]:
+    return function, timeout, name

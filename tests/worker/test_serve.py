@@ -1,0 +1,41 @@
+"""What a worker does by itself. Needs no root."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testbed.fabric.processes import start_time
+
+CHILD = """
+import signal
+from testbed.worker.serve import die_with_parent
+die_with_parent()
+print("ready", flush=True)
+signal.pause()
+"""
+
+# Starts the child, says its process id, and ends without a word to it.
+PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_worker_dies_with_its_parent() -> None:
+    answer = subprocess.run([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    deadline = time.monotonic() + 10
+    while start_time(int(answer.stdout)) is not None:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("arguments", [[], ["--connect", "/nowhere"], ["--name", "h1"]])
+def test_a_worker_needs_an_address_and_a_name(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "testbed.worker", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert "the following arguments are required" in answer.stderr
