@@ -80,9 +80,7 @@ class Workers(Mapping[str, Worker]):
         self.fabric.workers = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.fabric.workers = None
         self._stack.close()
 
@@ -102,8 +100,8 @@ class Workers(Mapping[str, Worker]):
         :param timeout: Seconds until all have to have answered.
         :param on_progress: Called with a worker's name and what its function gave to ``context.progress``.
         :param errors: ``raise`` the first exception that a function raises, with a note that holds its
-            traceback; the others' answers are dropped when they come. ``return`` puts exceptions among the
-            results.
+            traceback; the others' answers are dropped when they come, before their next call. ``return`` puts
+            exceptions among the results.
         :return: Results by worker's name, in the order of ``arguments``.
         :raises WorkerDied: A worker of the fabric has died, whether or not it was called.
         :raises WorkerTimeout: The time is over.
@@ -112,12 +110,13 @@ class Workers(Mapping[str, Worker]):
             raise TypeError(f"{function.__module__}.{function.__qualname__}: no worker can import this name")
         calls = arguments if isinstance(arguments, Mapping) else {name: {} for name in arguments}
         number = next(self._numbers)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._await_idle(calls, deadline)
         for name, keywords in calls.items():
             worker = self._workers[name]
             worker.send(Call(number, function.__module__, function.__qualname__, dict(keywords)))
             worker.pending.add(number)
         answers: dict[str, Any] = {}
-        deadline = None if timeout is None else time.monotonic() + timeout
         while missing := [name for name in calls if name not in answers]:
             messages = self._receive(deadline)
             if not messages:
@@ -126,7 +125,7 @@ class Workers(Mapping[str, Worker]):
                 if not isinstance(message, Progress):
                     worker.pending.discard(message.number)
                 if message.number != number:
-                    continue  # of a call that was given up
+                    continue  # from a worker that is not in this call, about an earlier one
                 if isinstance(message, Progress):
                     if on_progress:
                         on_progress(worker.name, message.value)
@@ -209,9 +208,7 @@ class Workers(Mapping[str, Worker]):
             while names:
                 ready = wait([self._listener, *ends], max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise WorkerTimeout(
-                        f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s"
-                    )
+                    raise WorkerTimeout(f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s")
                 for descriptor, worker in ends.items():
                     if descriptor in ready:
                         raise worker.died()
@@ -238,6 +235,20 @@ class Workers(Mapping[str, Worker]):
             worker.connection = connection
             stack.pop_all()
         return hello.name
+
+    def _await_idle(self, names: Iterable[str], deadline: float | None) -> None:
+        """Drop late answers to calls that were given up, until these workers have none to give.
+
+        A worker that is still sending one would not read a new call, and large ones do not fit into the
+        socket.
+        """
+        while busy := [name for name in names if self._workers[name].pending]:
+            messages = self._receive(deadline)
+            if not messages:
+                raise WorkerTimeout(f"workers {', '.join(busy)} are still busy with an earlier call")
+            for worker, message in messages:
+                if not isinstance(message, Progress):
+                    worker.pending.discard(message.number)
 
     def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure]]:
         """What workers have said, one message each; nothing when the time is over.

@@ -99,9 +99,11 @@ def test_an_answer_that_is_late_is_dropped(workers: Workers, tmp_path: Path) -> 
     path = tmp_path / "go"
     with pytest.raises(WorkerTimeout, match=r"workers h1 did not answer within 0\.05 s"):
         workers.call_all(calls.wait_for, {"h1": {"path": path}}, timeout=0.05)
-    assert workers["h1"].pending
+    with pytest.raises(WorkerTimeout, match="workers h1 are still busy with an earlier call"):
+        workers.call_all(calls.describe, ["h1", "h2"], timeout=0.05)
+    assert workers["h2"].call(calls.remember, value=1) == 1
     path.touch()
-    assert workers["h1"].call(calls.remember, value=1) == 1
+    assert workers["h1"].call(calls.size, data=bytes(8 << 20)) == 8 << 20
     assert not workers["h1"].pending
 
 
