@@ -1,4 +1,5 @@
-"""What the ring's programs and their process share, as ctypes: twin of ``bpf/include/ring.h`` and ``wire.h``.
+"""What the ring's programs and their process share, as ctypes: twin of ``bpf/include/ring.h``; constants of the wire are in
+`testbed.protocol.wire`.
 
 A test compares every offset with the compiled object's BTF.
 """
@@ -7,20 +8,37 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-import struct
 from ctypes import c_int32, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from enum import IntEnum
 
 from testbed.collectives.group import Member
 from testbed.collectives.lanes import NativeLanes
+from testbed.protocol.memory import COUNTERS, ORDERS, PARKING, EventKind, Order
+from testbed.protocol.wire import (
+    BLOCK,
+    FRAME_BYTES,
+    MAGIC,
+    MAX_PAYLOAD,
+    MAX_RANKS,
+    PORT,
+    VERSION,
+    Endpoint,
+    Kind,
+    ip_sum,
+)
 
 __all__ = [
     "BLOCK",
     "COUNTERS",
+    "FAN_LARGE",
+    "FAN_SMALL",
     "FRAME_BYTES",
+    "MAGIC",
     "MAX_PAYLOAD",
+    "MAX_RANKS",
+    "ORDERS",
     "PARKING",
     "PORT",
+    "VERSION",
     "Chunk",
     "Config",
     "Control",
@@ -34,71 +52,11 @@ __all__ = [
     "Peer",
     "RingOrder",
     "Tensor",
-    "ip_sum",
     "peer",
 ]
 
-PORT = 17170
-MAGIC = 0x4152
-VERSION = 1
-BLOCK = 64
-MAX_PAYLOAD = 54 * BLOCK
-PARKING = 256
-ORDERS = 1024
 FAN_SMALL = 8
 FAN_LARGE = 32
-MAX_RANKS = 32
-FRAME_BYTES = 80
-USEFUL = 1
-
-
-class Kind(IntEnum):
-    """``enum ring_kind``."""
-
-    REDUCE = 1
-    RESULT = 2
-    REQUEST = 3
-    PROBE = 4
-    ALIVE = 5
-    BELL = 16
-
-
-class Order(IntEnum):
-    """``enum ring_order_kind``."""
-
-    LAUNCH = 1
-    REPLAY = 2
-    REQUEST = 3
-    PROBE = 4
-
-
-class EventKind(IntEnum):
-    """``enum ring_event_kind``."""
-
-    STORED = 1
-    ALIVE = 2
-
-
-COUNTERS = (
-    "sent",
-    "sent_bytes",
-    "resent",
-    "stored",
-    "answered",
-    "duplicate",
-    "parked",
-    "bad_cookie",
-    "bad_generation",
-    "bad_chunk",
-    "bad_length",
-    "bad_tensor",
-    "bad_rank",
-    "bad_kind",
-    "bad_checksum",
-    "parking_full",
-    "overtaken",
-)
-"""``enum ring_counter``."""
 
 
 class Peer(ctypes.Structure):
@@ -242,32 +200,8 @@ class NativeRing(ctypes.Structure):
     ]
 
 
-def ip_sum(source: str, destination: str) -> int:
-    """One's complement sum of the IPv4 header that the programs write, without its total length (RFC 1071).
-
-    In the byte order of memory, so that the kernel adds the length as it stands in the frame.
-    """
-    header = struct.pack(
-        "!BBHHHBBH4s4s",
-        0x45,
-        0,
-        0,
-        0,
-        0x4000,
-        64,
-        17,
-        0,
-        ipaddress.IPv4Address(source).packed,
-        ipaddress.IPv4Address(destination).packed,
-    )
-    total: int = sum(struct.unpack("<10H", header))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return total
-
-
 def peer(me: Member, other: Member) -> Peer:
     """What rank ``me`` needs to address ``other``."""
-    mac = bytes.fromhex(other.mac.replace(":", ""))
+    mac = Endpoint(other.mac, other.ip).mac_bytes
     address = int.from_bytes(ipaddress.IPv4Address(other.ip).packed, "little")
     return Peer((c_uint8 * 6)(*mac), ip_sum(me.ip, other.ip), address)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import RingPort
 from testbed.errors import CollectiveError
+from testbed.protocol.recovery import missing, plead, slots_of
 from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
@@ -96,40 +97,34 @@ class Recovery:
             self._samples, self._rtt_sum = samples, total
 
     def _ask(
-        self, generation: int, total: int, overdue: np.typing.NDArray[np.bool_], stalled: bool
-    ) -> np.typing.NDArray[np.bool_]:
+        self, generation: int, total: int, overdue: NDArray[np.bool_], stalled: bool
+    ) -> NDArray[np.bool_]:
         """Ask for chunks that were overtaken by later ones of the same owner at the last look already.
 
         :returns: The chunks that are overtaken now.
         """
         port, spec = self.port, self.port.spec
-        missing = port.done(total) != generation
-        chunks = np.arange(total)
-        arrived = np.where(missing, -1, chunks)
-        # The latest result of each owner: what its earlier chunks have been overtaken by.
-        padded = np.full(-(-total // spec.size) * spec.size, -1)
-        padded[:total] = arrived
-        latest = padded.reshape(-1, spec.size).max(axis=0)
-        overtaken: NDArray[np.bool_] = missing & (chunks < latest[chunks % spec.size])
-        wanted = np.flatnonzero(overtaken & overdue)
-        if stalled:
-            # Nothing moves: whatever has been launched may be lost.
-            wanted = np.union1d(wanted, np.flatnonzero(missing)[: spec.window * spec.size])
-        launched = int(port.control.next) & 0xFFFFFFFF
-        for chunk in wanted[: spec.window * spec.size].tolist():
-            if chunk % spec.size != spec.rank:
-                port.order(Order.REQUEST, generation, chunk)
-            elif chunk // spec.size < launched:
-                port.order(Order.LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
-        mine = -(-max(total - spec.rank, 0) // spec.size)
-        if stalled and launched < mine:
-            # The tokens that would have launched the rest are lost.
-            first = port.take(min(spec.window, mine - launched))
-            for slot in range(first, min(first + spec.window, mine)):
+        plea = plead(
+            spec.rank,
+            spec.size,
+            spec.window,
+            absent=missing(port.done(total), generation),
+            overdue=overdue,
+            launched=int(port.control.next) & 0xFFFFFFFF,
+            stalled=stalled,
+        )
+        for chunk in plea.request:
+            port.order(Order.REQUEST, generation, chunk)
+        for chunk in plea.resend:
+            port.order(Order.LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
+        if plea.claim:
+            # The tokens that would have launched these are lost. One may have come after all by now, and taken the first slots.
+            first = port.take(plea.claim)
+            for slot in range(first, min(first + plea.claim, slots_of(spec.rank, spec.size, total))):
                 port.order(Order.LAUNCH, generation, spec.rank + spec.size * slot)
         port.replay(generation, total)
         port.flush()
-        return overtaken
+        return plea.overtaken
 
     def _verdict(self, generation: int, total: int, stored: int, now: float, started: float) -> str:
         spec = self.port.spec

@@ -1,0 +1,218 @@
+"""What stands on the wire: frames from and to bytes. Twin of ``bpf/include/wire.h``.
+
+A frame is Ethernet, IPv4, UDP, the ring's header of 38 bytes, and a payload of 64-bit words::
+
+    0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 38 | 80 payload
+
+The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian as everywhere. UDP's
+checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words, modulo 2**64.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import astuple, dataclass, field, replace
+from enum import IntEnum
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BLOCK",
+    "FRAME_BYTES",
+    "MAGIC",
+    "MAX_PAYLOAD",
+    "MAX_RANKS",
+    "NOBODY",
+    "PORT",
+    "USEFUL",
+    "VERSION",
+    "Endpoint",
+    "Frame",
+    "Header",
+    "Kind",
+    "Words",
+    "checksum",
+    "decode",
+    "encode",
+    "ip_sum",
+]
+
+Words = NDArray[np.uint64]
+
+PORT = 17170
+MAGIC = 0x4152
+VERSION = 1
+FRAME_BYTES = 80
+"""Headers of a frame, from Ethernet's to the ring's."""
+
+BLOCK = 64
+"""Bytes that payloads are multiples of."""
+
+MAX_PAYLOAD = 54 * BLOCK
+"""What fits the largest MTU of single-buffer XDP on veth."""
+
+MAX_RANKS = 32
+USEFUL = 1
+"""Flag: a rank of this lap stored a result that it did not have."""
+
+_ETHERNET = struct.Struct("!6s6sH")
+_IPV4 = struct.Struct("!BBHHHBBH4s4s")
+_UDP = struct.Struct("!HHHH")
+_RING = struct.Struct("<HBBHQIIQBBBBHH")
+_ETHERTYPE_IPV4, _VERSION_IHL, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL = 0x0800, 0x45, 0x4000, 64, 17
+
+
+class Kind(IntEnum):
+    """``enum ring_kind``."""
+
+    REDUCE = 1
+    RESULT = 2
+    REQUEST = 3
+    PROBE = 4
+    ALIVE = 5
+    BELL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host's addresses: colon-separated and dotted."""
+
+    mac: str
+    ip: str
+
+    @property
+    def mac_bytes(self) -> bytes:
+        """As they stand in the frame."""
+        return bytes.fromhex(self.mac.replace(":", ""))
+
+    @classmethod
+    def unpack(cls, mac: bytes, ip: bytes) -> Self:
+        """From a frame's bytes."""
+        return cls(mac.hex(":"), str(ipaddress.IPv4Address(ip)))
+
+
+NOBODY = Endpoint("00:00:00:00:00:00", "0.0.0.0")
+
+
+@dataclass(slots=True)
+class Header:
+    """The ring's header, in the order of the wire but for magic and version; meanings in ``struct ring_frame``.
+
+    :param kind: A `Kind`, or any byte that has come in.
+    :param length: Of the payload, bytes; zero for probes, else a multiple of `BLOCK`.
+    """
+
+    kind: int
+    group: int = 0
+    cookie: int = 0
+    generation: int = 0
+    chunk: int = 0
+    checksum: int = 0
+    attempt: int = 0
+    hop: int = 0
+    last: int = 0
+    flags: int = 0
+    length: int = 0
+    tag: int = 0
+    version: int = VERSION
+
+
+@dataclass(slots=True)
+class Frame:
+    """A whole frame.
+
+    :param payload: All whole words behind the header: ``header.length`` bytes in a frame that is what it says, but more where a
+        frame shorter than its buffer carries the rest along, and fewer where it was cut.
+    :param trailer: Up to 7 bytes behind those.
+    """
+
+    header: Header
+    payload: Words = field(default_factory=lambda: np.zeros(0, np.uint64))
+    source: Endpoint = NOBODY
+    destination: Endpoint = NOBODY
+    trailer: bytes = b""
+
+    def copy(self) -> Frame:
+        """One that shares nothing with this one."""
+        return replace(self, header=replace(self.header), payload=self.payload.copy())
+
+    def resize(self, length: int) -> None:
+        """Cut or grow, with zeros, to ``length`` bytes of payload."""
+        data = (self.payload.tobytes() + self.trailer)[:length].ljust(length, b"\0")
+        self.payload, self.trailer = np.frombuffer(data, np.uint64).copy(), b""
+
+
+def checksum(words: Words) -> int:
+    """Sum of the words modulo 2**64: sums of payloads have the sum of their checksums."""
+    return int(words.sum(dtype=np.uint64))
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame's bytes, from the Ethernet header on."""
+    _, *fields, version = astuple(frame.header)
+    source, destination, length = frame.source, frame.destination, frame.header.length
+    total = FRAME_BYTES - _ETHERNET.size + length
+    # The sum is that of memory's order, hence the check's bytes come swapped.
+    check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
+    return b"".join(
+        (
+            _ETHERNET.pack(destination.mac_bytes, source.mac_bytes, _ETHERTYPE_IPV4),
+            _ipv4(source.ip, destination.ip, total, _swap(check)),
+            _UDP.pack(PORT, PORT, total - _IPV4.size, 0),
+            _RING.pack(MAGIC, version, frame.header.kind, *fields),
+            frame.payload.astype("<u8", copy=False).tobytes(),
+            frame.trailer,
+        )
+    )
+
+
+def decode(data: bytes) -> Frame | None:
+    """The frame that stands in ``data``, or None if it is none of the ring's: ``ring_parse`` of the twin.
+
+    Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank that it reaches.
+    """
+    if len(data) < FRAME_BYTES:
+        return None
+    destination_mac, source_mac, ethertype = _ETHERNET.unpack_from(data)
+    version_ihl, *_, protocol, _check, source_ip, destination_ip = _IPV4.unpack_from(data, _ETHERNET.size)
+    port = _UDP.unpack_from(data, _ETHERNET.size + _IPV4.size)[1]
+    magic, version, kind, *fields = _RING.unpack_from(data, FRAME_BYTES - _RING.size)
+    found = (ethertype, version_ihl, protocol, port, magic)
+    if found != (_ETHERTYPE_IPV4, _VERSION_IHL, _UDP_PROTOCOL, PORT, MAGIC):
+        return None
+    words = (len(data) - FRAME_BYTES) // 8
+    header = Header(kind, *fields)
+    header.version = version
+    return Frame(
+        header,
+        np.frombuffer(data, "<u8", words, FRAME_BYTES).astype(np.uint64),
+        Endpoint.unpack(source_mac, source_ip),
+        Endpoint.unpack(destination_mac, destination_ip),
+        data[FRAME_BYTES + 8 * words :],
+    )
+
+
+def ip_sum(source: str, destination: str) -> int:
+    """One's complement sum of the IPv4 header between two hosts, without its total length (RFC 1071).
+
+    In the byte order of memory, so that the kernel adds the length as it stands in the frame.
+    """
+    return _fold(sum(struct.unpack("<10H", _ipv4(source, destination, 0, 0))))
+
+
+def _ipv4(source: str, destination: str, total: int, check: int) -> bytes:
+    addresses = (ipaddress.IPv4Address(address).packed for address in (source, destination))
+    return _IPV4.pack(_VERSION_IHL, 0, total, 0, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL, check, *addresses)
+
+
+def _fold(total: int) -> int:
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def _swap(value: int) -> int:
+    return (value & 0xFF) << 8 | value >> 8
