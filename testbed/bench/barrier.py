@@ -7,8 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-
 from testbed.errors import CollectiveError
 
 __all__ = ["Barrier", "BarrierBroken"]
@@ -39,9 +37,9 @@ class Barrier:
             memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
-        slots = np.frombuffer(memory, np.int64)[::_STRIDE]
-        self._arrived, self._broken = slots[:ranks], slots[ranks:]
-        self._rank = rank
+        # Plain machine words: a look at one takes 50 ns, where numpy's minimum over all takes 5 us.
+        self._slots = memoryview(memory).cast("q")
+        self._rank, self._ranks = rank, ranks
         self._timeout = timeout
 
     def wait(self) -> None:
@@ -49,28 +47,26 @@ class Barrier:
 
         :raises BarrierBroken: A rank broke the barrier or did not come.
         """
-        self._arrived[self._rank] += 1
-        mine = self._arrived[self._rank]
+        slots, broken = self._slots, self._ranks * _STRIDE
+        mine = slots[self._rank * _STRIDE] + 1
+        slots[self._rank * _STRIDE] = mine
         deadline = time.monotonic() + self._timeout
-        while self._arrived.min() < mine:
-            if self._broken[0]:
-                raise BarrierBroken("another rank has given up")
-            if time.monotonic() > deadline:
-                late = np.flatnonzero(self._arrived < mine)
-                raise BarrierBroken(
-                    f"ranks {late.tolist()} did not reach the barrier within {self._timeout:g} s"
-                )
-            os.sched_yield()
+        for other in range(self._ranks):
+            while slots[other * _STRIDE] < mine:
+                if slots[broken]:
+                    raise BarrierBroken("another rank has given up")
+                if time.monotonic() > deadline:
+                    late = [rank for rank in range(self._ranks) if slots[rank * _STRIDE] < mine]
+                    raise BarrierBroken(f"ranks {late} did not reach the barrier within {self._timeout:g} s")
+                os.sched_yield()
 
     def break_(self) -> None:
         """Let nobody wait any more."""
-        self._broken[0] = 1
+        self._slots[self._ranks * _STRIDE] = 1
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self.break_()
