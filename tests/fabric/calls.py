@@ -10,7 +10,9 @@ ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 
 
 def redirect_bells(context: WorkerContext) -> None:
-    """Have XDP at the doorbell redirect every frame out of eth0."""
+    """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own program."""
+    if dispatcher := context.objects.get("dispatcher"):
+        dispatcher.detach()
     probe = context.resources.enter_context(BpfObject("probe"))
     probe.maps["ports"].update(0, socket.if_nametoindex("eth0"))
     link = probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("bell1"))

@@ -57,7 +57,8 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
             delivered = {host.name: counted[host.switch][host.port][0] for host in fabric.plan.hosts}
             assert delivered == {host.name: 2 * (hosts - 1) for host in fabric.plan.hosts}
         else:
-            assert all(counters == {} for counters in counted.values())
+            redirected = [frames for ports in counted.values() for port, (frames, _) in ports.items() if port]
+            assert not any(redirected)
         # Frames that XDP redirects arrive, too: across the switch, with no program at the far host.
         first, last = fabric.plan.hosts[0], fabric.plan.hosts[-1]
         workers[first.name].call(calls.redirect_bells)
@@ -161,7 +162,7 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
 
 def test_datapath_errors() -> None:
     with Fabric(plan_fabric("star", 1, "xdp")) as fabric:
-        with pytest.raises(FabricError, match="switch programs are owned by the switches' workers"):
+        with pytest.raises(FabricError, match=r"programs are owned by the .*workers"):
             fabric.set_datapath("xdp")
         with pytest.raises(SpecError, match="datapath: 'dpdk' is unknown; allowed are xdp, sockets"):
             fabric.set_datapath("dpdk")  # type: ignore[arg-type]
