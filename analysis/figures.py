@@ -118,8 +118,7 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "epoch_time": (
         split_figure,
         "Where an epoch's time goes",
-        "Blue is computing, red and yellow is all-reduce. Mean over ranks, epochs and trials; parts add up "
-        "to the epoch.",
+        "Blue is computing, red and yellow is all-reduce. Mean over ranks, epochs and trials; parts add up to the epoch.",
     ),
     "loss": (
         loss_figure,
@@ -174,9 +173,7 @@ def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
     colour, dash, marker = _style(name)
     epochs = [int(epoch) + 1 for epoch in values.index]
     size = 6 if len(epochs) <= 40 else 0
-    axes.plot(
-        epochs, values, dash, color=colour, marker=marker, markersize=size, fillstyle="none", label=name
-    )
+    axes.plot(epochs, values, dash, color=colour, marker=marker, markersize=size, fillstyle="none", label=name)
 
 
 def _style(name: str) -> tuple[str, str, str]:

@@ -36,9 +36,7 @@ def answer(run: Run) -> list[str]:
 def _who(split: pd.DataFrame) -> Iterator[str]:
     order = split["epoch"].sort_values()
     best = order.index[0]
-    rivals = ", ".join(
-        f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)" for name in order.index[1:]
-    )
+    rivals = ", ".join(f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)" for name in order.index[1:])
     yield f"{best} was fastest: an epoch took {duration(order[best])} on average, with {rivals}."
 
 
@@ -48,10 +46,7 @@ def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
         if name in IN_KERNEL and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
-            yield (
-                f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} "
-                f"and its all-reduce {reduce}."
-            )
+            yield (f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and its all-reduce {reduce}.")
 
 
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
@@ -75,16 +70,12 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
-        f"Within all-reduce, {signed(late)} are time until the last rank came, and {signed(exchange)} "
-        "are the exchange itself."
+        f"Within all-reduce, {signed(late)} are time until the last rank came, and {signed(exchange)} are the exchange itself."
     )
     phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in COMMUNICATION}
     most = max(phases, key=lambda phase: phases[phase])
     if phases[most] > 0:
-        yield (
-            f"By the transports' own account, {best} saves most in {PHASE_WORDS[most]} "
-            f"({signed(phases[most])})."
-        )
+        yield (f"By the transports' own account, {best} saves most in {PHASE_WORDS[most]} ({signed(phases[most])}).")
     counts = traffic(run)
     cpu = split["cpu"]
     yield (

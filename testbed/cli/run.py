@@ -22,9 +22,7 @@ EPILOG = options.examples(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; may be given often."
-    ),
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; may be given often."),
 ]
 Out = Annotated[
     Path | None,

@@ -101,9 +101,7 @@ def from_edges(
     return indptr, columns[proper].astype(np.int32)
 
 
-def random_split(
-    n: int, train: float, val: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def random_split(n: int, train: float, val: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split vertices 0..n-1 at random into training, validation and test set, each ascending."""
     order = np.random.default_rng([seed, 0x5B117]).permutation(n)
     first, second = round(n * train), round(n * (train + val))
@@ -131,7 +129,6 @@ def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) 
             graph.save(place)
         except OSError as error:
             raise SpecError(
-                f"graph cache {place}: cannot be written: {error.strerror}; "
-                "set XDG_CACHE_HOME to a folder on a disk with room"
+                f"graph cache {place}: cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder on a disk with room"
             ) from error
     return place

@@ -43,8 +43,7 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
     source, target = data.edge_index.numpy()
     indptr, indices = from_edges(source, target, int(data.num_nodes))
     train, val, test = (
-        np.flatnonzero(mask.numpy()).astype(np.int64)
-        for mask in (data.train_mask, data.val_mask, data.test_mask)
+        np.flatnonzero(mask.numpy()).astype(np.int64) for mask in (data.train_mask, data.val_mask, data.test_mask)
     )
     return GraphData(
         name=f"planetoid/{spec.graph}",

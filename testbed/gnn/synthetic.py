@@ -17,9 +17,7 @@ __all__ = ["rmat_edges", "synthetic_graph"]
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)  # a, b, c, d of the Graph500 benchmark
 
 
-def rmat_edges(
-    scale: int, edges: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rmat_edges(scale: int, edges: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw edges of an R-MAT graph with ``2**scale`` vertices; loops and repeats are left in.
 
     :param edges: How many to draw.

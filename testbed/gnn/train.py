@@ -88,27 +88,12 @@ class Trainer:
         self.model = Sage(model, graph.feature_dim, graph.num_classes)
         self.weights = flatten(self.model)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
-        self.optimizer = make(
-            [self.weights], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
-        )
+        self.optimizer = make([self.weights], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
         self._seconds: dict[str, float] = {}
 
     def rng(self, purpose: int, epoch: int, step: int = 0, rank: int | None = None) -> np.random.Generator:
         """Return the generator for a purpose; without a rank it is the same on all ranks."""
         return np.random.default_rng([self.seed, purpose, epoch, step, 0 if rank is None else rank + 1])
-
-    def epochs(
-        self, transport: Transport, on_step: Callable[[int, int, int], None] | None = None
-    ) -> Iterator[EpochResult]:
-        """Train, yielding what each epoch gave.
-
-        :param transport: Connected, with a capacity of at least the model's parameters.
-        :param on_step: Called with epoch, step and number of steps after each step.
-        :raises TestbedError: The loss is not finite.
-        :raises CollectiveError: A collective could not complete.
-        """
-        for epoch in range(self.training.epochs):
-            yield self._epoch(transport, epoch, on_step or (lambda epoch, step, steps: None))
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return this rank's batches in an epoch; all ranks have as many, of equal sizes."""
@@ -130,9 +115,14 @@ class Trainer:
         """Compute a gradient and drop it, so that no epoch pays for what happens once."""
         self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
 
-    def _epoch(
-        self, transport: Transport, epoch: int, on_step: Callable[[int, int, int], None]
-    ) -> EpochResult:
+    def epoch(self, transport: Transport, epoch: int, on_step: Callable[[int, int], None] | None = None) -> EpochResult:
+        """Train for one epoch; a collective. Epochs are to be trained in order, 0 first.
+
+        :param transport: Connected, with a capacity of at least the model's parameters.
+        :param on_step: Called after each step with the steps that are done and their number.
+        :raises TestbedError: The loss is not finite.
+        :raises CollectiveError: A collective could not complete.
+        """
         gradient = self.weights.grad
         assert gradient is not None
         buffer = gradient.numpy()
@@ -160,7 +150,8 @@ class Trainer:
             with self._timed("update"):
                 gradient.div_(self.world)
                 self.optimizer.step()
-            on_step(epoch, step + 1, len(batches))
+            if on_step:
+                on_step(step + 1, len(batches))
         total = time.perf_counter() - started
 
         times = dict(self._seconds)

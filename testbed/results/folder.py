@@ -33,14 +33,10 @@ class RunFolder:
             with tempfile.TemporaryFile(dir=path) as probe:
                 probe.write(bytes(4096))
         except OSError as error:
-            raise SpecError(
-                f"--out {path}: cannot be written: {error.strerror}; choose another folder"
-            ) from error
+            raise SpecError(f"--out {path}: cannot be written: {error.strerror}; choose another folder") from error
         free = shutil.disk_usage(path).free
         if free < LEAST_FREE:
-            raise SpecError(
-                f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB"
-            )
+            raise SpecError(f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
@@ -55,9 +51,7 @@ class RunFolder:
         if not self._is_run():
             raise SpecError(f"--out {self.path}: holds files that are no run's: choose another folder")
         if not overwrite:
-            raise SpecError(
-                f"--out {self.path}: holds a previous run: choose another folder, or add --overwrite"
-            )
+            raise SpecError(f"--out {self.path}: holds a previous run: choose another folder, or add --overwrite")
         for name in OWN:
             place = self.path / name
             if place.is_dir():

@@ -102,9 +102,7 @@ def load_run(path: Path) -> Run:
         manifest = json.loads((path / "manifest.json").read_text())
         frame = pd.read_parquet(path / "results.parquet")
     except FileNotFoundError as error:
-        raise SpecError(
-            f"{path}: is not the folder of a finished run: {error.filename} is missing"
-        ) from error
+        raise SpecError(f"{path}: is not the folder of a finished run: {error.filename} is missing") from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
     missing = [column for column in COLUMNS if column not in frame]

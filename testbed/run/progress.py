@@ -1,6 +1,7 @@
 """What a user sees of a run: a bar on a terminal, else a line an epoch; on stderr: stdout is for results."""
 
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -27,39 +28,35 @@ class Display:
             console=self.console,
             disable=quiet or not sys.stderr.isatty(),
         )
-        self._task: TaskID | None = None
-        self._name = ""
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bars.stop()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def start(self, name: str, steps: int) -> None:
-        """Begin a transport's training of so many steps."""
-        self._name = name
-        self._task = self._bars.add_task(name, total=steps, note="")
+    def start(self, names: Iterable[str], steps: int) -> None:
+        """Begin a trial: so many steps with each transport."""
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks = {name: self._bars.add_task(name, total=steps, note="") for name in names}
 
-    def step(self, done: int) -> None:
-        """Show that so many steps are done."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=done)
+    def step(self, name: str, done: int) -> None:
+        """Show that so many steps are done in all."""
+        self._bars.update(self._tasks[name], completed=done)
 
-    def epoch(self, number: int, epochs: int, done: int, note: str) -> None:
+    def epoch(self, name: str, number: int, epochs: int, done: int, note: str) -> None:
         """Show the end of an epoch.
 
         :param number: From 1.
         :param done: Steps done in all.
         """
         if self._bars.disable:
-            self.say(f"{self._name}: epoch {number} of {epochs}: {note}")
-        elif self._task is not None:
-            self._bars.update(self._task, completed=done, note=note)
+            self.say(f"{name}: epoch {number} of {epochs}: {note}")
+        self._bars.update(self._tasks[name], completed=done, note=note)

@@ -21,37 +21,32 @@ if TYPE_CHECKING:
 
 __all__ = ["StepDone", "close_rank", "open_rank", "prepare_rank", "test_rank", "train_rank"]
 
-STEP_INTERVAL = (
-    0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
-)
+STEP_INTERVAL = 0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """Progress: a rank has done `step` of `steps` in an epoch."""
+    """Progress: a rank has done `step` of an epoch's `steps`."""
 
-    epoch: int
     step: int
     steps: int
 
 
-def prepare_rank(
-    context: "WorkerContext", scenario: Scenario, graph: str, rank: int, seed: int, warm: bool
-) -> None:
-    """Map the graph and make the model with its first weights.
+def prepare_rank(context: "WorkerContext", transport: str, scenario: Scenario, graph: str, rank: int, seed: int) -> None:
+    """Map the graph and make the model that is trained with a transport, with its first weights.
 
     :param graph: Folder of the graph.
-    :param warm: Compute one gradient more than is needed, first, so that no transport pays for warming up.
     """
     from testbed.gnn.train import Trainer
 
-    def make() -> "Trainer":
+    def make() -> Trainer:
         return Trainer(data, scenario.model, scenario.training, rank, scenario.fabric.hosts, seed)
 
     data = GraphData.load(Path(graph))
-    if warm:
-        make().warm_up()
-    context.objects["trainer"] = make()
+    if not context.objects.setdefault("warm", False):
+        make().warm_up()  # once a process
+        context.objects["warm"] = True
+    trainers(context)[transport] = make()
 
 
 def open_rank(context: "WorkerContext", transport: str, group: GroupSpec) -> None:
@@ -62,32 +57,34 @@ def open_rank(context: "WorkerContext", transport: str, group: GroupSpec) -> Non
     opened.connect()
 
 
-def train_rank(context: "WorkerContext") -> list["EpochResult"]:
-    """Train with what was prepared and opened; a collective. Steps and epochs are told as progress."""
-    trainer: Trainer = context.objects["trainer"]
-    transport: Transport = context.objects["transport"]
+def train_rank(context: "WorkerContext", transport: str, epoch: int) -> "EpochResult":
+    """Train the transport's model for an epoch; a collective. Rank 0 tells its steps as progress."""
+    trainer = trainers(context)[transport]
+    opened: Transport = context.objects["transport"]
     told = 0.0
 
-    def on_step(epoch: int, step: int, steps: int) -> None:
+    def on_step(step: int, steps: int) -> None:
         nonlocal told
         if trainer.rank == 0 and time.monotonic() - told >= STEP_INTERVAL:
             told = time.monotonic()
-            context.progress(StepDone(epoch, step, steps))
+            context.progress(StepDone(step, steps))
 
-    results = []
-    for result in trainer.epochs(transport, on_step):
-        context.progress(result)
-        results.append(result)
-    return results
-
-
-def test_rank(context: "WorkerContext") -> tuple[float, float]:
-    """Return the trained model's accuracy on the test set, 0..1, and the seconds that this took."""
-    trainer: Trainer = context.objects["trainer"]
-    started = time.perf_counter()
-    return trainer.test_accuracy(), time.perf_counter() - started
+    return trainer.epoch(opened, epoch, on_step)
 
 
 def close_rank(context: "WorkerContext") -> None:
     """Close the transport."""
     context.objects.pop("transport").close()
+
+
+def test_rank(context: "WorkerContext", transport: str) -> tuple[float, float]:
+    """Return the trained model's accuracy on the test set, 0..1, and the seconds that this took."""
+    trainer = trainers(context)[transport]
+    started = time.perf_counter()
+    return trainer.test_accuracy(), time.perf_counter() - started
+
+
+def trainers(context: "WorkerContext") -> "dict[str, Trainer]":
+    """Return this rank's models in training, by transport."""
+    found: dict[str, Trainer] = context.objects.setdefault("trainers", {})
+    return found

@@ -1,16 +1,15 @@
-"""One run of a scenario: the same training, from the same seed, with each transport in turn."""
+"""One run of a scenario: the same training from the same seed, an epoch with each transport in turn."""
 
 import datetime
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives.group import make_groups
+from testbed.collectives.group import MAX_GROUP_ID, make_groups
 from testbed.collectives.launch import rank_workers
 from testbed.collectives.registry import TRANSPORTS
 from testbed.errors import SpecError
@@ -72,8 +71,7 @@ def run_scenario(
         data = GraphData.load(graph)
         if len(data.train) < scenario.fabric.hosts:
             raise SpecError(
-                f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, "
-                f"{len(data.train)}"
+                f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
         table = Table(scenario.model_dump(mode="json"))
         with manifested(folder, facts(scenario, plan, data, command)):
@@ -104,78 +102,88 @@ class Run:
         self.data = data
         self.table = table
         self.display = display
+        share = len(data.train) // scenario.fabric.hosts
+        steps = math.ceil(share / scenario.training.batch_size)
+        self.steps = min(steps, scenario.training.steps or steps)
+        self._groups = -1
         self.capacity = parameter_count(scenario.model, data.feature_dim, data.num_classes)
 
     def all(self) -> None:
-        """Run all trials; who comes first moves on from trial to trial, so that a drift meets all alike."""
-        names = self.scenario.collective.transports
+        """Run all trials."""
         for trial in range(self.scenario.scenario.trials):
-            first = trial % len(names)
-            for transport in (*names[first:], *names[:first]):
-                self.once(trial, transport)
+            self.trial(trial)
 
-    def once(self, trial: int, transport: str) -> None:
-        """Train once with a transport, from the trial's seed, and record what was measured."""
-        seed = self.scenario.scenario.seed + trial
-        self.fabric.set_datapath(TRANSPORTS[transport].needs)
+    def trial(self, trial: int) -> None:
+        """Train one model a transport from the same seed, an epoch with each in turn.
+
+        Turns are taken by epochs, and who comes first moves on, so that a drift of the machine meets all
+        transports alike. A transport is open in its own turns only: links of socket baselines carry none of
+        the testbed's programs.
+        """
         hosts = [host.name for host in self.fabric.plan.hosts]
-        with rank_workers(transport, self.workers, hosts) as names:
-            shared = {"scenario": self.scenario, "graph": str(self.graph), "seed": seed, "warm": True}
-            self.workers.call_all(
-                rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
-            )
-            collective = self.scenario.collective
-            groups = make_groups(
-                self.fabric.plan.hosts,
-                seed=seed,
-                lanes=collective.lanes,
-                mtu=self.fabric.plan.mtu,
-                capacity=self.capacity,
-                window=collective.window,
-                timeout=collective.timeout,
-                on_overflow=collective.on_overflow,
-                affinity=collective.affinity,
-                rendezvous=str(self.fabric.directory),
-            )
-            self.workers.call_all(
-                rank.open_rank,
-                {
-                    name: {"transport": transport, "group": groups[number]}
-                    for number, name in enumerate(names)
-                },
-            )
-            self._train(trial, transport, names)
-            accuracy, seconds = self.workers[names[0]].call(rank.test_rank)
-            measures.record_test(self.table, trial, transport, accuracy, seconds)
-            self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
-            self.workers.call_all(rank.close_rank, names)
+        transports = self.scenario.collective.transports
+        seed = self.scenario.scenario.seed + trial
+        with ExitStack() as stack:
+            ranks: dict[str, list[str]] = {}
+            for transport in transports:
+                names = stack.enter_context(rank_workers(transport, self.workers, hosts))
+                shared = {"transport": transport, "scenario": self.scenario, "graph": str(self.graph), "seed": seed}
+                self.workers.call_all(
+                    rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
+                )
+                ranks[transport] = names
+            self.display.start(transports, self.steps * self.scenario.training.epochs)
+            for epoch in range(self.scenario.training.epochs):
+                first = epoch % len(transports)
+                for transport in (*transports[first:], *transports[:first]):
+                    with self.opened(transport, ranks[transport], seed):
+                        self._epoch(trial, transport, ranks[transport], epoch)
+            for transport in transports:
+                accuracy, seconds = self.workers[ranks[transport][0]].call(rank.test_rank, transport=transport)
+                measures.record_test(self.table, trial, transport, accuracy, seconds)
+                self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
 
-    def _train(self, trial: int, transport: str, names: list[str]) -> None:
-        training = self.scenario.training
-        share = len(self.data.train) // len(names)
-        steps = min(math.ceil(share / training.batch_size), training.steps or share)
-        title = transport if self.scenario.scenario.trials == 1 else f"{transport}, trial {trial + 1}"
-        self.display.start(title, steps * training.epochs)
-        arrived: defaultdict[int, dict[str, EpochResult]] = defaultdict(dict)
+    @contextmanager
+    def opened(self, transport: str, names: list[str], seed: int) -> Iterator[None]:
+        """Set the links to what the transport needs, and connect its ranks."""
+        self.fabric.set_datapath(TRANSPORTS[transport].needs)
+        collective = self.scenario.collective
+        self._groups = (self._groups + 1) % (MAX_GROUP_ID + 1)
+        groups = make_groups(
+            self.fabric.plan.hosts,
+            seed=seed,
+            group_id=self._groups,
+            lanes=collective.lanes,
+            mtu=self.fabric.plan.mtu,
+            capacity=self.capacity,
+            window=collective.window,
+            timeout=collective.timeout,
+            on_overflow=collective.on_overflow,
+            affinity=collective.affinity,
+            rendezvous=str(self.fabric.directory),
+        )
+        self.workers.call_all(
+            rank.open_rank,
+            {name: {"transport": transport, "group": groups[number]} for number, name in enumerate(names)},
+        )
+        yield  # after an error the workers end, and close what they hold
+        self.workers.call_all(rank.close_rank, names)
 
-        def on_progress(name: str, value: rank.StepDone | EpochResult) -> None:
-            if isinstance(value, rank.StepDone):
-                self.display.step(value.epoch * steps + value.step)
-                return
-            arrived[value.epoch][name] = value
-            if len(arrived[value.epoch]) < len(names):
-                return
-            ranks = [arrived[value.epoch][name] for name in names]
-            measures.check_agreement(transport, ranks)
-            measures.record_epoch(self.table, trial, transport, ranks)
-            seconds = max(result.times["epoch_time"] for result in ranks)
-            note = (
-                f"loss {measures.mean_loss(ranks):.3f}, "
-                f"validation {measures.validation_accuracy(ranks):.1%}, {seconds:.2f} s"
-            )
-            self.display.epoch(value.epoch + 1, training.epochs, (value.epoch + 1) * steps, note)
+    def _epoch(self, trial: int, transport: str, names: list[str], epoch: int) -> None:
+        def on_progress(_name: str, value: rank.StepDone) -> None:
+            self.display.step(transport, epoch * self.steps + value.step)
 
-        self.workers.call_all(rank.train_rank, names, on_progress=on_progress)
+        call = {"transport": transport, "epoch": epoch}
+        answers = self.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
+        results: list[EpochResult] = [answers[name] for name in names]
+        measures.check_agreement(transport, results)
+        measures.record_epoch(self.table, trial, transport, results)
+        seconds = max(result.times["epoch_time"] for result in results)
+        note = (
+            f"loss {measures.mean_loss(results):.3f}, validation {measures.validation_accuracy(results):.1%}, {seconds:.2f} s"
+        )
+        epochs = self.scenario.training.epochs
+        self.display.epoch(transport, epoch + 1, epochs, (epoch + 1) * self.steps, note)
 
 
 def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequence[str]) -> dict[str, Any]:
@@ -212,9 +220,7 @@ def manifested(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
 
     def end(status: str, error: str | None = None) -> None:
         seconds = round(time.monotonic() - started, 3)
-        folder.write_manifest(
-            {**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds}
-        )
+        folder.write_manifest({**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds})
 
     try:
         yield

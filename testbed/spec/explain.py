@@ -103,9 +103,7 @@ def _bounds(model: type[BaseModel], location: list[Any]) -> str | None:
     constraints = list(field.metadata) if field else []
     if field and isinstance(location[-1], int):
         entry = typing.get_args(field.annotation)[0]
-        constraints = [
-            c for meta in getattr(entry, "__metadata__", ()) for c in getattr(meta, "metadata", ())
-        ]
+        constraints = [c for meta in getattr(entry, "__metadata__", ()) for c in getattr(meta, "metadata", ())]
     found = {type(constraint): constraint for constraint in constraints}
     words = []
     if Gt in found:

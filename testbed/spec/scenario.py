@@ -56,9 +56,7 @@ class FabricSpec(Table):
 class CollectiveSpec(Table):
     """``[collective]``: the transports that take turns, and the terms that they all get."""
 
-    transports: tuple[TransportName, ...] = Field(
-        default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False
-    )
+    transports: tuple[TransportName, ...] = Field(default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False)
     lanes: Lanes = "int32"
     window: int = Field(default=8, ge=1, le=256, description="frames in flight an owner")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
@@ -73,9 +71,7 @@ class CollectiveSpec(Table):
 
 
 class _Dataset(Table):
-    seed: int = Field(
-        default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn"
-    )
+    seed: int = Field(default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn")
     train_fraction: float = Field(default=0.6, gt=0, lt=1)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
 
@@ -123,16 +119,12 @@ class ModelSpec(Table):
     hidden: int = Field(default=256, ge=1, le=8192)
     layers: int = Field(default=2, ge=1, le=6)
     dropout: float = Field(default=0.5, ge=0, lt=1)
-    fanout: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        default=(10, 5), min_length=1, strict=False
-    )
+    fanout: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(10, 5), min_length=1, strict=False)
 
     @model_validator(mode="after")
     def _fanout_a_layer(self) -> "ModelSpec":
         if len(self.fanout) != self.layers:
-            raise ValueError(
-                f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one a layer"
-            )
+            raise ValueError(f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one a layer")
         return self
 
 
@@ -141,9 +133,7 @@ class TrainingSpec(Table):
 
     epochs: int = Field(default=5, ge=1, le=10_000)
     batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices a rank and step")
-    steps: int | None = Field(
-        default=None, ge=1, description="steps an epoch at most; without it, one pass over the set"
-    )
+    steps: int | None = Field(default=None, ge=1, description="steps an epoch at most; without it, one pass over the set")
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=0.003, gt=0, le=100)
     weight_decay: float = Field(default=0.0, ge=0, le=1)
@@ -153,9 +143,7 @@ class ToleranceSpec(Table):
     """``[tolerance]``: how far a transport may be from the reference, the first fp32 transport."""
 
     loss: float = Field(default=0.02, ge=0, description="largest distance of two loss curves, at any epoch")
-    accuracy: float = Field(
-        default=0.5, ge=0, le=100, description="distance of test accuracies in percentage points"
-    )
+    accuracy: float = Field(default=0.5, ge=0, le=100, description="distance of test accuracies in percentage points")
 
 
 class Scenario(Table):

@@ -25,9 +25,7 @@ class References(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [
-            value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")
-        ]
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
         assert tag not in ("script", "link", "iframe", "object")
         if tag not in self.VOID:
             self.open.append(tag)

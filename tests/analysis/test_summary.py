@@ -78,9 +78,7 @@ def test_tolerances_kept(make_run: RunMaker) -> None:
         ({"accuracy": {"xdp-ring": 0.79}}, "test accuracy", 1.0),
     ],
 )
-def test_tolerances_broken(
-    make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float
-) -> None:
+def test_tolerances_broken(make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float) -> None:
     failed = [check for check in checks(load_run(make_run(**changed))) if not check.passed]
     assert [(check.transport, check.what) for check in failed] == [("xdp-ring", what)]
     assert failed[0].distance == pytest.approx(distance, nan_ok=True)

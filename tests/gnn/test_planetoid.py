@@ -10,18 +10,14 @@ from testbed.errors import SpecError
 from testbed.gnn.planetoid import planetoid_graph
 from testbed.spec.scenario import PlanetoidSpec
 
-FOLDER = Path(
-    os.environ.get("TESTBED_PLANETOID", Path(__file__).parents[3] / "shared" / "data" / "planetoid")
-)
+FOLDER = Path(os.environ.get("TESTBED_PLANETOID", Path(__file__).parents[3] / "shared" / "data" / "planetoid"))
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     raw = tmp_path / "Cora" / "raw"
     raw.mkdir(parents=True)
     (raw / "ind.cora.x").write_bytes(b"")
-    with pytest.raises(
-        SpecError, match=r"lacks ind\.cora\.tx, .*ind\.cora\.test\.index: .*nothing is downloaded"
-    ):
+    with pytest.raises(SpecError, match=r"lacks ind\.cora\.tx, .*ind\.cora\.test\.index: .*nothing is downloaded"):
         planetoid_graph(PlanetoidSpec(name="planetoid", path=str(tmp_path)))
 
 
