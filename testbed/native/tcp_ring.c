@@ -224,7 +224,8 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 				errno = 0;
 			if (bytes == 0 || (bytes < 0 && !again()))
 				return LEFT_FAILED;
-			if (bytes < 0 && sleep)
+			// A process that was stopped and continued gets EINTR from a recv with a timeout, see signal(7).
+			if (bytes < 0 && sleep && errno != EINTR)
 				return LEFT_SILENT;
 			if (bytes > 0) {
 				reduce(r, &rx, in, out, to, bytes);
