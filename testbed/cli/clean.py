@@ -18,13 +18,10 @@ def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     Their state files in /run/testbed say what is theirs. Runs that are up stay up. The exit status is 1 if a
     state file cannot be read.
     """
-    import os
-
-    from testbed.errors import FabricError
     from testbed.fabric.clean import clean as remove
+    from testbed.fabric.runs import require_root
 
-    if os.geteuid() != 0:
-        raise FabricError("runs are root's: run it with sudo")
+    require_root()
     removed = remove()
     if json:
         options.print_json([dataclasses.asdict(left) for left in removed])

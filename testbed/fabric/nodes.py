@@ -7,6 +7,7 @@ and netlink does the rest: 16 hosts are up in well under a second.
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -68,6 +69,8 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
 
         It ends when its standard input does, so it does not outlive a controller that is killed.
         """
+        if shutil.which("mnexec") is None:
+            raise FabricError("Mininet's mnexec is not there: apt-get install mininet")
         holder = subprocess.Popen(
             [*HOLDER, str(self.fabric.directory / "hosts")],
             stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from testbed.fabric.processes import RUN_VARIABLE
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
 from testbed.plan import FabricPlan
 
-__all__ = ["Run", "find_run", "runs"]
+__all__ = ["Run", "find_run", "require_root", "runs"]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,18 @@ class Run:
                 os.close(pidfd)
 
 
+def require_root() -> None:
+    """Raise :class:`FabricError` unless this is root, who alone may read state files and enter namespaces."""
+    if os.geteuid() != 0:
+        raise FabricError("runs are root's: run it with sudo")
+
+
 def runs(root: Path = ROOT) -> list[Run]:
     """All runs that have a state file, by run id.
 
     :raises FabricError: Not root: state files are root's alone.
     """
-    if os.geteuid() != 0:
-        raise FabricError("runs are root's: run it with sudo")
+    require_root()
     found = []
     for file in state_files(root):
         try:
@@ -106,8 +111,9 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
     """One run.
 
     :param run_id: Its id, which may be left out while only one is up.
-    :raises FabricError: There is none, or there are several.
+    :raises FabricError: There is none, or there are several, or not root.
     """
+    require_root()
     if run_id is not None:
         file = StateFile(run_id, root)
         return Run(file, file.read())
