@@ -67,7 +67,9 @@ def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
 
 
 def load_scenario(path: Path, settings: Sequence[str] = (), seed: int | None = None) -> Scenario:
-    """Read, override and validate a scenario file; a relative `dataset.path` is taken from the file's folder.
+    """Read, override and validate a scenario file.
+
+    A relative `dataset.path` is taken from the file's folder, or where an override gives it, from the current one.
 
     :param settings: Overrides, ``table.key=value``.
     :param seed: Overrides ``scenario.seed``.
@@ -76,4 +78,5 @@ def load_scenario(path: Path, settings: Sequence[str] = (), seed: int | None = N
     table = override(read_table(path), settings)
     if seed is not None and isinstance(table.get("scenario"), dict):
         table["scenario"]["seed"] = seed
-    return parse_scenario(table, str(path)).resolve(path.resolve().parent)
+    given = any(setting.partition("=")[0].strip() == "dataset.path" for setting in settings)
+    return parse_scenario(table, str(path)).resolve(Path.cwd() if given else path.resolve().parent)

@@ -64,6 +64,16 @@ def test_dataset_path_is_relative_to_the_file(tmp_path: Path) -> None:
     assert dataset.path == str(tmp_path / "data")
 
 
+def test_dataset_path_of_an_override_is_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "scenarios" / "s.toml"
+    path.parent.mkdir()
+    path.write_text('[scenario]\nname = "s"\n[dataset]\nname = "planetoid"\npath = "data"\n')
+    monkeypatch.chdir(tmp_path)
+    dataset = load_scenario(path, ["dataset.path=mine"]).dataset
+    assert isinstance(dataset, PlanetoidSpec)
+    assert dataset.path == str(tmp_path / "mine")
+
+
 def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         load_scenario(tmp_path / "none.toml")
