@@ -194,6 +194,7 @@ class NativeRing(ctypes.Structure):
         ("chunk_bytes", c_uint32),
         ("window", c_uint32),
         ("yields", c_uint32),
+        ("patience", c_uint32),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),
         ("wait_ns", c_uint64),

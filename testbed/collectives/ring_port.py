@@ -14,8 +14,8 @@ from testbed.collectives import ring_maps as maps
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
-from testbed.collectives.xdp_host import BELL_FAR, BELL_NEAR, LINK, XdpHost
 from testbed.errors import CollectiveError
+from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
 from testbed.native import load
@@ -51,9 +51,9 @@ class Event:
 class RingPort:
     """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them."""
 
-    def __init__(self, host: XdpHost, spec: GroupSpec, lanes: Lanes) -> None:
+    def __init__(self, dispatcher: Dispatcher, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
-        self.host = host
+        self.dispatcher = dispatcher
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
         config = maps.Config(
@@ -79,7 +79,7 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell(lanes)
-            host.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
+            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
         except BaseException:
             self._close_own()
             raise
@@ -242,7 +242,7 @@ class RingPort:
 
     def close(self) -> None:
         """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
-        self.host.remove(self.spec.group_id)
+        self.dispatcher.remove(self.spec.group_id)
         self._close_own()
 
     def _close_own(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +12,22 @@ from numpy.typing import NDArray
 from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import RingPort
 from testbed.errors import CollectiveError
+from testbed.protocol.generation import is_before
 from testbed.protocol.recovery import missing, plead, slots_of
 from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
 
-_PROBE_INTERVAL = 0.1
-_SETTLE = 3  # probes that a rank may leave unanswered before it counts as silent
+_UNANSWERED = 3
+"""Probes in a row that a rank must have left unanswered to count as silent."""
+
+
+@dataclass
+class _Peer:
+    """What is known of another rank: the collective that it is in, and probes sent since its last answer."""
+
+    generation: int | None = None
+    unanswered: int = 0
 
 
 class Recovery:
@@ -25,37 +36,47 @@ class Recovery:
     def __init__(self, port: RingPort) -> None:
         self.port = port
         self.timer = RetransmissionTimer()
+        #: Times that the timer has expired.
+        self.rounds = 0
         self._samples = 0
         self._rtt_sum = 0
-        self._alive: dict[int, tuple[float, int]] = {}
+        self._peers = {member.rank: _Peer() for member in port.spec.members if member.rank != port.spec.rank}
 
     def wait(self, generation: int, total: int) -> None:
         """Until all results of a collective are stored.
 
         :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
         """
-        port, spec = self.port, self.port.spec
+        port, timeout = self.port, self.port.spec.timeout
         if port.wait(total, self.timer.timeout):
             return
-        started = progressed = probed = time.monotonic()
-        before = -1
+        started = progressed = due = time.monotonic()
+        interval = min(0.1, timeout / (2 * _UNANSWERED))
+        probe_at = started + interval
+        before = looked = 0
         overdue = np.zeros(total, bool)
-        while not port.wait(total, self.timer.timeout):
+        while True:
             now = time.monotonic()
-            self._note(now)
+            self._note()
             stored = int(port.control.stored)
             if stored != before:
-                before, progressed = stored, now
+                before, progressed, probe_at = stored, now, now + interval
                 self.timer.progressed()
-            else:
-                self.timer.expired()
-            if now - progressed > spec.timeout:
-                raise CollectiveError(self._verdict(generation, total, stored, now, started))
-            if now - progressed > _PROBE_INTERVAL and now - probed > _PROBE_INTERVAL:
-                probed = now
-                self._probe(generation)
-            overdue = self._ask(generation, total, overdue, stalled=now > progressed)
-        self.timer.progressed()
+            elif now - progressed > timeout:
+                raise CollectiveError(self._verdict(generation, f"{stored} of {total} chunks after {now - started:.1f} s"))
+            if now >= probe_at:
+                self._probe(generation, self._peers)
+                probe_at = now + interval
+            if now >= due:
+                stalled = stored == looked
+                if stalled:
+                    self.timer.expired()
+                overdue = self._ask(generation, total, overdue, stalled)
+                self.rounds += 1
+                looked, due = stored, now + self.timer.timeout
+            if port.wait(total, max(0.0, min(due, probe_at) - now)):
+                self.timer.progressed()
+                return
 
     def meet(self) -> None:
         """Until every rank of the group has its programs in place.
@@ -63,31 +84,27 @@ class Recovery:
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
         port, spec = self.port, self.port.spec
-        others = {member.rank for member in spec.members} - {spec.rank}
         deadline = time.monotonic() + spec.timeout
-        while others - self._alive.keys():
-            now = time.monotonic()
-            if now > deadline:
-                names = ", ".join(self._name(rank) for rank in sorted(others - self._alive.keys()))
+        while absent := [rank for rank, peer in self._peers.items() if peer.generation is None]:
+            if time.monotonic() > deadline:
                 raise CollectiveError(
-                    f"rank {spec.rank} ({spec.me.name}): no answer from {names} within {spec.timeout:g} s: "
+                    f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(absent)} within {spec.timeout:g} s: "
                     "every member has to open the group"
                 )
-            self._probe(0, others - self._alive.keys())
+            self._probe(0, absent)
             port.wait(0xFFFFFFFF, 0.02)
-            self._note(now)
+            self._note()
 
-    def _probe(self, generation: int, ranks: set[int] | None = None) -> None:
-        spec = self.port.spec
-        for rank in range(spec.size) if ranks is None else sorted(ranks):
-            if rank != spec.rank:
-                self.port.order(Order.PROBE, generation, rank)
+    def _probe(self, generation: int, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._peers[rank].unanswered += 1
+            self.port.order(Order.PROBE, generation, rank)
         self.port.flush()
 
-    def _note(self, now: float) -> None:
+    def _note(self) -> None:
         """Take in what the kernel has measured and heard."""
         for event in self.port.events():
-            self._alive[event.rank] = (now, event.generation)
+            self._peers[event.rank] = _Peer(event.generation)
         control = self.port.control
         samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
         if samples != self._samples:
@@ -126,23 +143,21 @@ class Recovery:
         port.flush()
         return plea.overtaken
 
-    def _verdict(self, generation: int, total: int, stored: int, now: float, started: float) -> str:
-        spec = self.port.spec
-        recent = now - max(_SETTLE * _PROBE_INTERVAL, spec.timeout / 2)
-        others = [member.rank for member in spec.members if member.rank != spec.rank]
-        silent = [rank for rank in others if self._alive.get(rank, (0.0, 0))[0] < recent]
-        where = f"all-reduce {generation}: {stored} of {total} chunks after {now - started:.1f} s"
-        start = f"rank {spec.rank} ({spec.me.name})"
+    def _verdict(self, generation: int, where: str) -> str:
+        """Why a collective does not go on, as far as this rank can tell."""
+        port, spec = self.port, self.port.spec
+        silent = [rank for rank, peer in self._peers.items() if peer.unanswered >= _UNANSWERED]
+        absent = [rank for rank, peer in self._peers.items() if is_before(peer.generation or 0, generation)]
+        counters = port.counters()
         if silent:
-            names = ", ".join(self._name(rank) for rank in silent)
-            return f"{start}: {names} silent for {spec.timeout:g} s ({where})"
-        absent = [rank for rank in others if (self._alive[rank][1] - generation) & 0x80000000]
-        if absent:
-            names = ", ".join(self._name(rank) for rank in absent)
-            return f"{start}: {names} up, but not in this all-reduce after {spec.timeout:g} s ({where})"
-        if self.port.counters()["bad_tensor"] or self.port.counters()["bad_length"]:
-            return f"{start}: ranks reduce tensors of different lengths ({where})"
-        return f"{start}: no progress for {spec.timeout:g} s although every rank answers ({where})"
+            why = f"{self._names(silent)} silent for {spec.timeout:g} s"
+        elif absent:
+            why = f"{self._names(absent)} up, but not in this all-reduce after {spec.timeout:g} s"
+        elif any(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk")):
+            why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
+        else:
+            why = f"no progress for {spec.timeout:g} s although every rank answers"
+        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} ({self.port.spec.members[rank].name})"
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {rank} ({self.port.spec.members[rank].name})" for rank in sorted(ranks))

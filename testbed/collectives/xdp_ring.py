@@ -19,8 +19,8 @@ from testbed.collectives.ring_layout import Layout
 from testbed.collectives.ring_port import RingPort
 from testbed.collectives.ring_recovery import Recovery
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
-from testbed.collectives.xdp_host import XdpHost
 from testbed.errors import CollectiveError
+from testbed.fabric.dispatch import Dispatcher
 from testbed.protocol.generation import generation_after
 from testbed.protocol.scale import SLACK, ScaleGuess
 from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
@@ -52,9 +52,10 @@ class XdpRing(Transport):
     def connect(self) -> None:
         """See `Transport.connect`."""
         if self.spec.size > 1:
-            self._port = RingPort(XdpHost.of(self.context), self.spec, self.lanes)
+            self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
             self._recovery = Recovery(self._port)
             self._recovery.meet()
+            self._port.seconds()  # waiting for ranks to come is no collective's time
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._failed:
@@ -99,12 +100,13 @@ class XdpRing(Transport):
         if not math.isfinite(absmax):
             # The pass to come reports it; this one only has to tell the exponent of the rest.
             absmax = finite_absmax(tensor)
-        return self._pass(tensor[:0], 0, absmax)
+        return self._pass(tensor[:0], 0, absmax, tensor.size)
 
-    def _pass(self, tensor: Tensor, exponent: int, absmax: float = 0.0) -> Status:
+    def _pass(self, tensor: Tensor, exponent: int, absmax: float = 0.0, size: int | None = None) -> Status:
         """One collective of a tensor's lanes and the status; leaves the sums in the port's results.
 
         :param absmax: A magnitude that the status is to count with besides the tensor's own.
+        :param size: Of the tensor that the ranks have to agree on, if it is not this one.
         """
         port = self._port
         assert port is not None
@@ -112,7 +114,8 @@ class XdpRing(Transport):
         if layout is None:
             layout = self._layouts[tensor.size] = Layout.plan(tensor.size, self.lanes, port.chunk_bytes)
         self._generation = generation = generation_after(self._generation)
-        absmax = port.send(layout, generation, _tag(tensor.size, exponent), tensor.ctypes.data, absmax, exponent)
+        tag = _tag(tensor.size if size is None else size, exponent)
+        absmax = port.send(layout, generation, tag, tensor.ctypes.data, absmax, exponent)
         if not math.isfinite(absmax):
             fault = inspect(tensor, self.spec.rank)
             rest = self.lanes.exponent_for(finite_absmax(tensor))

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from testbed.errors import FabricError, SpecError
-from testbed.fabric import datapath
+from testbed.fabric import datapath, dispatch
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
 from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
@@ -93,25 +93,24 @@ class Fabric:
     def set_datapath(self, kind: Datapath) -> None:
         """Ready the links for in-kernel transports, or for sockets.
 
-        ``xdp``: the switch programs are attached where the plan's switch kind is ``xdp``. Every end of a link
-        gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
-        drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a
-        redirect.
+        ``xdp``: the dispatcher is attached to every host's link and doorbell, and the switch program to every
+        port where the plan's switch kind is ``xdp``. Every end of a link gets GRO, since a veth takes redirected
+        frames only while it has NAPI (``veth_xdp_xmit`` in drivers/net/veth.c), and hosts checksum what they
+        send, since CHECKSUM_PARTIAL does not survive a redirect.
 
-        ``sockets``: no program of the testbed is attached to any switch, and offloads are as planned.
+        ``sockets``: no program of the testbed is attached to any host or switch, and offloads are as planned.
 
-        :raises FabricError: No :class:`testbed.worker.Workers` is open; the switches' own the programs.
+        :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs.
         :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
         """
         if kind not in ("xdp", "sockets"):
             raise SpecError(f"datapath: {kind!r} is unknown; allowed are xdp, sockets")
         if kind == "xdp" and self.plan.mtu > MAX_XDP_MTU:
             raise SpecError(f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
-        if self.plan.switch_kind == "xdp":
-            if self.workers is None:
-                raise FabricError("switch programs are owned by the switches' workers, and none are running")
-            function = datapath.attach if kind == "xdp" else datapath.detach
-            self.workers.call_all(function, list(self.switches))
+        if self.workers is None:
+            raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
+        for where, nodes in ((dispatch, self.hosts), (datapath, self.switches)):
+            self.workers.call_all(where.attach if kind == "xdp" else where.detach, list(nodes))
         self._set_offloads(kind)
         self._datapath = kind
 

@@ -19,6 +19,10 @@ _COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
 def attach(context: WorkerContext) -> None:
     """Attach the program to all ports of this switch; nothing if it is.
 
+    A switch of kind ``bridge`` gets it without a forwarding table, so that every frame goes on to the bridge: a veth
+    only takes what its peer's program sends back by XDP_TX while it has a program itself (``veth_xdp_flush`` in
+    drivers/net/veth.c does not wake its NAPI otherwise, GRO or not).
+
     :raises KernelError: The kernel refused the program or its attachment.
     """
     from testbed.kernel import BpfObject  # numpy: not in workers that never get here
@@ -31,7 +35,8 @@ def attach(context: WorkerContext) -> None:
         index = {port: socket.if_nametoindex(plan.ifname(port)) for port in plan.ports}
         for port, ifindex in index.items():
             program.maps["ports"].update(port, ifindex)
-        for mac, port in plan.forwarding.items():
+        forwarding = plan.forwarding if context.fabric_plan.switch_kind == "xdp" else {}
+        for mac, port in forwarding.items():
             program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
         for ifindex in index.values():
             stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))

@@ -58,7 +58,9 @@ struct ring {
 	char *inputs, *results;
 	struct record *records;
 	struct lanes lanes;
-	uint32_t chunk_bytes, window, yields;
+	uint32_t chunk_bytes, window;
+	uint32_t yields; /* times that a collective's wait gives way before it sleeps */
+	uint32_t patience; /* of these, what this collective has left */
 	uint64_t quantize_ns, communicate_ns, wait_ns;
 };
 
@@ -127,6 +129,7 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	struct control *c = r->control;
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
+	r->patience = r->yields;
 	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
 	c->wake_at = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
@@ -174,12 +177,9 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 	struct timespec timeout = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
 	struct pollfd events = { .fd = r->events, .events = POLLIN };
 
-	for (uint32_t i = 0; i < r->yields; i++) {
-		for (int pause = 0; pause < 1; pause++) {
-			if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
-				return 1;
-			_mm_pause();
-		}
+	for (; r->patience; r->patience--) {
+		if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
+			return 1;
 		r->syscalls++;
 		sched_yield();
 	}

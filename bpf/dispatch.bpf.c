@@ -36,21 +36,21 @@ static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwi
 
 /* On the link: what is not ours goes to the host's own network stack. */
 SEC("xdp")
-int host_link(struct xdp_md *ctx)
+int dispatch_link(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &groups, XDP_PASS);
 }
 
 /* On the doorbell's far end: nothing but bells has business there. */
 SEC("xdp")
-int host_bell(struct xdp_md *ctx)
+int dispatch_bell(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &bells, XDP_DROP);
 }
 
 /* And on its near end, where what the far end has made of a bell comes back. */
 SEC("xdp")
-int host_order(struct xdp_md *ctx)
+int dispatch_order(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &orders, XDP_DROP);
 }

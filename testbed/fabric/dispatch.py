@@ -1,47 +1,49 @@
-"""A host's XDP programs: on its link and its doorbell, shared by all groups that the host is in."""
+"""A host's XDP programs, on its link and its doorbell: they hand each group's frames to that group's own programs.
+
+The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
+"""
 
 from __future__ import annotations
 
 import socket
 from typing import TYPE_CHECKING, Self
 
-from testbed.collectives.transport import Datapath
 from testbed.errors import CollectiveError
 from testbed.kernel import BpfObject, Link, Program
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "XdpHost", "set_host_datapath"]
+__all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
 
 LINK = "eth0"
 BELL_NEAR = "bell0"
 BELL_FAR = "bell1"
-_KEY = "xdp-host"
+_KEY = "dispatcher"
 
 
-class XdpHost:
-    """The dispatcher programs of ``bpf/host.bpf.c``, loaded once a worker; closed with the worker."""
+class Dispatcher:
+    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once a worker; closed with the worker."""
 
     def __init__(self) -> None:
-        self._object = BpfObject("host")
+        self._object = BpfObject("dispatch")
         self._links: list[Link] = []
 
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
         """The worker's own, made and attached when it is first asked for."""
         if _KEY not in context.objects:
-            host = cls()
-            context.resources.callback(host.close)
-            host.attach()
-            context.objects[_KEY] = host
+            dispatcher = cls()
+            context.resources.callback(dispatcher.close)
+            dispatcher.attach()
+            context.objects[_KEY] = dispatcher
         found: Self = context.objects[_KEY]
         return found
 
     def attach(self) -> None:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
-            for device, program in ((LINK, "host_link"), (BELL_FAR, "host_bell"), (BELL_NEAR, "host_order")):
+            for device, program in ((LINK, "dispatch_link"), (BELL_FAR, "dispatch_bell"), (BELL_NEAR, "dispatch_order")):
                 self._links.append(self._object.programs[program].attach_xdp(socket.if_nametoindex(device)))
 
     def detach(self) -> None:
@@ -81,12 +83,12 @@ class XdpHost:
         self._object.close()
 
 
-def set_host_datapath(context: WorkerContext, datapath: Datapath) -> None:
-    """Worker call: attach or detach the host's programs, if it has any loaded."""
-    host = context.objects.get(_KEY)
-    if host is None:
-        return
-    if datapath == "xdp":
-        host.attach()
-    else:
-        host.detach()
+def attach(context: WorkerContext) -> None:
+    """Worker call: attach the host's programs."""
+    Dispatcher.of(context).attach()
+
+
+def detach(context: WorkerContext) -> None:
+    """Worker call: detach the host's programs; groups stay, and go on once attached again."""
+    if _KEY in context.objects:
+        Dispatcher.of(context).detach()

@@ -1,0 +1,271 @@
+"""The in-kernel ring on a real fabric: sums exact against numpy, and what must not disturb them."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from testbed.collectives import ring_maps
+from testbed.collectives.group import make_groups
+from testbed.collectives.lanes import Lanes
+from testbed.collectives.ring_layout import BLOCKS, chunk_bytes_for
+from testbed.collectives.xdp_ring import XdpRing
+from testbed.errors import CollectiveError, WorkerDied
+from testbed.fabric import Fabric
+from testbed.plan import plan_fabric
+from testbed.protocol.generation import NEWEST
+from testbed.worker import Workers
+
+pytestmark = pytest.mark.net
+
+MTU = 1500
+
+
+def make_input(size, rank):
+    return np.random.default_rng([size, rank]).standard_normal(size, np.float32)
+
+
+def expected(size, ranks, bits):
+    """What the ring must give, bit for bit: integer sums at the exponent of the group's largest magnitude."""
+    inputs = [make_input(size, rank) for rank in range(ranks)]
+    if ranks == 1 or size == 0:
+        return inputs[0]
+    lanes = Lanes(bits, ranks)
+    exponent = lanes.exponent_for(max(float(np.abs(x).max()) for x in inputs))
+    total = sum(lanes.quantize(x, exponent).astype(np.int64) for x in inputs)
+    return lanes.dequantize(total.astype(lanes.dtype), exponent)
+
+
+def open_in(context, spec):
+    ring = context.resources.enter_context(XdpRing(context, spec))
+    ring.connect()
+    context.objects[spec.group_id] = ring
+
+
+def close_in(context, group_id=0):
+    context.objects[group_id].close()
+
+
+def reduce_in(context, sizes, rank, group_id=0):
+    ring = context.objects[group_id]
+    return [ring.all_reduce(make_input(size, rank)) for size in sizes]
+
+
+def reduce_values_in(context, values, group_id=0):
+    return context.objects[group_id].all_reduce(np.asarray(values, np.float32))
+
+
+def counters_in(context, group_id=0):
+    ring = context.objects[group_id]
+    return ring._port.counters() | {"syscalls": ring._port.syscalls, "rounds": ring._recovery.rounds}
+
+
+def set_generation_in(context, generation, group_id=0):
+    context.objects[group_id]._generation = generation
+
+
+def connect(workers, hosts, **options):
+    specs = make_groups(hosts, mtu=MTU, **options)
+    workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
+
+
+def all_reduce(workers, hosts, sizes, group_id=0):
+    arguments = {host.name: {"sizes": sizes, "rank": rank, "group_id": group_id} for rank, host in enumerate(hosts)}
+    return list(workers.call_all(reduce_in, arguments, timeout=90).values())
+
+
+def check(results, sizes, bits):
+    for of_rank in results:
+        for result, size in zip(of_rank, sizes, strict=True):
+            np.testing.assert_array_equal(result, expected(size, len(results), bits), strict=True)
+
+
+def sizes_for(bits):
+    lane = chunk_bytes_for(MTU) * 8 // bits
+    return [0, 1, 2, lane - 1, lane, lane + 1, 33 * lane + 5, 100_003]
+
+
+@pytest.fixture
+def ring4():
+    plan = plan_fabric(hosts=4, mtu=MTU)
+    with Fabric(plan) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        yield plan, workers
+
+
+@pytest.mark.parametrize("switch", ["xdp", "bridge"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_sums_are_exact(ranks, switch):
+    plan = plan_fabric(hosts=ranks, switch=switch, mtu=MTU)
+    with Fabric(plan) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        for group_id, bits in enumerate((16, 32)):
+            connect(workers, plan.hosts, lanes=f"int{bits}", group_id=group_id, capacity=1 << 18)
+            sizes = sizes_for(bits)
+            check(all_reduce(workers, plan.hosts, sizes, group_id), sizes, bits)
+
+
+@pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
+def test_sums_are_exact_over_several_switches(topology):
+    plan = plan_fabric(topology, hosts=4, mtu=MTU)
+    with Fabric(plan) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
+        check(all_reduce(workers, plan.hosts, [100_003], 0), [100_003], 32)
+
+
+def test_groups_over_subsets_work_at_once(ring4):
+    plan, workers = ring4
+    hosts = plan.hosts
+    groups = {1: hosts, 2: [hosts[3], hosts[1]], 3: [hosts[0], hosts[2]], 4000: [hosts[1], hosts[2], hosts[0]]}
+    for group_id, members in groups.items():
+        connect(workers, members, lanes="int16", group_id=group_id, capacity=1 << 18)
+    # Groups 2 and 3 share no host: both are under way at the same time.
+    arguments = {
+        host.name: {"sizes": [100_003] * 10, "rank": rank, "group_id": group_id}
+        for group_id in (2, 3)
+        for rank, host in enumerate(groups[group_id])
+    }
+    results = workers.call_all(reduce_in, arguments, timeout=60)
+    for group_id in (2, 3):
+        check([results[host.name] for host in groups[group_id]], [100_003] * 10, 16)
+    for group_id in (1, 4000, 1):
+        check(all_reduce(workers, groups[group_id], [5000], group_id), [5000], 16)
+
+
+def test_ten_thousand_in_a_row(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12)
+    sizes = [(7 * i) % 1000 + 1 for i in range(100)] * 100
+    for results in zip(*all_reduce(workers, plan.hosts, sizes), strict=True):
+        for other in results[1:]:
+            np.testing.assert_array_equal(results[0], other)
+    last = all_reduce(workers, plan.hosts, sizes[:100])
+    for of_rank in last:
+        for size, result in zip(sizes, of_rank, strict=False):
+            reference = np.sum([make_input(size, rank) for rank in range(4)], axis=0, dtype=np.float64)
+            assert np.abs(result - reference).max() < 1e-5
+
+
+def test_generations_wrap(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
+    names = [host.name for host in plan.hosts]
+    workers.call_all(set_generation_in, {name: {"generation": NEWEST - 5} for name in names})
+    sizes = [3000, 5000, 7000, 9000, 11000, 3000, 5000]
+    check(all_reduce(workers, plan.hosts, sizes), sizes, 32)
+
+
+def test_system_calls_do_not_grow_with_the_tensor(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int16", capacity=4 << 20)
+    names = [host.name for host in plan.hosts]
+    spent = {}
+    for size in (1 << 18, 1 << 22):
+        all_reduce(workers, plan.hosts, [size])  # agrees on the scale
+        before = workers.call_all(counters_in, names)
+        all_reduce(workers, plan.hosts, [size])
+        after = workers.call_all(counters_in, names)
+        spent[size] = [{key: after[name][key] - before[name][key] for key in after[name]} for name in names]
+    # A doorbell a block and one for each 32 frames parked there, giving way 64 times, a sleep.
+    doorbells = 1 + ring_maps.PARKING // ring_maps.FAN_LARGE
+    for ranks in spent.values():
+        for rank in ranks:
+            # A timer's round rings and sleeps again; there are none where nothing is lost or late.
+            assert 0 < rank["syscalls"] <= BLOCKS * doorbells + 64 + 1 + rank["rounds"] * (doorbells + 1)
+
+
+def test_values_that_are_not_finite_name_rank_and_index(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12)
+    values = {host.name: {"values": np.arange(3000.0)} for host in plan.hosts}
+    broken = np.arange(3000.0)
+    broken[[17, 2000]] = np.nan, np.inf
+    answers = workers.call_all(reduce_values_in, values | {"h3": {"values": broken}}, errors="return")
+    for answer in answers.values():
+        assert isinstance(answer, CollectiveError)
+        assert str(answer) == "all-reduce: rank 2 (h3) has NaN at index 17 (2 values are not finite)"
+    # The group is as good as before.
+    for answer in workers.call_all(reduce_values_in, values).values():
+        np.testing.assert_allclose(answer, 4 * np.arange(3000.0), atol=1e-4)
+
+
+def test_sums_beyond_float32_are_an_error(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int16", capacity=1 << 12)
+    values = {host.name: {"values": [1.0, 2.0, 3e38]} for host in plan.hosts}
+    answers = workers.call_all(reduce_values_in, values, errors="return")
+    assert all("overflows float32 at index 2" in str(answer) for answer in answers.values())
+
+
+def test_saturation_when_asked_for(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, on_overflow="saturate")
+    values = {host.name: {"values": [1.0, 2.0, 4.0]} for host in plan.hosts}
+    values["h2"] = {"values": [np.nan, -np.inf, 4.0]}
+    for answer in workers.call_all(reduce_values_in, values).values():
+        np.testing.assert_array_equal(answer, np.array([3.0, 2.0, 16.0], np.float32))
+    values = {host.name: {"values": [3e38, 0.0, -3e38]} for host in plan.hosts}
+    for answer in workers.call_all(reduce_values_in, values).values():
+        most = np.finfo(np.float32).max
+        np.testing.assert_array_equal(answer, np.array([most, 0.0, -most], np.float32))
+
+
+def test_tiny_values_keep_their_precision(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int16", capacity=1 << 12)
+    values = np.linspace(-1e-30, 1e-30, 1000).astype(np.float32)
+    for answer in workers.call_all(reduce_values_in, {host.name: {"values": values} for host in plan.hosts}).values():
+        assert np.abs(answer - 4 * values.astype(float)).max() < 1e-33
+
+
+def test_different_lengths_are_an_error_not_a_wrong_sum(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=1.0)
+    values = {host.name: {"values": np.ones(3000)} for host in plan.hosts} | {"h4": {"values": np.ones(2999)}}
+    answers = workers.call_all(reduce_values_in, values, errors="return", timeout=30)
+    assert all(isinstance(answer, CollectiveError) for answer in answers.values())
+    assert any("different" in str(answer) for answer in answers.values()), answers
+
+
+def test_a_rank_that_left_the_group_is_named(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=1.0)
+    workers["h2"].call(close_in)
+    values = {name: {"values": np.ones(3000)} for name in ("h1", "h3", "h4")}
+    for answer in workers.call_all(reduce_values_in, values, errors="return", timeout=30).values():
+        assert isinstance(answer, CollectiveError)
+        assert "rank 1 (h2) silent for 1 s" in str(answer)
+
+
+def test_a_rank_that_does_not_call_is_named(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=1.0)
+    values = {name: {"values": np.ones(3000)} for name in ("h1", "h3", "h4")}
+    for answer in workers.call_all(reduce_values_in, values, errors="return", timeout=30).values():
+        assert isinstance(answer, CollectiveError)
+        assert "rank 1 (h2) up, but not in this all-reduce after 1 s" in str(answer)
+
+
+def test_a_rank_that_comes_late_is_waited_for(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
+    os.kill(workers["h2"].pid, signal.SIGSTOP)
+    pause = signal.setitimer
+    previous = signal.signal(signal.SIGALRM, lambda *_: os.kill(workers["h2"].pid, signal.SIGCONT))
+    try:
+        pause(signal.ITIMER_REAL, 0.5)
+        check(all_reduce(workers, plan.hosts, [100_003]), [100_003], 32)
+    finally:
+        pause(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        os.kill(workers["h2"].pid, signal.SIGCONT)
+
+
+def test_a_killed_worker_ends_the_run(ring4):
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
+    os.kill(workers["h3"].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="worker h3 was killed by signal 9"):
+        all_reduce(workers, plan.hosts, [100_003])
