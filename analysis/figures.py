@@ -73,7 +73,7 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
         left += widths
     for name in names:
         axes.text(left[name], name, f" {left[name]:.2f} s", va="center")
-    axes.set_xlabel("seconds an epoch (mean over ranks and epochs)")
+    axes.set_xlabel("seconds of the median epoch (mean over ranks)")
     axes.set_xlim(0, float(left.max()) * 1.12)
     axes.grid(visible=False, axis="y")
     axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
@@ -118,7 +118,7 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "epoch_time": (
         split_figure,
         "Where an epoch's time goes",
-        "Blue is computing, red and yellow is all-reduce. Mean over ranks, epochs and trials; parts add up to the epoch.",
+        "Blue is computing, red and yellow is all-reduce. The median epoch, mean over ranks; parts add up to the epoch.",
     ),
     "loss": (
         loss_figure,

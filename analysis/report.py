@@ -76,7 +76,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
             {
                 "transport": name,
                 "parts": [row[part] for part in summary.PARTS],
-                "epoch": row["epoch"],
+                **{key: row[key] for key in ("epoch", "fastest", "slowest")},
                 "ratio": split.loc[base, "epoch"] / row["epoch"],
                 "best": row["epoch"] == split["epoch"].min(),
             }

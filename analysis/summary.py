@@ -39,9 +39,13 @@ class Check:
 def epoch_split(run: Run) -> pd.DataFrame:
     """Return seconds an epoch, one row a transport, one column a part, and further ones.
 
-    Each value is the mean over ranks, epochs and trials. `epoch` is the sum of the parts, `communication` the
-    wall-clock time in all-reduce, `straggler` the part of it before the last rank came, `exchange` the rest,
-    and `cpu` the CPU time that the ranks' processes spent in it.
+    The row is a transport's median epoch: of all epochs of all trials, each a mean over ranks, the one whose
+    `epoch_time` is in the middle (of an even number, the faster of the two). So the parts of a row belong together and
+    add up to `epoch`, and an epoch that something else on the machine disturbed does not count. `fastest` and
+    `slowest` are the shortest and longest `epoch_time`.
+
+    `communication` is the wall-clock time in all-reduce, `straggler` the part of it before the last rank came,
+    `exchange` the rest, and `cpu` the CPU time that the ranks' processes spent in it.
     """
     metrics = {part: f"{part}_time" for part in PARTS} | {
         "epoch": "epoch_time",
@@ -51,12 +55,22 @@ def epoch_split(run: Run) -> pd.DataFrame:
         "cpu": "communication_cpu_time",
     }
     ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
-    means = ranks.pivot_table(index="transport", columns="metric", values="value", aggfunc="mean")
-    return means.reindex(run.transports)[list(metrics.values())].set_axis(list(metrics), axis=1)
+    epochs = ranks.pivot_table(index=["transport", "trial", "epoch"], columns="metric", values="value", aggfunc="mean")
+    epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
+    epochs.index.names = ["transport", "trial", "number"]  # "epoch" is a column now
+    rows = {}
+    for name in run.transports:
+        ordered = epochs.loc[name].sort_values("epoch")
+        rows[name] = {
+            **ordered.iloc[(len(ordered) - 1) // 2],
+            "fastest": ordered["epoch"].iloc[0],
+            "slowest": ordered["epoch"].iloc[-1],
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def baseline(run: Run) -> str | None:
-    """Return the socket transport with the shortest mean epoch; None where none was measured."""
+    """Return the socket transport with the shortest median epoch; None where none was measured."""
     split = epoch_split(run)
     sockets = [name for name in run.transports if name not in IN_KERNEL]
     return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None

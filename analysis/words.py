@@ -37,7 +37,7 @@ def _who(split: pd.DataFrame) -> Iterator[str]:
     order = split["epoch"].sort_values()
     best = order.index[0]
     rivals = ", ".join(f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)" for name in order.index[1:])
-    yield f"{best} was fastest: an epoch took {duration(order[best])} on average, with {rivals}."
+    yield f"{best} was fastest: its median epoch took {duration(order[best])}, that with {rivals}."
 
 
 def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:

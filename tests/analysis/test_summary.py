@@ -22,6 +22,16 @@ def test_split_adds_up(make_run: RunMaker) -> None:
         assert row["straggler"] + row["exchange"] == pytest.approx(row["communication"])
 
 
+def test_median_epoch_is_a_whole_epoch(make_run: RunMaker) -> None:
+    run = load_run(make_run())
+    slow = (run.frame["epoch"] == 1) & (run.frame["unit"] == "s")
+    run.frame.loc[slow, "value"] *= 100  # something else was running
+    row = epoch_split(run).loc["gloo"]
+    assert row["epoch"] == pytest.approx(1.8)
+    assert row[list(PARTS)].sum() == pytest.approx(1.8)
+    assert (row["fastest"], row["slowest"]) == (pytest.approx(1.8), pytest.approx(180))
+
+
 def test_traffic_is_a_step_of_all_ranks(make_run: RunMaker) -> None:
     row = traffic(load_run(make_run())).loc["gloo"]
     assert row["packets"] == pytest.approx(4 * 3 * 100 / 30)
@@ -39,7 +49,7 @@ def test_no_baseline_without_sockets(make_run: RunMaker) -> None:
 
 def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run())))
-    assert "xdp-ring was fastest: an epoch took 1.2 s on average, with tcp-ring 1.4 s (1.17×)" in text
+    assert "xdp-ring was fastest: its median epoch took 1.2 s, that with tcp-ring 1.4 s (1.17×)" in text
     assert "best socket baseline, tcp-ring, an epoch with xdp-ring was 1.17× as fast" in text
     assert "its all-reduce 2.00× as fast" in text
     assert "of the 200 ms an epoch between xdp-ring and tcp-ring, +200 ms lie in all-reduce and 0 s" in text
