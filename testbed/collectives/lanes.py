@@ -99,7 +99,8 @@ class Lanes:
 
     def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
         """float32 to lanes, clamped at the limit; the same shape."""
-        scaled = values * np.float32(self.scale(exponent))
+        with np.errstate(over="ignore"):  # what is beyond float32 is clamped like the rest
+            scaled = values * np.float32(self.scale(exponent))
         # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the twin uses.
         clamped = np.clip(scaled, -self.clamp, self.clamp)
         lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)

@@ -1,0 +1,141 @@
+"""Lanes: exact in integers, within their bound in floats, without carries, and the same in C as in numpy."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
+
+FORMATS = st.builds(Lanes, st.sampled_from((16, 32)), st.integers(1, 32))
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+VALUES = hnp.arrays(np.float32, st.integers(0, 300), elements=FINITE)
+ANYTHING = hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(width=32))
+ALL = [Lanes(bits, ranks) for bits in (16, 32) for ranks in range(1, 33)]
+
+
+def word_sum(summands, dtype):
+    """As the ring adds: 64-bit words, which know nothing of lanes."""
+    words = [np.ascontiguousarray(lanes).view(np.uint64) for lanes in summands]
+    return np.sum(words, axis=0, dtype=np.uint64).view(dtype)
+
+
+@pytest.mark.parametrize("lanes", ALL, ids=str)
+def test_no_lane_carries_into_its_neighbour(lanes) -> None:
+    """At both extremes and between, next to each other in a word."""
+    huge, exponent = np.float32(3e38), 0
+    pattern = np.resize(np.array([huge, -huge, -huge, 0, huge, huge, 0, -huge], np.float32), 64)
+    one = lanes.quantize(pattern, exponent)
+    assert one.min() > 0
+    assert int(one.max()) < 2 * lanes.bias
+    summed = word_sum([one] * lanes.ranks, lanes.dtype)
+    np.testing.assert_array_equal(summed.astype(np.int64), one.astype(np.int64) * lanes.ranks)
+
+
+@pytest.mark.parametrize("lanes", ALL, ids=str)
+def test_error_stays_within_its_bound(lanes) -> None:
+    """For all numbers of ranks and both widths, at the least exponent and with slack, over many magnitudes."""
+    random = np.random.default_rng(lanes.ranks)
+    for magnitude in (1e-30, 3e-7, 1.0, 12345.6, 1e30):
+        values = (random.standard_normal((lanes.ranks, 512)) * magnitude).astype(np.float32)
+        values[:, :8] = np.float32(magnitude) * np.array([1, -1, 4, -4, 0.5, -0.5, 0, 1e-5], np.float32)
+        absmax = float(np.abs(values).max())
+        for slack in (0, 1, 2):
+            exponent = lanes.exponent_for(absmax) + slack
+            sums = word_sum([lanes.quantize(row, exponent) for row in values], lanes.dtype)
+            error = np.abs(lanes.dequantize(sums, exponent) - values.astype(np.float64).sum(axis=0))
+            assert error.max() <= lanes.error_bound(exponent, absmax)
+
+
+@given(FORMATS, FINITE.map(abs))
+def test_exponent_is_that_of_the_magnitude_unless_that_were_clamped(lanes, absmax) -> None:
+    exponent = lanes.exponent_for(absmax)
+    assert exponent in EXPONENTS
+    assert exponent >= lanes.least_exponent
+    assert round(absmax * lanes.scale(exponent)) <= lanes.limit
+    clamped_below = round(math.ldexp(absmax, lanes.fraction_bits - exponent + 1)) > lanes.limit
+    assert exponent == lanes.least_exponent or absmax >= math.ldexp(1.0, exponent - 1) or clamped_below
+
+
+@given(
+    st.sampled_from((16, 32)),
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=8),
+    st.integers(0, 3),
+)
+def test_multiples_of_a_step_come_back_exactly(bits, values, slack) -> None:
+    lanes = Lanes(bits, 1)
+    exponent = lanes.exponent_for(max(abs(value) for value in values)) + slack
+    once = lanes.dequantize(lanes.quantize(np.array(values, np.float32), exponent), exponent)
+    np.testing.assert_array_equal(lanes.dequantize(lanes.quantize(once, exponent), exponent), once)
+
+
+@given(FORMATS, FINITE.map(abs))
+def test_native_exponent(lanes, absmax) -> None:
+    assert NativeLanes(lanes).exponent_for(absmax) == lanes.exponent_for(absmax)
+
+
+@given(ANYTHING)
+def test_native_magnitude_and_search(values) -> None:
+    native = NativeLanes(Lanes(32, 2))
+    bad = np.flatnonzero(~np.isfinite(values))
+    assert native.find_nonfinite(values.ctypes.data, values.size) == (bad[0] if bad.size else values.size)
+    absmax = native.absmax(values.ctypes.data, values.size)
+    if bad.size:
+        assert not math.isfinite(absmax)
+    else:
+        assert absmax == float(np.max(np.abs(values), initial=0.0))
+
+
+@given(FORMATS, VALUES, st.integers(-60, 120), st.sampled_from((32, 96)))
+def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
+    """Bit for bit, clamped values and checksums of whole chunks included."""
+    exponent = max(exponent, lanes.least_exponent)
+    expected = lanes.quantize(values, exponent)
+    out = np.zeros(values.size, lanes.dtype)
+    records = np.full((values.size // per_chunk + 1, 4), 7, np.uint64)
+    absmax = NativeLanes(lanes).quantize(
+        values.ctypes.data, values.size, out.ctypes.data, per_chunk, records.ctypes.data, exponent
+    )
+    np.testing.assert_array_equal(out, expected)
+    assert absmax == float(np.max(np.abs(values), initial=0.0))
+    whole = values.size // per_chunk
+    chunks = expected[: whole * per_chunk].view(np.uint64).reshape(whole, -1) if whole else np.zeros((0, 1), np.uint64)
+    np.testing.assert_array_equal(records[:whole, 0], chunks.sum(axis=1, dtype=np.uint64))
+    assert (records[:, 1:] == 7).all()
+    assert (records[whole:, 0] == 7).all()
+
+
+@given(FORMATS, st.integers(0, 2**32 - 1), st.integers(0, 300), st.integers(-60, 100))
+def test_native_dequantize(lanes, seed, count, exponent) -> None:
+    exponent = max(exponent, lanes.least_exponent)
+    random = np.random.default_rng(seed)
+    sums = random.integers(lanes.ranks, 2 * lanes.bias * lanes.ranks - lanes.ranks, count, np.uint64).astype(lanes.dtype)
+    with np.errstate(over="ignore"):
+        expected = lanes.dequantize(sums, exponent)
+    out = np.full(count + 1, 5, np.float32)
+    NativeLanes(lanes).dequantize(sums.ctypes.data, count, out.ctypes.data, exponent)
+    np.testing.assert_array_equal(out[:count], expected)
+    assert out[count] == 5
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("shift", [0, 1, 7])
+def test_native_dequantize_of_large_arrays(bits, shift) -> None:
+    """Large ones go past the cache by another loop, which has to find an aligned start and to finish the rest."""
+    lanes = Lanes(bits, 3)
+    count = (1 << 20) + 13
+    sums = np.random.default_rng(1).integers(3, 6 * lanes.bias - 3, count, np.uint64).astype(lanes.dtype)
+    out = np.zeros(count + shift, np.float32)
+    NativeLanes(lanes).dequantize(sums.ctypes.data, count, out[shift:].ctypes.data, 4)
+    np.testing.assert_array_equal(out[shift:], lanes.dequantize(sums, 4))
+
+
+@given(st.integers(1, 5), st.sampled_from((64, 128)), st.integers(0, 2**32 - 1))
+def test_native_checksum(count, length, seed) -> None:
+    words = np.random.default_rng(seed).integers(0, 1 << 64, (count, length // 8), np.uint64)
+    records = np.zeros((count, 4), np.uint64)
+    NativeLanes(Lanes(32, 2)).checksum(words.ctypes.data, count, length, records.ctypes.data)
+    np.testing.assert_array_equal(records[:, 0], words.sum(axis=1, dtype=np.uint64))

@@ -1,0 +1,51 @@
+"""How tensors lie in chunks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.collectives.lanes import Lanes
+from testbed.collectives.ring_layout import BLOCKS, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
+from testbed.protocol.status import status_bytes
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+
+CHUNK_BYTES = st.integers(1, MAX_PAYLOAD // BLOCK).map(lambda blocks: blocks * BLOCK)
+
+
+@given(st.integers(0, 1 << 22), st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES)
+def test_layout(count, lanes, chunk_bytes) -> None:
+    layout = Layout.plan(count, lanes, chunk_bytes)
+    assert layout.count == count
+    assert layout.status == status_bytes(lanes.ranks)
+    # The status begins at the next word behind the lanes, so that no word is shared.
+    assert 0 <= layout.data - count * lanes.bytes < 8
+    assert layout.data % 8 == 0
+    # All fits, and not a chunk more than needed.
+    assert (layout.total - 1) * chunk_bytes < layout.data + layout.status <= layout.total * chunk_bytes
+    assert layout.length % BLOCK == 0
+    assert 0 < layout.length <= chunk_bytes
+    if layout.total > 1:
+        assert layout.length == chunk_bytes
+    else:
+        assert layout.data + layout.status <= layout.length < layout.data + layout.status + BLOCK
+    # Blocks are whole chunks: few of them, and none too small to be worth a doorbell.
+    whole = count // (chunk_bytes // lanes.bytes)
+    assert layout.block * BLOCKS >= whole
+    assert layout.block * chunk_bytes >= LEAST_BLOCK
+    assert chunks_for(count, lanes, chunk_bytes) == layout.total
+
+
+@given(st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES, st.integers(0, 1 << 20))
+def test_more_values_never_take_fewer_chunks(lanes, chunk_bytes, count) -> None:
+    """So that maps sized for the capacity hold every smaller tensor."""
+    assert chunks_for(count, lanes, chunk_bytes) <= chunks_for(count + 1, lanes, chunk_bytes)
+
+
+@pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 9000])
+def test_frames_fit_the_mtu(mtu) -> None:
+    chunk_bytes = chunk_bytes_for(mtu)
+    assert chunk_bytes % BLOCK == 0
+    assert chunk_bytes <= MAX_PAYLOAD
+    packet = FRAME_BYTES - 14 + chunk_bytes
+    assert packet <= mtu
+    assert chunk_bytes == MAX_PAYLOAD or packet + BLOCK > mtu

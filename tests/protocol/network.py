@@ -1,0 +1,160 @@
+"""A network of ranks in memory: frames in flight are a list that tests deliver, lose, duplicate, reorder and damage at will."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.protocol.generation import generation_after
+from testbed.protocol.memory import Config
+from testbed.protocol.process import Process
+from testbed.protocol.ring import Rank
+from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words
+
+COOKIE = 0x5EED_C0DE_F00D_D00D
+GROUP = 3
+TICK_US = 10
+
+
+def endpoints(ranks: int) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(f"02:00:00:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}") for rank in range(ranks))
+
+
+def config(rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, quench_us: int = 0) -> Config:
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, quench_us, endpoints(ranks))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One all-reduce: the words that each rank brings, ``(ranks, total, words of a chunk)``."""
+
+    generation: int
+    inputs: Words
+
+    @property
+    def total(self) -> int:
+        return int(self.inputs.shape[1])
+
+    @property
+    def length(self) -> int:
+        return 8 * int(self.inputs.shape[2])
+
+    @property
+    def sums(self) -> Words:
+        found: Words = self.inputs.sum(axis=0, dtype=np.uint64)
+        return found
+
+
+def collectives(ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0) -> list[Collective]:
+    """Collectives one after the other with random words; that of one chunk may be shorter than a frame of many."""
+    random = np.random.default_rng(seed)
+    made = []
+    for total in totals:
+        after = generation_after(after)
+        shape = (ranks, total, words if total > 1 else BLOCK // 8)
+        made.append(Collective(after, random.integers(0, 1 << 64, shape, dtype=np.uint64)))
+    return made
+
+
+class Member:
+    """A rank, its process, and how far it has come with the collectives that it has to do."""
+
+    def __init__(self, rank: Rank, window: int, todo: Sequence[Collective]) -> None:
+        self.rank = rank
+        self.process = Process(rank, window)
+        self.todo = list(todo)
+        self.current: Collective | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.current is None and not self.todo
+
+    @property
+    def waiting(self) -> bool:
+        """Has it published all and not got all?"""
+        return self.current is not None and self.rank.ready == self.current.total and not self.process.finished
+
+    def step(self, chunks: int = 1) -> None:
+        """What the process does next: enter a collective, publish up to ``chunks`` more, or take the results."""
+        if self.current is None:
+            if self.todo:
+                self.current = self.todo.pop(0)
+                current = self.current
+                tag = current.generation & 0xFFFF
+                self.process.begin(current.generation, current.total, current.length, tag)
+        elif self.rank.ready < self.current.total:
+            ready = min(self.rank.ready + chunks, self.current.total)
+            for chunk in range(self.rank.ready, ready):
+                self.process.fill(chunk, self.current.inputs[self.rank.config.rank, chunk])
+            self.process.publish(ready)
+        elif self.process.finished:
+            got = self.rank.results[: self.current.total, : self.current.length // 8]
+            np.testing.assert_array_equal(got, self.current.sums)
+            self.current = None
+
+
+class Network:
+    """Ranks and the frames between them."""
+
+    def __init__(
+        self,
+        ranks: int,
+        todo: Sequence[Collective],
+        *,
+        window: int = 2,
+        quench_us: int = 0,
+        chunk_bytes: int = BLOCK,
+        generation: int = 0,
+    ) -> None:
+        capacity = max(collective.total for collective in todo)
+        self.members = []
+        for rank in range(ranks):
+            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, quench_us=quench_us)
+            self.members.append(Member(Rank(setting, generation=generation), window, todo))
+        self.flying: list[Frame] = []
+        self.now_us = 0
+
+    def emit(self, frame: Frame | None) -> None:
+        if frame is not None:
+            self.flying.append(frame)
+
+    def deliver(self, index: int = 0) -> None:
+        self.now_us += TICK_US
+        frame = self.flying.pop(index)
+        to = int(frame.destination.ip.rpartition(".")[2]) - 1
+        assert frame.destination == self.members[to].rank.config.peers[to]
+        self.emit(self.members[to].rank.on_frame(frame, self.now_us))
+
+    def serve(self, index: int) -> None:
+        """A bell of this rank's has come back."""
+        self.now_us += TICK_US
+        member = self.members[index]
+        self.emit(member.rank.on_order(member.process.bell(), self.now_us))
+
+    @property
+    def finished(self) -> bool:
+        return all(member.finished for member in self.members)
+
+    def run(self, rounds: int = 3000) -> None:
+        """Deliver everything in order and let timers fire only when nothing moves, until all ranks are done."""
+        for _ in range(rounds):
+            if self.finished:
+                return
+            quiet = not self.flying
+            for index, member in enumerate(self.members):
+                member.step(1 << 30)
+                while member.rank.orders:
+                    self.serve(index)
+            while self.flying:
+                self.deliver()
+            if quiet:
+                self.now_us += 100 * TICK_US
+                for member in self.waiting():
+                    member.process.on_timer()
+        raise AssertionError(f"not done after {rounds} rounds")
+
+    def waiting(self) -> Iterator[Member]:
+        return (member for member in self.members if member.waiting)
+
+    def total(self, counter: str) -> int:
+        return sum(member.rank.counters[counter] for member in self.members)

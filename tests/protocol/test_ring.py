@@ -1,0 +1,172 @@
+"""The protocol itself, on `testbed.protocol`: whatever the network does, every rank ends with the exact sum."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.protocol.generation import NEWEST, generation_after
+from testbed.protocol.memory import COUNTERS
+from testbed.protocol.process import Process
+from testbed.protocol.recovery import slots_of
+from testbed.protocol.ring import Rank
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, Header, Kind
+from tests.protocol.network import Network, collectives, config
+
+ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "timer")
+"""A healthy network most of the time: what delivers is drawn more often."""
+
+
+def act(network: Network, action: str, index: int) -> None:
+    """One thing that happens, to the frame or member that ``index`` falls on."""
+    flying, member = network.flying, network.members[index % len(network.members)]
+    if action == "serve":
+        network.serve(index % len(network.members))
+    elif action == "step":
+        member.step(index % 3 + 1)
+    elif action == "timer" and member.waiting:
+        member.process.on_timer()
+    elif not flying:
+        return
+    elif action == "deliver":
+        network.deliver(index % len(flying))
+    elif action == "lose":
+        flying.pop(index % len(flying))
+    elif action == "duplicate":
+        flying.append(flying[index % len(flying)].copy())
+    elif action == "damage" and (frame := flying[index % len(flying)]).payload.size:
+        frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
+
+
+@settings(max_examples=200)
+@given(
+    ranks=st.integers(2, 5),
+    totals=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    window=st.integers(1, 3),
+    quench_us=st.sampled_from((0, 50)),
+    generation=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
+    script=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), max_size=300),
+)
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, window, quench_us, generation, script):
+    """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
+    todo = collectives(ranks, totals, after=generation, words=16, seed=len(script))
+    network = Network(ranks, todo, window=window, quench_us=quench_us, chunk_bytes=2 * BLOCK, generation=generation)
+    for action, index in script:
+        act(network, action, index)
+    network.run()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16, 31, 32])
+@pytest.mark.parametrize("total", [1, 2, 33])
+def test_tokens_are_conserved_without_faults(ranks, total):
+    """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame more."""
+    window = 2
+    network = Network(ranks, collectives(ranks, [total, total]), window=window)
+    tokens = sum(min(window, slots_of(rank, ranks, total)) for rank in range(ranks))
+    for member in network.members:
+        member.step()
+        member.step(total)
+    for index, member in enumerate(network.members):
+        while member.rank.orders:
+            network.serve(index)
+            assert len(network.flying) <= tokens
+    while network.flying:
+        network.deliver()
+        assert len(network.flying) <= tokens
+    assert all(member.process.finished for member in network.members)
+    assert network.total("sent") == 2 * (ranks - 1) * total
+    assert network.total("sent_bytes") == 2 * (ranks - 1) * total * (FRAME_BYTES + BLOCK)
+    assert network.total("stored") == ranks * total
+    assert sum(network.total(name) for name in COUNTERS) == sum(
+        network.total(name) for name in ("sent", "sent_bytes", "stored")
+    )
+    network.run()
+    assert network.total("sent") == 4 * (ranks - 1) * total
+
+
+@given(
+    ranks=st.integers(2, 6),
+    order=st.lists(st.integers(0, 1000), min_size=200, max_size=200),
+    totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+)
+def test_reordering_alone_costs_no_frame(ranks, order, totals):
+    """Also with ranks that start late: what comes early is parked, nothing is sent anew, no timer is needed."""
+    network = Network(ranks, collectives(ranks, totals))
+    for index in order:
+        act(network, ("deliver", "serve", "step")[index % 3], index // 3)
+    while not network.finished:
+        for index, member in enumerate(network.members):
+            member.step(100)
+            while member.rank.orders:
+                network.serve(index)
+        while network.flying:
+            network.deliver()
+    assert network.total("sent") == 2 * (ranks - 1) * sum(totals)
+    assert network.total("resent") == network.total("duplicate") == 0
+
+
+def test_a_late_rank_finds_frames_parked():
+    network = Network(3, collectives(3, [6]))
+    for index in (0, 1):
+        network.members[index].step()
+        network.members[index].step(6)
+        while network.members[index].rank.orders:
+            network.serve(index)
+    while network.flying:
+        network.deliver()
+    late = network.members[2]
+    assert late.rank.counters["parked"] > 0
+    late.step()
+    late.step(6)
+    assert late.rank.orders
+    network.run()
+    assert network.total("resent") == 0
+
+
+def test_parking_lets_go_of_past_generations():
+    """A duplicate that was parked and never replayed does not take its slot for good."""
+    rank = Rank(config(1, 2))
+    process = Process(rank, 1)
+    frame = Process(Rank(config(0, 2)), 1).bell()
+    frame.source = rank.config.peers[0]
+    frame.header = Header(Kind.REDUCE, cookie=frame.header.cookie, generation=1, chunk=0, hop=1, length=BLOCK)
+    rank.on_frame(frame)
+    assert rank.parking[0] is not None
+    process.begin(1, 1, BLOCK, 0)
+    process.publish(0)
+    assert rank.parking[0] is not None
+    process.begin(2, 1, BLOCK, 0)
+    process.publish(0)
+    assert rank.parking[0] is None
+
+
+def test_every_frame_lost_once_is_recovered_from():
+    """One loss at each place of a collective in turn: the rest is delivered in order."""
+    lossless = Network(3, collectives(3, [5]))
+    lossless.run()
+    for place in range(lossless.total("sent")):
+        network = Network(3, collectives(3, [5]))
+        seen = 0
+        emit = network.emit
+
+        def lossy(frame, emit=emit, place=place):
+            nonlocal seen
+            if frame is not None:
+                seen += 1
+                if seen == place + 1:
+                    return
+            emit(frame)
+
+        network.emit = lossy
+        network.run()
+        assert network.total("resent") > 0
+
+
+def test_generation_numbers_wrap_past_none_and_change_parity():
+    numbers = [NEWEST - 1]
+    for _ in range(4):
+        numbers.append(generation_after(numbers[-1]))
+    assert numbers == [NEWEST - 1, NEWEST, 2, 3, 4]
+    assert all((one ^ other) & 1 for one, other in pairwise(numbers))
