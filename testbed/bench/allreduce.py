@@ -138,14 +138,10 @@ class Session:
             affinity=options.affinity,
             rendezvous=str(directory),
         )
-        arguments = [
-            {"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs
-        ]
+        arguments = [{"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs]
         self._call(rank.open_rank, name, arguments)
 
-    def _call(
-        self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]
-    ) -> list[Any]:
+    def _call(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]) -> list[Any]:
         """Call a function in all ranks of a transport, with the same arguments or a list of each one's."""
         workers = self._names[name]
         each = arguments if isinstance(arguments, list) else [{"name": name, **arguments}] * len(workers)

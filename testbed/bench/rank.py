@@ -57,9 +57,7 @@ def open_rank(context: WorkerContext, name: str, spec: GroupSpec, barrier: str) 
     transport.connect()
 
 
-def prepare_size(
-    context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool
-) -> float:
+def prepare_size(context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool) -> float:
     """Make this rank's tensor, and its share of the reference: the float64 sum, in a file that all share.
 
     :param fill: Whether the reference is still to be made (by the ranks of the first transport).

@@ -90,9 +90,7 @@ class Row:
         }
 
 
-def make_row(
-    transport: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
-) -> Row:
+def make_row(transport: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Row:
     """Combine the turns of all ranks.
 
     An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are those of

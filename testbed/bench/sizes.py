@@ -19,9 +19,7 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise SpecError(
-            f"{flag}: {text!r} is no size: allowed is a number of bytes, with K, M or G, such as 64K"
-        )
+        raise SpecError(f"{flag}: {text!r} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
     size = int(match[1]) << _POWERS[match[2].upper()]
     if size % ELEMENT:
         raise SpecError(f"{flag}: {text!r} is {size} bytes: allowed are multiples of {ELEMENT}, a float32")

@@ -29,8 +29,7 @@ _COLUMNS = [
 
 def _line(cells: Sequence[str]) -> str:
     return "  " + " ".join(
-        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
-        for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
     )
 
 

@@ -9,7 +9,9 @@ from testbed.collectives.group import make_cookie, make_groups
 from testbed.collectives.registry import check_names, open_transport
 from testbed.errors import SpecError
 
-HOSTS = [SimpleNamespace(name=f"h{i + 1}", ip=f"10.0.0.{i + 1}", mac=f"02:00:00:00:00:{i:02x}") for i in range(33)]
+HOSTS = [
+    SimpleNamespace(name=f"h{i + 1}", ip=f"10.0.0.{i + 1}", mac=f"02:00:00:00:00:{i:02x}") for i in range(33)
+]
 
 
 def test_ring_neighbours_and_pickling():
