@@ -50,10 +50,7 @@ def test_refusal_by_the_command():
     done = bench("-b", "64T")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert (
-        done.stderr.strip()
-        == "error: -b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"
-    )
+    assert done.stderr.strip() == "error: -b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"
 
 
 @pytest.mark.kernel
@@ -87,9 +84,7 @@ def test_sockets_end_to_end(tmp_path):
         # Without TSO no frame is larger than the MTU and an Ethernet header.
         assert row["wire_bytes"] <= row["packets"] * (1400 + 14)
     table = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert [(line[0], int(line[1])) for line in table] == [
-        (row["transport"], row["size_bytes"]) for row in rows
-    ]
+    assert [(line[0], int(line[1])) for line in table] == [(row["transport"], row["size_bytes"]) for row in rows]
 
 
 @pytest.mark.net

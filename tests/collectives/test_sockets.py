@@ -52,9 +52,7 @@ def check(results, size):
 
 def connect(workers, names, transport, hosts, **options):
     specs = make_groups(hosts, rendezvous=str(workers.fabric.directory), **options)
-    arguments = {
-        name: {"transport": transport, "spec": spec} for name, spec in zip(names, specs, strict=True)
-    }
+    arguments = {name: {"transport": transport, "spec": spec} for name, spec in zip(names, specs, strict=True)}
     workers.call_all(open_in, arguments, timeout=60)
 
 
