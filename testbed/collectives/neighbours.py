@@ -1,7 +1,7 @@
 """The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has failed.
 
-Every pair of neighbours has two connections: one carries data to the right; the other, silent so far,
-carries one-byte notes in both directions. A rank that gives up writes the number of the rank at fault to both
+Every pair of neighbours has two connections: one carries data to the right; the other,
+unused while all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of the rank at fault to both
 neighbours before it closes, so that all ranks name the same one and not the neighbour that closed on them.
 """
 
@@ -89,9 +89,7 @@ class Neighbours:
                 time.sleep(0.005)
                 continue
             self._open.enter_context(sock)
-            sock.sendall(
-                _HELLO.pack(_MAGIC, self._spec.cookie, self._spec.group_id, self._spec.rank, channel)
-            )
+            sock.sendall(_HELLO.pack(_MAGIC, self._spec.cookie, self._spec.group_id, self._spec.rank, channel))
             return self._prepare(sock)
 
     def _answer(self, listener: socket.socket, deadline: float) -> dict[int, socket.socket]:

