@@ -1,7 +1,8 @@
 """The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has failed.
 
 Every pair of neighbours has two connections: one carries data to the right; the other,
-unused while all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of the rank at fault to both
+unused while all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of
+the rank at fault to both
 neighbours before it closes, so that all ranks name the same one and not the neighbour that closed on them.
 """
 
