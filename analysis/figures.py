@@ -104,7 +104,13 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     ):
         axes.barh(names, values[names], color=colours, height=0.62)
         for name in names:
-            axes.text(values[name], name, f" {values[name]:,.4g}", va="center", fontsize=9)
+            axes.text(
+                values[name],
+                name,
+                f" {values[name]:,.0f}" if values[name] >= 100 else f" {values[name]:.3g}",
+                va="center",
+                fontsize=9,
+            )
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlim(0, max(float(values.max()), 1e-9) * 1.35)
         axes.xaxis.set_major_locator(MaxNLocator(3))

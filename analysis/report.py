@@ -123,6 +123,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("commit", manifest["git_commit"] or "no checkout"),
         ("kernel", manifest["kernel"]),
         ("processor", f"{manifest['cpus']} × {manifest['cpu']}, {manifest['memory_bytes'] / 2**30:.1f} GiB"),
+        ("load average", f"{manifest['load_average']:.2f} when the run began"),
         ("versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
     ]
 

@@ -11,6 +11,8 @@ __all__ = ["answer", "duration", "times"]
 
 NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
 
+BUSY = 0.5  # load average a processor; a machine that is left alone is far below
+
 COMPUTE = ("sampling", "forward", "backward", "update")
 
 PHASE_WORDS = {
@@ -30,7 +32,7 @@ def answer(run: Run) -> list[str]:
             f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
             f"{share(split.loc[only])} of it in all-reduce. A comparison needs a second transport."
         ]
-    return [*_who(split), *_against_sockets(run, split), *_why(run, split)]
+    return [*_who(split), *_against_sockets(run, split), *_why(run, split), *_caution(run)]
 
 
 def _who(split: pd.DataFrame) -> Iterator[str]:
@@ -83,6 +85,15 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         f"{counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, and the ranks' processes spent "
         f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it an epoch."
     )
+
+
+def _caution(run: Run) -> Iterator[str]:
+    load, cpus = run.manifest["load_average"], run.manifest["cpus"]
+    if load > BUSY * cpus:
+        yield (
+            f"Caution: the machine was busy with other work when the run began (load average {load:.1f} on {cpus} "
+            "processors), so times and ratios may be far off."
+        )
 
 
 def duration(seconds: float) -> str:

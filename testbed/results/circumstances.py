@@ -29,6 +29,7 @@ def circumstances() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],  # over the last minute, before the run adds to it
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "versions": versions(),

@@ -48,6 +48,7 @@ def make_run(tmp_path: Path) -> RunMaker:
         seconds: dict[str, float] = SECONDS,
         loss: dict[str, float] | None = None,
         accuracy: dict[str, float] | None = None,
+        load: float = 0.2,
     ) -> Path:
         scenario = parse_scenario(
             {
@@ -82,6 +83,7 @@ def make_run(tmp_path: Path) -> RunMaker:
             "kernel": "Linux 6.1",
             "cpu": "a processor",
             "cpus": 2,
+            "load_average": load,
             "memory_bytes": 1 << 30,
             "versions": {"numpy": "2"},
             "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],

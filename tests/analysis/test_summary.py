@@ -72,6 +72,14 @@ def test_answer_of_one_transport(make_run: RunMaker) -> None:
     assert "needs a second transport" in answer(load_run(make_run({"gloo": 0.5})))[0]
 
 
+def test_answer_of_a_quiet_machine(make_run: RunMaker) -> None:
+    assert "Caution" not in " ".join(answer(load_run(make_run())))
+
+
+def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
+    assert "load average 3.0 on 2 processors" in answer(load_run(make_run(load=3.0)))[-1]
+
+
 def test_tolerances_kept(make_run: RunMaker) -> None:
     found = checks(load_run(make_run(loss={"xdp-ring": 2.01}, accuracy={"xdp-ring": 0.804})))
     assert len(found) == 4
