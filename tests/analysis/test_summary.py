@@ -57,9 +57,10 @@ def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
 
 
 def test_answer_when_sockets_win(make_run: RunMaker) -> None:
-    text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3}))))
+    text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3, "gloo": 0.5}))))
     assert text.startswith("tcp-ring was fastest")
     assert "an epoch with xdp-ring was 1.46× as slow and its all-reduce 3.00× as slow" in text
+    assert "of the 600 ms an epoch between tcp-ring and xdp-ring, +600 ms lie in all-reduce" in text
 
 
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
