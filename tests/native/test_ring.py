@@ -1,81 +1,21 @@
 """The process's side of the ring in C (testbed/native/ring.c) against the pure one, call by call, on plain memory."""
 
-import ctypes
 import errno
-import socket
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.ring_maps import Control, NativeRing, Parked, RingOrder
-from testbed.native import load
+from testbed.collectives.ring_maps import Parked
 from testbed.protocol.generation import NEWEST, generation_after
-from testbed.protocol.memory import ORDERS, PARKING, Memory, Order, OrderEntry
+from testbed.protocol.memory import ORDERS, PARKING, Memory, Order
 from testbed.protocol.process import Process
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
+from tests.native.process import NativeProcess
 from tests.protocol.network import config
 
 FAN = 32  # frames that one bell can become
 WINDOW = 2
 FREE, PARKED = 0, 2
-
-U16, U32 = ctypes.c_uint16, ctypes.c_uint32
-
-
-class Native:
-    """``struct ring`` on memory of this process's own, with a socket pair for a doorbell."""
-
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.control = Control()
-        self.parking = (Parked * PARKING)()
-        self.orders = (RingOrder * ORDERS)()
-        self.bell = ctypes.create_string_buffer(16)
-        self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.far.setblocking(False)
-        self.ring = NativeRing(
-            control=ctypes.addressof(self.control),
-            parking=ctypes.addressof(self.parking),
-            orders=ctypes.addressof(self.orders),
-            bell=ctypes.addressof(self.bell),
-            bell_length=len(self.bell),
-            doorbell=self.near.fileno(),
-            rank=rank,
-            ranks=ranks,
-        )
-        self.library = load("ring")
-        self.library.ring_order.restype = self.library.ring_replay.restype = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.near.close()
-        self.far.close()
-
-    def call(self, function: str, *arguments: int) -> int:
-        return getattr(self.library, f"ring_{function}")(ctypes.byref(self.ring), *arguments) or 0
-
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        self.library.ring_begin(ctypes.byref(self.ring), U32(generation), U32(total), U16(length), U16(tag), U32(WINDOW))
-
-    def publish(self, generation: int, ready: int) -> None:
-        assert self.call("publish", U32(generation), U32(ready)) == 0
-
-    def waiting(self) -> list[OrderEntry]:
-        control = self.control
-        count = control.ordered - control.taken & 0xFFFFFFFF
-        entries = (self.orders[(control.taken + index) % ORDERS] for index in range(count))
-        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt) for entry in entries]
-
-    def rings(self) -> int:
-        """Bells since the last call."""
-        count = 0
-        try:
-            while self.far.recv(64):
-                count += 1
-        except BlockingIOError:
-            return count
-
 
 OPERATIONS = st.one_of(
     st.tuples(st.just("begin"), st.integers(1, 12), st.integers(0, 0xFFFF)),
@@ -96,7 +36,7 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
     ranks, rank = who
     memory = Memory(config(rank, ranks, chunks=16), generation=generation)
     process = Process(memory, WINDOW)
-    with Native(rank, ranks) as native:
+    with NativeProcess(rank, ranks, WINDOW) as native:
         # Counters of orders wrap as well.
         native.control.ordered = native.control.taken = 0xFFFFFFF0
         native.control.progress = generation << 32
@@ -125,7 +65,7 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
                     memory.orders.popleft()
                     native.control.taken = native.control.taken + 1 & 0xFFFFFFFF
             else:
-                assert native.call("take", U32(value)) == process.take(value)
+                assert native.take(value) == process.take(value)
             assert native.waiting() == list(memory.orders)
             control = native.control
             assert control.progress == memory.generation << 32 | memory.ready
@@ -139,16 +79,16 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
 def test_a_full_queue_takes_no_more_orders() -> None:
     memory = Memory(config(0, 2))
     process = Process(memory, WINDOW)
-    with Native(0, 2) as native:
+    with NativeProcess(0, 2, WINDOW) as native:
         for chunk in range(ORDERS + 1):
             process.order(Order.REQUEST, 1, chunk)
-            native.call("order", U32(Order.REQUEST), U32(1), U32(chunk), U32(0))
+            native.order(Order.REQUEST, 1, chunk)
         assert native.waiting() == list(memory.orders)
         assert len(memory.orders) == ORDERS
 
 
 def test_a_doorbell_that_is_gone_is_an_error() -> None:
-    with Native(0, 2) as native:
-        native.call("order", U32(Order.PROBE), U32(0), U32(1), U32(0))
+    with NativeProcess(0, 2, WINDOW) as native:
+        native.order(Order.PROBE, 0, 1)
         native.far.close()
         assert native.call("flush") == errno.ECONNREFUSED

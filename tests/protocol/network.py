@@ -64,6 +64,7 @@ class Member:
         self.process = Process(rank, window)
         self.todo = list(todo)
         self.current: Collective | None = None
+        self.verified = True  # results are compared with the sums
 
     @property
     def finished(self) -> bool:
@@ -89,7 +90,8 @@ class Member:
             self.process.publish(ready)
         elif self.process.finished:
             got = self.rank.results[: self.current.total, : self.current.length // 8]
-            np.testing.assert_array_equal(got, self.current.sums)
+            if self.verified:
+                np.testing.assert_array_equal(got, self.current.sums)
             self.current = None
 
 

@@ -1,0 +1,138 @@
+"""Whole collectives in which every program, every map and every byte is compared with `testbed.protocol`, step by step."""
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from testbed.protocol.generation import NEWEST
+from testbed.protocol.wire import BLOCK, encode
+from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
+from tests.protocol.network import Member, Network, collectives, config
+from tests.protocol.test_ring import ACTIONS, act
+
+pytestmark = pytest.mark.kernel
+
+CHUNK_BYTES = 2 * BLOCK
+CHUNKS = 8
+LONG_AGO = 1 << 30  # microseconds: every request but the first is quenched
+
+
+class Stock:
+    """Loaded programs by rank, ranks and quench time: loading takes longer than a whole example."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[tuple[int, ...], KernelRank] = {}
+
+    def get(self, rank: int, ranks: int, quench_us: int) -> KernelRank:
+        key = rank, ranks, quench_us
+        if key not in self.loaded:
+            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, quench_us=quench_us)
+            self.loaded[key] = KernelRank(setting)
+        return self.loaded[key]
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[Stock]:
+    made = Stock()
+    yield made
+    for kernel in made.loaded.values():
+        kernel.close()
+
+
+@contextmanager
+def network_of_twins(stock, ranks, todo, window, quench_us, generation) -> Iterator[Network]:
+    network = Network(ranks, todo, window=window, quench_us=quench_us, chunk_bytes=CHUNK_BYTES, generation=generation)
+    with ExitStack() as stack:
+        for index in range(ranks):
+            kernel = stock.get(index, ranks, quench_us)
+            kernel.reset(generation)
+            rank = TwinRank(kernel.config, generation=generation)
+            rank.kernel = kernel
+            process = TwinProcess(rank, window)
+            stack.enter_context(process.native)
+            network.members[index] = Member(rank, window, todo)
+            network.members[index].process = process
+        yield network
+
+
+SCENES = {
+    "ranks": st.integers(2, 4),
+    "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
+    "window": st.integers(1, 3),
+    "quench_us": st.sampled_from((0, LONG_AGO)),
+    "generation": st.sampled_from((0, NEWEST - 1, NEWEST)),
+}
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(**SCENES, script=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), max_size=150))
+def test_every_step_is_the_twins(stock, ranks, totals, window, quench_us, generation, script) -> None:
+    """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
+    todo = collectives(ranks, totals, after=generation, words=CHUNK_BYTES // 8, seed=len(script))
+    with network_of_twins(stock, ranks, todo, window, quench_us, generation) as network:
+        for action, index in script:
+            act(network, action, index)
+        if not quench_us:
+            network.run()
+
+
+FIELDS = {
+    "version": 8,
+    "kind": 8,
+    "group": 16,
+    "cookie": 64,
+    "generation": 32,
+    "chunk": 32,
+    "checksum": 64,
+    "attempt": 8,
+    "hop": 8,
+    "last": 8,
+    "flags": 8,
+    "length": 16,
+    "tag": 16,
+}
+
+
+def forge(network: Network, chance: random.Random) -> None:
+    """Deliver a frame of which one thing is not as it was: a field, a few bits, or its length."""
+    frame = network.flying[chance.randrange(len(network.flying))].copy()
+    to = int(frame.destination.ip.rpartition(".")[2]) - 1
+    member = network.members[chance.choice((to, to, chance.randrange(len(network.members)))) % len(network.members)]
+    what = chance.randrange(4)
+    if what == 0:
+        field = chance.choice(list(FIELDS))
+        near = getattr(frame.header, field) + chance.choice((-2, -1, 1, 2))
+        value = chance.choice((near, chance.randrange(9), chance.getrandbits(64)))
+        setattr(frame.header, field, value & (1 << FIELDS[field]) - 1)
+    data = bytearray(encode(frame))
+    if what == 1:
+        for _ in range(chance.randint(1, 3)):
+            bit = chance.randrange(8 * len(data))
+            data[bit // 8] ^= 1 << bit % 8
+    elif what == 2:
+        del data[chance.randint(14, len(data)) :]
+    elif what == 3:
+        data += chance.randbytes(chance.randrange(100))
+    network.emit(member.rank.on_bytes(bytes(data)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_forged_frames_are_judged_alike(stock, seed) -> None:
+    """Thousands of frames with wrong fields, flipped bits, cut or grown. What forged fields can do to sums is not asked."""
+    chance = random.Random(seed)
+    ranks = chance.choice((2, 3, 4))
+    todo = collectives(ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed)
+    with network_of_twins(stock, ranks, todo, window=3, quench_us=0, generation=0) as network:
+        for member in network.members:
+            member.verified = False
+        forged = 0
+        for _ in range(700):
+            act(network, chance.choice((*ACTIONS, "step", "serve")), chance.randrange(1000))
+            if network.flying and chance.random() < 0.6:
+                forge(network, chance)
+                forged += 1
+        assert forged > 200

@@ -1,0 +1,80 @@
+"""The C of ``testbed/native/ring.c`` on memory of the test's choice, with a socket pair for a doorbell."""
+
+import ctypes
+import socket
+
+from testbed.collectives.ring_maps import Control, NativeRing, Parked, RingOrder
+from testbed.native import load
+from testbed.protocol.memory import ORDERS, PARKING, Order, OrderEntry
+
+__all__ = ["NativeProcess"]
+
+U16, U32 = ctypes.c_uint16, ctypes.c_uint32
+
+
+class NativeProcess:
+    """``struct ring``, and its functions by name.
+
+    :param shared: Memory to work on, where it is not to be this object's own.
+    """
+
+    def __init__(self, rank: int, ranks: int, window: int, **shared: ctypes.Structure | ctypes.Array) -> None:
+        self.window = window
+        self.control = shared.get("control", Control())
+        self.parking = shared.get("parking", (Parked * PARKING)())
+        self.orders = shared.get("orders", (RingOrder * ORDERS)())
+        self.bell = ctypes.create_string_buffer(16)
+        self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.far.setblocking(False)
+        self.ring = NativeRing(
+            control=ctypes.addressof(self.control),
+            parking=ctypes.addressof(self.parking),
+            orders=ctypes.addressof(self.orders),
+            bell=ctypes.addressof(self.bell),
+            bell_length=len(self.bell),
+            doorbell=self.near.fileno(),
+            rank=rank,
+            ranks=ranks,
+        )
+        self.library = load("ring")
+        self.library.ring_order.restype = self.library.ring_replay.restype = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.near.close()
+        self.far.close()
+
+    def call(self, function: str, *arguments: int) -> int:
+        return getattr(self.library, f"ring_{function}")(ctypes.byref(self.ring), *arguments) or 0
+
+    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
+        self.library.ring_begin(ctypes.byref(self.ring), U32(generation), U32(total), U16(length), U16(tag), U32(self.window))
+
+    def publish(self, generation: int, ready: int) -> None:
+        assert self.call("publish", U32(generation), U32(ready)) == 0
+
+    def replay(self, generation: int, ready: int) -> None:
+        self.call("replay", U32(generation), U32(ready))
+
+    def take(self, most: int) -> int:
+        return self.call("take", U32(most))
+
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0) -> None:
+        self.call("order", U32(kind), U32(generation), U32(chunk), U32(attempt))
+
+    def waiting(self) -> list[OrderEntry]:
+        control = self.control
+        count = control.ordered - control.taken & 0xFFFFFFFF
+        entries = (self.orders[(control.taken + index) % ORDERS] for index in range(count))
+        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt) for entry in entries]
+
+    def rings(self) -> int:
+        """Bells since the last call."""
+        count = 0
+        try:
+            while self.far.recv(64):
+                count += 1
+        except BlockingIOError:
+            return count
