@@ -77,7 +77,7 @@ class Gloo(Transport):
             self.close()
             raise self._explain(error, "failed") from error
         finally:
-            self.phases["communicate"] += time.perf_counter() - start
+            self._phases["communicate"] += time.perf_counter() - start
 
     def _explain(self, error: RuntimeError, what: str) -> CollectiveError:
         """Name the rank whose address gloo's message has, if it has one."""

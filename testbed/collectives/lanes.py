@@ -25,6 +25,8 @@ from testbed.native import load
 
 __all__ = ["EXPONENTS", "Lanes", "NativeLanes"]
 
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 EXPONENTS = range(-126, 130)
 """Exponents that a group may agree on: from the least normal step to a sum's largest magnitude."""
 
@@ -95,7 +97,7 @@ class Lanes:
 
     def may_overflow(self, exponent: int) -> bool:
         """Can a sum of magnitudes below ``2**exponent`` exceed float32?"""
-        return self.ranks * math.ldexp(1.0, exponent) > float(np.finfo(np.float32).max)
+        return self.ranks * math.ldexp(1.0, exponent) > _FLOAT32_MAX
 
     def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
         """float32 to lanes, clamped at the limit; the same shape."""

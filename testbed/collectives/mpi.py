@@ -77,7 +77,7 @@ class Mpi(Transport):
         start = time.perf_counter()
         source = self._in_place if out.ctypes.data == tensor.ctypes.data else np.asarray(tensor)
         self._communicator.Allreduce(source, out, op=self._sum)
-        self.phases["communicate"] += time.perf_counter() - start
+        self._phases["communicate"] += time.perf_counter() - start
 
     def counters(self) -> Counters:
         """The device's counters since `connect`; see `read_counters`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-from ctypes import c_int32, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
 from testbed.collectives.group import Member
 from testbed.collectives.lanes import NativeLanes
@@ -195,9 +195,17 @@ class NativeRing(ctypes.Structure):
         ("window", c_uint32),
         ("yields", c_uint32),
         ("patience", c_uint32),
+        ("slack", c_uint32),
+        ("least_exponent", c_int32),
+        ("exponents", c_uint32),
+        ("timeout_ns", c_int64),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),
         ("wait_ns", c_uint64),
+        ("dequantize_ns", c_uint64),
+        ("seen", c_int32),
+        ("magnitude", c_uint32),
+        ("error", c_int32),
     ]
 
 

@@ -6,6 +6,7 @@ import ctypes
 import socket
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,15 @@ from testbed.collectives import ring_maps as maps
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
+from testbed.collectives.transport import PHASES
 from testbed.errors import CollectiveError
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
 from testbed.native import load
+from testbed.protocol.scale import SLACK
 
-__all__ = ["Event", "RingPort"]
+__all__ = ["Event", "Outcome", "RingPort"]
 
 _CHUNK = np.dtype(
     [
@@ -37,6 +40,20 @@ _QUENCH_US = 2000
 """Owners ignore requests for a chunk that they have sent less than this ago: all ranks that lack it ask at once."""
 _YIELDS = 64
 """Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small collective takes."""
+
+
+class Outcome(IntEnum):
+    """What became of a collective: ``enum outcome`` of ``testbed/native/ring.c``."""
+
+    DONE = 0
+    LATE = 1
+    ODD = 2
+    FAULTY = 3
+    MISFIT = 4
+    FAILED = 5
+
+
+_OUTCOMES = tuple(Outcome)
 
 
 @dataclass(frozen=True)
@@ -127,18 +144,20 @@ class RingPort:
             chunk_bytes=self.chunk_bytes,
             window=self.spec.window,
             yields=_YIELDS,
+            slack=SLACK,
+            least_exponent=EXPONENTS.start,
+            exponents=len(EXPONENTS),
         )
         library = load("ring")
         self._ring = ctypes.addressof(self._native)
         pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
         layout = ctypes.POINTER(Layout)
-        self._send = library.ring_send
-        self._send.argtypes = [pointer, layout, u32, u16, pointer, u32, ctypes.c_int32, pointer, ctypes.c_int32, pointer]
-        self._send.restype = u32
+        self._reduce = library.ring_reduce
+        self._reduce.argtypes = [pointer, layout, u32, u16, pointer, pointer, u32, ctypes.c_int32]
+        self._complete = library.ring_complete
+        self._complete.argtypes = [pointer, layout, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
         self._finish.argtypes = [pointer, layout, u32, pointer]
-        self._status = library.ring_status
-        self._status.argtypes = [pointer, layout, u32]
         self._order = library.ring_order
         self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32], None
         self._replay = library.ring_replay
@@ -150,41 +169,47 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def send(self, layout: Layout, generation: int, tag: int, values: int, absmax: float, exponent: int) -> float:
-        """Enter a collective, quantize and publish all input with a status that says that all is fine.
+    def reduce(
+        self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int
+    ) -> Outcome:
+        """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.
-        :param absmax: Largest magnitude known of beforehand.
-        :returns: The largest magnitude. If that is not finite, `finish` must follow.
+        :param out: Address of the sums, which may be the same.
+        :param absmax: A magnitude that the status is to count with besides the values'.
         """
-        bits = int(np.float32(absmax).view(np.uint32))
-        status = ctypes.create_string_buffer(layout.status)
-        error = ctypes.c_int()
-        bits = self._send(
-            self._ring, layout, generation, tag, values, bits, exponent, status, EXPONENTS.start, ctypes.byref(error)
-        )
-        self._check(error.value)
-        return float(np.uint32(bits).view(np.float32))
+        bits = _bits(absmax) if absmax else 0
+        outcome: int = self._reduce(self._ring, layout, generation, tag, values, out, bits, exponent)
+        if outcome == Outcome.FAILED:
+            self._check(self._native.error)
+        return _OUTCOMES[outcome]
+
+    def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
+        """What follows when all results are stored: the status is read, and the sums are turned into floats."""
+        outcome: int = self._complete(self._ring, layout, out, exponent)
+        return _OUTCOMES[outcome]
 
     def finish(self, layout: Layout, generation: int, status: bytes) -> None:
         """Publish the end of the input with a status of the caller's."""
         self._check(self._finish(self._ring, layout, generation, status))
 
-    def status(self, layout: Layout) -> int | None:
-        """The exponent in the status that has come back, or None if that has more to say."""
-        found = self._status(self._ring, layout, len(EXPONENTS))
-        return None if found < 0 else EXPONENTS.start + int(found)
+    @property
+    def seen(self) -> int:
+        """The exponent that the last status has shown."""
+        return int(self._native.seen)
 
     def status_bytes(self, layout: Layout) -> bytes:
         """The whole status that has come back."""
         return self.results[layout.data : layout.data + layout.status].tobytes()
 
+    @property
     def seconds(self) -> dict[str, float]:
-        """Time spent since the last call, by phase."""
-        native = self._native
-        spent = {phase: getattr(native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "communicate", "wait")}
-        native.quantize_ns = native.communicate_ns = native.wait_ns = 0
-        return spent
+        """Time spent since the start, by phase."""
+        return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in PHASES}
+
+    def set_timeout(self, seconds: float) -> None:
+        """How long `reduce` waits before it gives a collective to the recovery."""
+        self._native.timeout_ns = int(seconds * 1e9)
 
     def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""
@@ -255,3 +280,7 @@ class RingPort:
             raise CollectiveError(
                 f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
             )
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))

@@ -18,7 +18,7 @@ from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
 
-_UNANSWERED = 3
+_SILENT = 3
 """Probes in a row that a rank must have left unanswered to count as silent."""
 
 
@@ -36,6 +36,7 @@ class Recovery:
     def __init__(self, port: RingPort) -> None:
         self.port = port
         self.timer = RetransmissionTimer()
+        port.set_timeout(self.timer.timeout)
         #: Times that the timer has expired.
         self.rounds = 0
         self._samples = 0
@@ -43,39 +44,45 @@ class Recovery:
         self._peers = {member.rank: _Peer() for member in port.spec.members if member.rank != port.spec.rank}
 
     def wait(self, generation: int, total: int) -> None:
-        """Until all results of a collective are stored.
+        """After the timer has expired: until all results of a collective are stored.
 
         :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
         """
         port, timeout = self.port, self.port.spec.timeout
-        if port.wait(total, self.timer.timeout):
-            return
         started = progressed = due = time.monotonic()
-        interval = min(0.1, timeout / (2 * _UNANSWERED))
-        probe_at = started + interval
         before = looked = 0
+        asking = False
         overdue = np.zeros(total, bool)
         while True:
             now = time.monotonic()
             self._note()
             stored = int(port.control.stored)
             if stored != before:
-                before, progressed, probe_at = stored, now, now + interval
+                before, progressed = stored, now
                 self.timer.progressed()
             elif now - progressed > timeout:
                 raise CollectiveError(self._verdict(generation, f"{stored} of {total} chunks after {now - started:.1f} s"))
-            if now >= probe_at:
-                self._probe(generation, self._peers)
-                probe_at = now + interval
+            if asking and stored == looked and not self._unanswered():
+                # Everybody is there: if all are in this collective and nothing moves, frames are lost.
+                asking = False
+                if not self._absent(generation):
+                    overdue = self._ask(generation, total, overdue, stalled=True)
             if now >= due:
-                stalled = stored == looked
-                if stalled:
-                    self.timer.expired()
-                overdue = self._ask(generation, total, overdue, stalled)
                 self.rounds += 1
-                looked, due = stored, now + self.timer.timeout
-            if port.wait(total, max(0.0, min(due, probe_at) - now)):
+                if stored == looked:
+                    self.timer.expired()
+                    if asking:
+                        overdue = self._ask(generation, total, overdue, stalled=True)
+                    # A rank that is late has parked what it was sent: sending it again would not make it faster.
+                    asking = True
+                    self._probe(generation, self._peers)
+                else:
+                    asking = False
+                    overdue = self._ask(generation, total, overdue, stalled=False)
+                looked, due = stored, now + min(self.timer.timeout, timeout / (2 * _SILENT))
+            if port.wait(total, max(0.0, due - now)):
                 self.timer.progressed()
+                port.set_timeout(self.timer.timeout)
                 return
 
     def meet(self) -> None:
@@ -146,8 +153,8 @@ class Recovery:
     def _verdict(self, generation: int, where: str) -> str:
         """Why a collective does not go on, as far as this rank can tell."""
         port, spec = self.port, self.port.spec
-        silent = [rank for rank, peer in self._peers.items() if peer.unanswered >= _UNANSWERED]
-        absent = [rank for rank, peer in self._peers.items() if is_before(peer.generation or 0, generation)]
+        silent = self._unanswered(_SILENT)
+        absent = self._absent(generation)
         counters = port.counters()
         if silent:
             why = f"{self._names(silent)} silent for {spec.timeout:g} s"
@@ -158,6 +165,14 @@ class Recovery:
         else:
             why = f"no progress for {spec.timeout:g} s although every rank answers"
         return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
+
+    def _unanswered(self, probes: int = 1) -> list[int]:
+        """Ranks that have not answered so many probes in a row."""
+        return [rank for rank, peer in self._peers.items() if peer.unanswered >= probes]
+
+    def _absent(self, generation: int) -> list[int]:
+        """Ranks that have not entered a collective, by their last answer."""
+        return [rank for rank, peer in self._peers.items() if is_before(peer.generation or 0, generation)]
 
     def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"rank {rank} ({self.port.spec.members[rank].name})" for rank in sorted(ranks))

@@ -104,8 +104,8 @@ class TcpRing(Transport):
         start, waited = time.perf_counter(), ring.wait_ns
         outcome = self._call(ctypes.byref(ring), tensor.ctypes.data, out.ctypes.data, tensor.size)
         wait = (ring.wait_ns - waited) * 1e-9
-        self.phases["wait"] += wait
-        self.phases["communicate"] += time.perf_counter() - start - wait
+        self._phases["wait"] += wait
+        self._phases["communicate"] += time.perf_counter() - start - wait
         if outcome:
             side, silent = _OUTCOMES[outcome]
             cause = ctypes.get_errno()

@@ -69,7 +69,12 @@ class Transport(ABC):
     def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
         self.context = context
         self.spec = spec
-        self.phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds that collectives have spent in each of `PHASES` since the start."""
+        return self._phases
 
     @abstractmethod
     def connect(self) -> None:

@@ -7,7 +7,6 @@ The process quantizes into memory that it shares with the kernel, rings, sleeps,
 from __future__ import annotations
 
 import math
-import time
 import zlib
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +15,7 @@ import numpy as np
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout
-from testbed.collectives.ring_port import RingPort
+from testbed.collectives.ring_port import Outcome, RingPort
 from testbed.collectives.ring_recovery import Recovery
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
 from testbed.errors import CollectiveError
@@ -44,8 +43,7 @@ class XdpRing(Transport):
         self.redone = 0
         self._native = NativeLanes(self.lanes)
         self._generation = 0
-        self._guesses: dict[int, ScaleGuess] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._tensors: dict[int, _Tensor] = {}
         self._port: RingPort | None = None
         self._failed: str | None = None
 
@@ -55,81 +53,86 @@ class XdpRing(Transport):
             self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
             self._recovery = Recovery(self._port)
             self._recovery.meet()
-            self._port.seconds()  # waiting for ranks to come is no collective's time
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """See `Transport.phases`."""
+        return super().phases if self._port is None else self._port.seconds
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._failed:
             raise CollectiveError(f"this group has failed before, form it again: {self._failed}")
         if tensor.size == 0:
             return
-        if self.spec.size == 1:
+        if self._port is None:
             self._alone(tensor, out)
             return
-        guess = self._guesses.setdefault(tensor.size, ScaleGuess())
+        kind = self._tensors.get(tensor.size)
+        if kind is None:
+            kind = self._tensors[tensor.size] = _Tensor(tensor.size, self.lanes, self._port.chunk_bytes)
+        guess = kind.guess
         if guess.exponent is None:
-            guess.learn(self._agree(tensor).exponent)
+            guess.learn(self._agree(tensor))
         values = tensor
         while True:
             assert guess.exponent is not None
             exponent = guess.exponent
-            status = self._pass(values, exponent)
-            if status.faults:
+            outcome = self._pass(kind, values, out, exponent)
+            if outcome is Outcome.FAULTY:
                 # All ranks see the same faults, so all come here, and all go on or give up together.
+                status = decode(self.spec.size, self._port.status_bytes(kind.layout))
                 values = self._mend(tensor, status)
-            holds = guess.holds(status.exponent)
-            guess.learn(status.exponent)
-            if holds and not status.faults:
+                guess.learn(status.exponent)
+            else:
+                guess.learn(self._port.seen)
+            if outcome is Outcome.DONE:
                 break
             self.redone += 1
-        started = time.perf_counter()
-        assert self._port is not None
-        self._native.dequantize(self._port.results.ctypes.data, tensor.size, out.ctypes.data, exponent)
         if self.lanes.may_overflow(exponent):
             self._limit(out)
-        self.phases["dequantize"] += time.perf_counter() - started
+
+    def _pass(self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0) -> Outcome:
+        """One collective of a tensor's lanes and the status.
+
+        :param absmax: A magnitude that the status is to count with besides the values'.
+        """
+        port = self._port
+        assert port is not None
+        self._generation = generation = generation_after(self._generation)
+        target = out.ctypes.data
+        source = target if values is out else values.ctypes.data
+        outcome = port.reduce(kind.layout, generation, kind.tag(exponent), source, target, absmax, exponent)
+        if outcome is Outcome.ODD:
+            rest = self.lanes.exponent_for(finite_absmax(values))
+            status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
+            port.finish(kind.layout, generation, status)
+        if outcome in (Outcome.ODD, Outcome.LATE):
+            try:
+                self._recovery.wait(generation, kind.layout.total)
+            except CollectiveError as error:
+                self._failed = str(error)
+                raise
+            outcome = port.complete(kind.layout, target, exponent)
+        return outcome
+
+    def _agree(self, tensor: Tensor) -> int:
+        """A lap of the status alone, for tensors of a size that nothing is known about yet.
+
+        :returns: The exponent of the group's largest finite magnitude.
+        """
+        assert self._port is not None
+        absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
+        if not math.isfinite(absmax):
+            # The pass to come reports it; this one only has to tell the exponent of the rest.
+            absmax = finite_absmax(tensor)
+        nothing = tensor[:0]
+        outcome = self._pass(_Tensor(tensor.size, self.lanes, self._port.chunk_bytes, 0), nothing, nothing, 0, absmax)
+        assert outcome is Outcome.DONE
+        return self._port.seen
 
     def _alone(self, tensor: Tensor, out: Tensor) -> None:
         fault = inspect(tensor, 0)
         np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (fault,))))
-
-    def _agree(self, tensor: Tensor) -> Status:
-        """A lap of the status alone, for tensors of a size that nothing is known about yet."""
-        started = time.perf_counter()
-        absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
-        self.phases["quantize"] += time.perf_counter() - started
-        if not math.isfinite(absmax):
-            # The pass to come reports it; this one only has to tell the exponent of the rest.
-            absmax = finite_absmax(tensor)
-        return self._pass(tensor[:0], 0, absmax, tensor.size)
-
-    def _pass(self, tensor: Tensor, exponent: int, absmax: float = 0.0, size: int | None = None) -> Status:
-        """One collective of a tensor's lanes and the status; leaves the sums in the port's results.
-
-        :param absmax: A magnitude that the status is to count with besides the tensor's own.
-        :param size: Of the tensor that the ranks have to agree on, if it is not this one.
-        """
-        port = self._port
-        assert port is not None
-        layout = self._layouts.get(tensor.size)
-        if layout is None:
-            layout = self._layouts[tensor.size] = Layout.plan(tensor.size, self.lanes, port.chunk_bytes)
-        self._generation = generation = generation_after(self._generation)
-        tag = _tag(tensor.size if size is None else size, exponent)
-        absmax = port.send(layout, generation, tag, tensor.ctypes.data, absmax, exponent)
-        if not math.isfinite(absmax):
-            fault = inspect(tensor, self.spec.rank)
-            rest = self.lanes.exponent_for(finite_absmax(tensor))
-            port.finish(layout, generation, encode(self.spec.size, self.spec.rank, rest, fault))
-        try:
-            self._recovery.wait(generation, layout.total)
-        except CollectiveError as error:
-            self._failed = str(error)
-            raise
-        finally:
-            for phase, seconds in port.seconds().items():
-                self.phases[phase] += seconds
-        seen = port.status(layout)
-        return Status(seen, ()) if seen is not None else decode(self.spec.size, port.status_bytes(layout))
 
     def _mend(self, tensor: Tensor, status: Status) -> Tensor:
         """What to reduce instead of a tensor with values that are not finite.
@@ -186,6 +189,21 @@ class XdpRing(Transport):
             self._port = None
 
 
-def _tag(size: int, exponent: int) -> int:
-    """What ranks must agree on besides the number of chunks, in 16 bits."""
-    return zlib.crc32(f"{size} {exponent}".encode()) & 0xFFFF
+class _Tensor:
+    """What a rank keeps about tensors of one size.
+
+    :param size: Of the tensors, elements.
+    :param count: Of these, how many are laid out: all, or 0 for the status alone.
+    """
+
+    def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
+        self.size = size
+        self.layout = Layout.plan(size if count is None else count, lanes, chunk_bytes)
+        self.guess = ScaleGuess()
+        self._tags: dict[int, int] = {}
+
+    def tag(self, exponent: int) -> int:
+        """What ranks must agree on besides the number of chunks, in 16 bits."""
+        if exponent not in self._tags:
+            self._tags[exponent] = zlib.crc32(f"{self.size} {exponent}".encode()) & 0xFFFF
+        return self._tags[exponent]

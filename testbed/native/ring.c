@@ -17,6 +17,7 @@
 #define ORDERS 1024
 #define PARKING 256
 #define PARKED 2
+#define MAX_STATUS 1024
 
 struct tensor {
 	uint32_t total;
@@ -61,7 +62,15 @@ struct ring {
 	uint32_t chunk_bytes, window;
 	uint32_t yields; /* times that a collective's wait gives way before it sleeps */
 	uint32_t patience; /* of these, what this collective has left */
-	uint64_t quantize_ns, communicate_ns, wait_ns;
+	uint32_t slack;	/* bits of precision that an exponent may waste */
+	int32_t least_exponent; /* that the status has a byte for */
+	uint32_t exponents;
+	int64_t timeout_ns; /* of the retransmission timer */
+	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
+	/* What the last collective has shown. */
+	int32_t seen; /* exponent of the group's greatest magnitude */
+	uint32_t magnitude; /* greatest of this rank's */
+	int32_t error; /* errno */
 };
 
 /* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
@@ -273,4 +282,51 @@ int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 	for (uint32_t i = exponents; i < l->status; i++)
 		faults |= status[i];
 	return faults || ranks != r->ranks ? -1 : greatest;
+}
+
+/* What became of a collective, and what is left to do. */
+enum outcome {
+	DONE,	/* the sums are in place */
+	LATE,	/* the timer has expired: recover, then ring_complete */
+	ODD,	/* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
+	FAULTY, /* a rank's status says more than an exponent */
+	MISFIT, /* the exponent was not good enough */
+	FAILED, /* see `error` */
+};
+
+/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. */
+int ring_complete(struct ring *r, const struct layout *l, float *out, int32_t exponent)
+{
+	int32_t found = ring_status(r, l, r->exponents);
+	uint64_t start = now_ns();
+
+	if (found < 0)
+		return FAULTY;
+	r->seen = r->least_exponent + found;
+	if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
+		return MISFIT;
+	lanes_dequantize(&r->lanes, r->results, l->count, out, exponent);
+	r->dequantize_ns += now_ns() - start;
+	return DONE;
+}
+
+/* A whole collective, when nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
+ * magnitude that the status is to count with besides those of `x`.
+ */
+int ring_reduce(struct ring *r, const struct layout *l, uint32_t generation, uint16_t tag, const float *x, float *out,
+		uint32_t most, int32_t exponent)
+{
+	uint8_t status[MAX_STATUS] = {};
+	int stored;
+
+	r->magnitude = ring_send(r, l, generation, tag, x, most, exponent, status, r->least_exponent, &r->error);
+	if (r->error)
+		return FAILED;
+	if (r->magnitude >= 0x7f800000)
+		return ODD;
+	stored = ring_wait(r, l->total, r->timeout_ns);
+	if (stored > 0)
+		return ring_complete(r, l, out, exponent);
+	r->error = -stored;
+	return stored ? FAILED : LATE;
 }
