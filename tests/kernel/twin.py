@@ -83,11 +83,12 @@ class KernelRank:
             self.consumer[0] += 8 + ctypes.sizeof(maps.Event)
         return found
 
-    def snapshot(self) -> tuple[object, ...]:
-        """All that a process can see but counters; results only where they are said to be done."""
-        done = self.records["done"] != 0
-        memory = (self.inputs, self.results[done], self.records, *self.bytes.values())
-        return *(part.tobytes() for part in memory), self.object.maps["parking_data"].lookup(0)
+    def snapshot(self) -> tuple[bytes, ...]:
+        """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
+        done, parked = self.records["done"] != 0, self.bytes["parking"].view(np.uint32)[:, 0] != FREE
+        memory = self.inputs, self.results[done], self.records, self.bytes["parking"][parked]
+        data = b"".join(self.object.maps["parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
+        return *(part.tobytes() for part in memory), bytes(self.control), bytes(self.orders), data
 
     def assert_same(self, rank: Rank) -> None:
         """The maps hold what the twin holds. Times are left out: the clocks differ."""

@@ -1,0 +1,95 @@
+"""Packets for the ring's programs, built with scapy, and a rank in the middle of a collective to send them to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.wire import BLOCK, PORT, Kind, Words, checksum
+from tests.kernel.twin import KernelRank
+from tests.native.process import NativeProcess
+from tests.protocol.network import COOKIE, GROUP, config, endpoints
+
+RANK, RANKS = 1, 3
+GENERATION, TOTAL, TAG = 5, 6, 0xBEEF
+CHUNKS = 8
+LENGTH = 2 * BLOCK
+WINDOW = 1  # slot 0, chunk 1, is launched by order; slot 1, chunk 4, by the first token
+PEERS = endpoints(RANKS)
+
+
+def input_of(rank: int, chunk: int) -> Words:
+    return np.random.default_rng([rank, chunk]).integers(0, 1 << 64, LENGTH // 8, np.uint64)
+
+
+def total_of(chunk: int) -> Words:
+    return np.sum([input_of(rank, chunk) for rank in range(RANKS)], axis=0, dtype=np.uint64)
+
+
+def packet(payload: Words | None = None, source: int = RANK - 1, port: int = PORT, **fields: int) -> bytes:
+    """A whole frame to the rank; fields that are not given are those of a good frame."""
+    words = np.zeros(LENGTH // 8, np.uint64) if payload is None else payload
+    good = {
+        "group": GROUP,
+        "cookie": COOKIE,
+        "generation": GENERATION,
+        "tag": TAG,
+        "length": 8 * words.size,
+        "checksum": checksum(words),
+    }
+    frame = (
+        Ether(dst=PEERS[RANK].mac, src=PEERS[source].mac)
+        / IP(src=PEERS[source].ip, dst=PEERS[RANK].ip, id=0, flags="DF")
+        / UDP(sport=PORT, dport=port, chksum=0)
+        / RingHeader(**good | fields)
+        / Raw(words.tobytes())
+    )
+    return bytes(frame)
+
+
+def reduce(chunk: int, **fields) -> bytes:
+    """Lap one as it reaches the rank: the inputs of all ranks from the owner on."""
+    owner = chunk % RANKS
+    hops = (RANK - owner) % RANKS
+    before = [input_of((owner + hop) % RANKS, chunk) for hop in range(hops)]
+    words = np.sum(before, axis=0, dtype=np.uint64) if hops else input_of(owner, chunk)
+    return packet(words, **{"kind": Kind.REDUCE, "chunk": chunk, "hop": hops} | fields)
+
+
+def result(chunk: int, **fields) -> bytes:
+    """Lap two as it reaches the rank. It began behind the last of lap one, so it ends before that."""
+    last = (chunk % RANKS - 2) % RANKS
+    hop = (RANK - (chunk % RANKS - 1)) % RANKS
+    good = {"kind": Kind.RESULT, "chunk": chunk, "hop": hop, "last": last, "flags": "useful"}
+    return packet(total_of(chunk), **good | fields)
+
+
+def bell(**fields) -> bytes:
+    return packet(**{"kind": Kind.BELL, "generation": 0, "tag": 0, "length": 0} | fields)
+
+
+def prepare(kernel: KernelRank, native: NativeProcess) -> None:
+    """Enter the collective with all input ready, the first own chunk launched and its token under way."""
+    kernel.reset(GENERATION - 1)
+    for chunk in range(TOTAL):
+        kernel.inputs[chunk] = input_of(RANK, chunk)
+        kernel.records["input_sum"][chunk] = checksum(input_of(RANK, chunk))
+    native.begin(GENERATION, TOTAL, LENGTH, TAG)
+    native.publish(GENERATION, TOTAL)
+    native.rings()
+    kernel.run("ring_order", bell())
+    counters = kernel.object.maps["counters"]
+    counters.update(0, bytes(counters.stride * counters.per_cpu))
+
+
+@contextmanager
+def loaded(quench_us: int = 0, chunks: int = CHUNKS) -> Iterator[tuple[KernelRank, NativeProcess]]:
+    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, quench_us=quench_us))
+    shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
+    with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
+        yield kernel, native
+    kernel.close()
