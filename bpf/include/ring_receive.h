@@ -164,6 +164,7 @@ static __always_inline bool begin(struct work *w, struct xdp_md *ctx)
 static __always_inline enum outcome on_frame(struct work *w)
 {
 	__u8 kind = w->frame->kind;
+	__u32 next;
 
 	if (kind == RING_PROBE)
 		return on_probe(w);
@@ -177,5 +178,11 @@ static __always_inline enum outcome on_frame(struct work *w)
 		return on_request(w);
 	if (w->frame->ip.saddr != config.peers[rank_before(config.rank)].ip)
 		return drop(w, RING_BAD_RANK);
-	return kind == RING_REDUCE ? on_reduce(w) : on_result(w);
+	next = w->index + config.ranks;
+	if (kind == RING_REDUCE) {
+		payload_touch(bpf_map_lookup_elem(&inputs, &next));
+		return on_reduce(w);
+	}
+	payload_touch(bpf_map_lookup_elem(&results, &next));
+	return on_result(w);
 }

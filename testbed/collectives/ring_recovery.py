@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import RingPort
 from testbed.errors import CollectiveError
 from testbed.protocol.generation import is_before
-from testbed.protocol.recovery import missing, plead, slots_of
+from testbed.protocol.recovery import Plea, missing, plead, slots_of
 from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
@@ -28,6 +27,37 @@ class _Peer:
 
     generation: int | None = None
     unanswered: int = 0
+
+
+class _Front:
+    """The part of a collective where results come in: from the first that is missing, as far as frames under way reach."""
+
+    def __init__(self, port: RingPort, generation: int, total: int) -> None:
+        self.port = port
+        self.generation = generation
+        self.total = total
+        #: First chunk of the part, one of rank 0's.
+        self.first = 0
+        self._length = 8 * port.spec.window * port.spec.size
+        self._overtaken = np.zeros(0, bool)
+
+    def look(self, stalled: bool) -> Plea:
+        """What to ask for; chunks are counted from `first`."""
+        spec, first = self.port.spec, self.first
+        done = self.port.done(self.total)
+        while not (absent := missing(done[first : first + self._length], self.generation)).any():
+            if first + self._length >= self.total:
+                return Plea([], [], 0, np.zeros(0, bool))  # the last results have come meanwhile
+            first += self._length
+        first += int(np.argmax(absent)) // spec.size * spec.size
+        absent = missing(done[first : first + self._length], self.generation)
+        overdue = np.zeros(absent.size, bool)
+        known = self._overtaken[first - self.first :][: absent.size]
+        overdue[: known.size] = known
+        launched = (int(self.port.control.next) & 0xFFFFFFFF) - first // spec.size
+        plea = plead(spec.rank, spec.size, spec.window, absent, overdue, launched, stalled)
+        self.first, self._overtaken = first, plea.overtaken
+        return plea
 
 
 class Recovery:
@@ -52,7 +82,7 @@ class Recovery:
         started = progressed = due = time.monotonic()
         before = looked = 0
         asking = False
-        overdue = np.zeros(total, bool)
+        front = _Front(self.port, generation, total)
         while True:
             now = time.monotonic()
             self._note()
@@ -66,19 +96,19 @@ class Recovery:
                 # Everybody is there: if all are in this collective and nothing moves, frames are lost.
                 asking = False
                 if not self._absent(generation):
-                    overdue = self._ask(generation, total, overdue, stalled=True)
+                    self._ask(front, stalled=True)
             if now >= due:
                 self.rounds += 1
                 if stored == looked:
                     self.timer.expired()
                     if asking:
-                        overdue = self._ask(generation, total, overdue, stalled=True)
+                        self._ask(front, stalled=True)
                     # A rank that is late has parked what it was sent: sending it again would not make it faster.
                     asking = True
                     self._probe(generation, self._peers)
                 else:
                     asking = False
-                    overdue = self._ask(generation, total, overdue, stalled=False)
+                    self._ask(front, stalled=False)
                 looked, due = stored, now + min(self.timer.timeout, timeout / (2 * _SILENT))
             if port.wait(total, max(0.0, due - now)):
                 self.timer.progressed()
@@ -120,35 +150,22 @@ class Recovery:
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
 
-    def _ask(
-        self, generation: int, total: int, overdue: NDArray[np.bool_], stalled: bool
-    ) -> NDArray[np.bool_]:
-        """Ask for chunks that were overtaken by later ones of the same owner at the last look already.
-
-        :returns: The chunks that are overtaken now.
-        """
-        port, spec = self.port, self.port.spec
-        plea = plead(
-            spec.rank,
-            spec.size,
-            spec.window,
-            absent=missing(port.done(total), generation),
-            overdue=overdue,
-            launched=int(port.control.next) & 0xFFFFFFFF,
-            stalled=stalled,
-        )
+    def _ask(self, front: _Front, stalled: bool) -> None:
+        """Have sent again what seems lost."""
+        port, spec, generation = self.port, self.port.spec, front.generation
+        plea = front.look(stalled)
         for chunk in plea.request:
-            port.order(Order.REQUEST, generation, chunk)
+            port.order(Order.REQUEST, generation, front.first + chunk)
         for chunk in plea.resend:
-            port.order(Order.LAUNCH, generation, chunk, int(port.records["attempt"][chunk]) + 1)
+            attempt = int(port.records["attempt"][front.first + chunk]) + 1
+            port.order(Order.LAUNCH, generation, front.first + chunk, attempt)
         if plea.claim:
             # The tokens that would have launched these are lost. One may have come after all by now, and taken the first slots.
             first = port.take(plea.claim)
-            for slot in range(first, min(first + plea.claim, slots_of(spec.rank, spec.size, total))):
+            for slot in range(first, min(first + plea.claim, slots_of(spec.rank, spec.size, front.total))):
                 port.order(Order.LAUNCH, generation, spec.rank + spec.size * slot)
-        port.replay(generation, total)
+        port.replay(generation, front.total)
         port.flush()
-        return plea.overtaken
 
     def _verdict(self, generation: int, where: str) -> str:
         """Why a collective does not go on, as far as this rank can tell."""
