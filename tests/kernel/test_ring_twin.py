@@ -12,7 +12,7 @@ from testbed.protocol.generation import NEWEST
 from testbed.protocol.wire import BLOCK, encode
 from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
 from tests.protocol.network import Member, Network, collectives, config
-from tests.protocol.test_ring import ACTIONS, act
+from tests.protocol.test_ring import ACTIONS, SCRIPTS, act
 
 pytestmark = pytest.mark.kernel
 
@@ -69,7 +69,7 @@ SCENES = {
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(**SCENES, script=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), max_size=150))
+@given(**SCENES, script=SCRIPTS)
 def test_every_step_is_the_twins(stock, ranks, totals, window, quench_us, generation, script) -> None:
     """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
     todo = collectives(ranks, totals, after=generation, words=CHUNK_BYTES // 8, seed=len(script))

@@ -137,7 +137,7 @@ class Network:
     def finished(self) -> bool:
         return all(member.finished for member in self.members)
 
-    def run(self, rounds: int = 3000) -> None:
+    def run(self, rounds: int = 1000, timers: bool = True) -> None:
         """Deliver everything in order and let timers fire only when nothing moves, until all ranks are done."""
         for _ in range(rounds):
             if self.finished:
@@ -149,7 +149,7 @@ class Network:
                     self.serve(index)
             while self.flying:
                 self.deliver()
-            if quiet:
+            if quiet and timers:
                 self.now_us += 100 * TICK_US
                 for member in self.waiting():
                     member.process.on_timer()

@@ -1,0 +1,72 @@
+"""The programs on a host's devices: each group's frames to that group's programs, all else to where it belongs."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.l2 import ARP, Ether
+
+from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
+from testbed.protocol.memory import Order
+from tests.kernel.packets import GENERATION, bell, loaded, prepare, reduce
+from tests.protocol.network import GROUP
+
+pytestmark = pytest.mark.kernel
+
+TABLES = {"groups": "ring_link", "bells": "ring_bell", "orders": "ring_order"}
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[tuple]:
+    with BpfObject("dispatch") as dispatch, loaded() as (kernel, native):
+        for table, program in TABLES.items():
+            dispatch.maps[table].update(GROUP, kernel.object.programs[program].fd)
+        yield dispatch, kernel, native
+
+
+@pytest.fixture
+def run(host):
+    dispatch, kernel, native = host
+    prepare(kernel, native)
+    return lambda program, data: dispatch.programs[program].test_run(data).retval
+
+
+def strangers(host) -> int:
+    return int(np.frombuffer(host[0].maps["strangers"].lookup(0), np.uint64).sum())
+
+
+OTHERS = {
+    "TCP": bytes(Ether(dst="02:00:00:00:00:02") / IP(dst="10.0.0.2") / TCP() / bytes(60)),
+    "ARP": bytes(Ether() / ARP() / bytes(60)),
+    "another UDP port": reduce(0)[:36] + b"\0\1" + reduce(0)[38:],
+    "a short frame": reduce(0)[:79],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_traffic_goes_to_the_stack(run, name) -> None:
+    """On the link. On the doorbell nothing else has business."""
+    assert run("dispatch_link", OTHERS[name]) == XDP_PASS
+    assert run("dispatch_bell", OTHERS[name]) == XDP_DROP
+    assert run("dispatch_order", OTHERS[name]) == XDP_DROP
+
+
+def test_groups_frames_reach_its_programs(run, host) -> None:
+    before = strangers(host)
+    assert run("dispatch_link", reduce(0)) == XDP_TX
+    assert run("dispatch_bell", bell()) == XDP_DROP  # no order waits
+    host[2].order(Order.LAUNCH, GENERATION, 4)
+    assert run("dispatch_bell", bell()) == XDP_REDIRECT
+    assert run("dispatch_order", bell()) == XDP_REDIRECT
+    assert strangers(host) == before
+    assert host[1].counters()["sent"] == 2
+
+
+@pytest.mark.parametrize("group", [0, GROUP + 1, 4095, 4096, 0xFFFF])
+@pytest.mark.parametrize("program", ["dispatch_link", "dispatch_bell", "dispatch_order"])
+def test_frames_of_other_groups_are_counted(run, host, program, group) -> None:
+    before = strangers(host)
+    assert run(program, reduce(0, group=group)) == XDP_DROP
+    assert strangers(host) == before + 1
+    assert not any(host[1].counters().values())

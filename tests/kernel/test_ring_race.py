@@ -1,0 +1,108 @@
+"""Two CPUs, the same frame at the same time: one of them stores it and counts it."""
+
+import mmap
+import os
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from testbed.protocol.memory import ORDERS, Order
+from testbed.protocol.wire import Kind, checksum
+from tests.kernel.packets import GENERATION, LENGTH, RANK, RANKS, TAG, bell, loaded, packet
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing can race"),
+]
+
+ROUNDS = 3000
+PATIENCE = 1 << 24  # looks at the other's turn: it is at work, or waits for its CPU
+
+
+class Pair:
+    """Two processes on two CPUs that do the same thing round by round, as nearly at once as can be.
+
+    Processes and not threads: the interpreter's lock would let them run one after the other.
+    """
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        # Shared by both: how far each has come, on cache lines of their own.
+        self.turns = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint64)
+        self.work = work
+
+    def run(self, rounds: int) -> None:
+        children = [self._start(index, cpu, rounds) for index, cpu in enumerate(sorted(os.sched_getaffinity(0))[:2])]
+        assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
+
+    def _start(self, index: int, cpu: int, rounds: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            os.sched_setaffinity(0, {cpu})
+            for turn in range(1, rounds + 1):
+                self._meet(index, turn)
+                self.work(turn - 1)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _meet(self, index: int, turn: int) -> None:
+        mine, other = 8 * index, 8 * (1 - index)
+        self.turns[mine] = turn
+        for _ in range(PATIENCE):
+            if self.turns[other] >= turn:
+                return
+        raise TimeoutError(f"the other process is at {self.turns[other]}, not at {turn}")
+
+
+def frames(kind: Kind) -> list[bytes]:
+    """Of one chunk each: those that this rank ends lap one of, or is the last on lap two of."""
+    made = []
+    for index in range(ROUNDS):
+        chunk = RANKS * index + (2 if kind == Kind.REDUCE else 0)
+        words = np.full(LENGTH // 8, chunk, np.uint64)
+        made.append(packet(words, kind=kind, chunk=chunk, hop=2, last=RANK, flags="useful"))
+    return made
+
+
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
+def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
+    with loaded(chunks=RANKS * ROUNDS) as (kernel, native):
+        total = RANKS * ROUNDS
+        ones = np.ones(LENGTH // 8, np.uint64)
+        kernel.inputs[:] = ones
+        kernel.records["input_sum"] = checksum(ones)
+        native.begin(GENERATION, total, LENGTH, TAG)
+        native.control.progress = GENERATION << 32 | total
+        batch = frames(kind)
+        Pair(lambda turn: kernel.run("ring_link", batch[turn])).run(ROUNDS)
+        counters = kernel.counters()
+        assert counters["stored"] == kernel.control.stored == ROUNDS
+        chunks = np.arange(RANKS * ROUNDS)[2 if kind == Kind.REDUCE else 0 :: RANKS]
+        assert (kernel.records["done"] == GENERATION).sum() == ROUNDS
+        assert (kernel.records["done"][chunks] == GENERATION).all()
+        expected = chunks + (1 if kind == Kind.REDUCE else 0)
+        assert (kernel.results[chunks] == expected[:, None]).all()
+        # The other CPU's was a duplicate: of lap one it is dropped, or answered from the result that was there by then;
+        # of lap two it is one, or was overtaken in the claim and has nothing to say.
+        others = counters["duplicate"] + counters["answered"]
+        assert others == ROUNDS if kind == Kind.REDUCE else others <= ROUNDS
+        assert counters["bad_checksum"] == 0
+
+
+def test_orders_are_taken_once() -> None:
+    """Both CPUs serve bells: no order is lost, none is carried out twice."""
+    with loaded() as (kernel, native):
+        for _ in range(ORDERS):
+            native.order(Order.PROBE, 0, 0)
+        data = bell()
+        Pair(lambda turn: kernel.run("ring_order", data)).run(ORDERS // 2 + 100)
+        assert native.waiting() == []
+        assert kernel.control.taken == ORDERS
+        assert kernel.counters()["sent"] == ORDERS
