@@ -12,7 +12,7 @@ from testbed.protocol.memory import COUNTERS
 from testbed.protocol.process import Process
 from testbed.protocol.recovery import slots_of
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, Header, Kind
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, Header, Kind
 from tests.protocol.network import Network, collectives, config
 
 ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "timer")
@@ -159,6 +159,26 @@ def test_every_frame_lost_once_is_recovered_from():
         network.emit = lossy
         network.run()
         assert network.total("resent") > 0
+
+
+def test_tokens_that_are_lost_without_a_result_are_claimed_anew():
+    """Lap two is lost before its end, its answer behind the last rank that lacked it: all is stored, no token is left."""
+    network = Network(3, collectives(3, [9]), window=1)
+    emit, lost = network.emit, set()
+
+    def lossy(frame):
+        if frame is not None and frame.header.kind == Kind.RESULT and frame.header.flags & USEFUL:
+            to = int(frame.destination.ip.rpartition(".")[2]) - 1
+            chunk = frame.header.chunk
+            stored = network.members[to].rank.chunks[chunk].done == frame.header.generation
+            if stored or (to == frame.header.last and chunk not in lost):
+                lost.add(chunk)
+                return
+        emit(frame)
+
+    network.emit = lossy
+    network.run()
+    assert lost == set(range(9))
 
 
 def test_generation_numbers_wrap_past_none_and_change_parity():
