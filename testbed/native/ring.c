@@ -1,5 +1,5 @@
 /* The ring's system calls and its side of the memory that it shares with the kernel (bpf/include/ring.h), which needs fences that
- * Python cannot express. What is decided here, is decided in testbed/protocol/ring.py as well; the tests compare them.
+ * Python cannot express. What is decided here, is decided in testbed/protocol/process.py as well; the tests compare them.
  */
 #define _GNU_SOURCE
 #include <errno.h>
