@@ -34,14 +34,35 @@ int ring_bell(struct xdp_md *ctx)
 	if (!begin(&w, ctx))
 		return XDP_DROP;
 	waiting = *(volatile __u32 *)&w.control->ordered - *(volatile __u32 *)&w.control->taken;
-	if (waiting > RING_FAN_SMALL)
+	if (waiting > RING_FAN_SMALL) {
+		w.frame->flags = RING_FLAG_SPREAD;
 		return bpf_redirect_map(&fan_large, 0, BPF_F_BROADCAST);
+	}
 	return waiting ? bpf_redirect_map(&fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* One of those frames. */
+/* One of those frames. A frame stays on the CPU where it begins, lap after lap, and so would all that this process rings for: the
+ * rank that comes last, which holds everybody's parked frames, would set one CPU to work alone.
+ */
 SEC("xdp")
 int ring_order(struct xdp_md *ctx)
+{
+	struct work w = {};
+
+	if (!begin(&w, ctx))
+		return XDP_DROP;
+	if (w.frame->flags & RING_FLAG_SPREAD && config.cpus > 1) {
+		__u32 cpu = count_up(&w, RING_SPREAD) % config.cpus;
+
+		if (cpu != bpf_get_smp_processor_id())
+			return bpf_redirect_map(&cpus, cpu, XDP_DROP);
+	}
+	return on_order(&w) == SEND ? bpf_redirect(config.uplink, 0) : XDP_DROP;
+}
+
+/* The same on another CPU. */
+SEC("xdp/cpumap")
+int ring_remote(struct xdp_md *ctx)
 {
 	struct work w = {};
 

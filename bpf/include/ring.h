@@ -35,7 +35,7 @@ struct ring_config {
 	__u32 chunks;	   /* capacity of the maps */
 	__u32 quench_us;   /* requests for a chunk that was sent anew less than this ago are ignored */
 	__u32 uplink;	   /* ifindex */
-	__u32 reserved;
+	__u32 cpus;	   /* that orders are spread over */
 	struct ring_peer peers[RING_MAX_RANKS];
 };
 
@@ -118,6 +118,7 @@ enum ring_counter {
 	RING_BAD_KIND,
 	RING_BAD_CHECKSUM,
 	RING_PARKING_FULL,
+	RING_SPREAD,	      /* orders handed to another CPU */
 	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
 	RING_COUNTERS,
 };

@@ -78,6 +78,14 @@ struct {
 	__type(value, __u32);
 } fan_large SEC(".maps");
 
+/* The other CPUs, each with `ring_remote` to go on there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} cpus SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

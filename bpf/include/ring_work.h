@@ -19,9 +19,14 @@ struct work {
 	__u32 length;	/* of the payload of frames in this generation */
 };
 
+static __always_inline __u64 count_up(struct work *w, enum ring_counter counter)
+{
+	return ++w->counters[counter];
+}
+
 static __always_inline void count(struct work *w, enum ring_counter counter)
 {
-	w->counters[counter] += 1;
+	count_up(w, counter);
 }
 
 static __always_inline enum outcome drop(struct work *w, enum ring_counter reason)

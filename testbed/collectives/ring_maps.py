@@ -77,7 +77,7 @@ class Config(ctypes.Structure):
         ("chunks", c_uint32),
         ("quench_us", c_uint32),
         ("uplink", c_uint32),
-        ("reserved", c_uint32),
+        ("cpus", c_uint32),
         ("peers", Peer * MAX_RANKS),
     ]
 

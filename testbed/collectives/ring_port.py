@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import struct
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class RingPort:
         self.dispatcher = dispatcher
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
+        cpus = sorted(os.sched_getaffinity(1))
+        if cpus != list(range(len(cpus))):
+            cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
         config = maps.Config(
             cookie=spec.cookie,
             rank=spec.rank,
@@ -81,6 +85,7 @@ class RingPort:
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
             quench_us=_QUENCH_US,
+            cpus=len(cpus),
             uplink=socket.if_nametoindex(LINK),
         )
         for other in spec.members:
@@ -89,7 +94,7 @@ class RingPort:
         self._object = BpfObject(
             "ring",
             rodata=config,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks),
+            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks) | {"cpus": len(cpus)},
             value_sizes=dict.fromkeys(payload, self.chunk_bytes),
         )
         self.doorbell: socket.socket | None = None
@@ -113,6 +118,9 @@ class RingPort:
         for fan, width in (("fan_small", maps.FAN_SMALL), ("fan_large", maps.FAN_LARGE)):
             for index in range(width):
                 shared[fan].update(index, far)
+        remote = self._object.programs["ring_remote"].fd
+        for cpu in range(shared["cpus"].max_entries):
+            shared["cpus"].update(cpu, struct.pack("=Ii", maps.PARKING, remote))  # struct bpf_cpumap_val
         self._events = shared["events"]
         self._counters = shared["counters"]
         self._consumer, self._producer, self._data = self._events.ring_buffer()

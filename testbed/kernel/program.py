@@ -8,7 +8,7 @@ from typing import Self
 
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 
-__all__ = ["Link", "Program", "TestRun", "XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX"]
+__all__ = ["XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX", "Link", "Program", "TestRun"]
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 

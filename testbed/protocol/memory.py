@@ -48,6 +48,7 @@ COUNTERS = (
     "bad_kind",
     "bad_checksum",
     "parking_full",
+    "spread",
     "overtaken",
 )
 """``enum ring_counter``."""
