@@ -46,7 +46,7 @@ class Options:
     check: bool
     lanes: Lanes = "int32"
     window: int = 8
-    affinity: Affinity = "none"
+    affinity: Affinity = "rank"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ def allreduce(
     window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring.")] = 8,
     affinity: Annotated[
         str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")
-    ] = "none",
+    ] = "rank",
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,

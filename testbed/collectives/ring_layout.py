@@ -14,7 +14,7 @@ __all__ = ["BLOCKS", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 BLOCKS = 8
 """Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
 
-LEAST_BLOCK = 64 << 10
+LEAST_BLOCK = 1 << 20
 """Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
 
 

@@ -61,7 +61,7 @@ class CollectiveSpec(Table):
     window: int = Field(default=8, ge=1, le=256, description="frames in flight an owner")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
     on_overflow: OnOverflow = "error"
-    affinity: Affinity = "none"
+    affinity: Affinity = "rank"
 
     @model_validator(mode="after")
     def _no_repeats(self) -> "CollectiveSpec":
