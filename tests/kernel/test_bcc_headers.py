@@ -98,7 +98,5 @@ RAW_TRACEPOINT_PROBE(net_dev_queue) { u32 key = sizeof(struct sk_buff); lengths.
 ''')
 """
     environment = {**os.environ, **bcc_environment()}
-    done = subprocess.run(
-        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
