@@ -49,7 +49,7 @@ def allreduce(
     ] = "16M",
     factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next.")] = 4,
     iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a size.")] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn.")] = 2,
+    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn.")] = 5,
     check: Annotated[int, typer.Option("-c", "--check", help="1 compares with a reference, 0 does not.")] = 1,
     window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring.")] = 8,
     affinity: Annotated[

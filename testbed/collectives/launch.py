@@ -70,7 +70,7 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,  # as workers: no autogroup of its own
         )
     try:
         try:

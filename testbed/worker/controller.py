@@ -188,7 +188,9 @@ class Workers(Mapping[str, Worker]):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C at the terminal is the controller's
+                # A Ctrl-C at the terminal is the controller's. Not a session of its own: autogroups (sched(7)) give each
+                # session its share, and ranks that wait with sched_yield would only yield to themselves.
+                process_group=0,
             )
         if self._affinity == "rank" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))
