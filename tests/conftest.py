@@ -6,6 +6,7 @@ skip is a failure then, so that a machine known to be able cannot pass by skippi
 
 import json
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -32,6 +33,11 @@ def pytest_configure() -> None:
         allowed = ", ".join([*TIERS, *PROBES])
         raise pytest.UsageError(f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}")
     os.environ[SESSION] = str(uuid.uuid4())
+    # A shell's background job is born ignoring SIGINT, and so are its children, which tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
