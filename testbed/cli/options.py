@@ -8,6 +8,7 @@ A verb takes them as annotated parameters::
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,9 +41,20 @@ Seed = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of every random choice; the same seed repeats a run.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse a file that could not be written before anything is measured for it."""
+    if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
+        what = "is not writable" if path.parent.is_dir() else "does not exist"
+        raise typer.BadParameter(f"{path}: the folder {path.parent} {what}; allowed is a file in a folder that is there, or -")
+    return path
+
+
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result as JSON; - is stdout."),
+    typer.Option(
+        "--json", metavar="FILE", dir_okay=False, callback=_writable, help="Write the result as JSON; - is stdout."
+    ),
 ]
 
 

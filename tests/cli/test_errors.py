@@ -107,3 +107,9 @@ except SystemExit:
     from testbed.cli import VERBS
 
     assert set(VERBS) <= shown
+
+
+def test_json_into_a_folder_that_is_not_there() -> None:
+    done = invoke("bench", "allreduce", "--json", "/nonexistent/out.json")
+    assert "the folder /nonexistent does not exist" in " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 2
