@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields
-from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec
 from testbed.errors import SpecError
 
@@ -56,8 +56,8 @@ def float32_sum_bound(absmax: float, ranks: int) -> float:
     return k / (1 - k) * ranks * absmax
 
 
-class Transport(ABC):
-    """An all-reduce among the ranks of one group. One thread at a time uses a transport.
+class Transport(Closing):
+    """An all-reduce among the ranks of one group. One thread at a time uses a transport; `close` is not collective.
 
     :param context: The worker that the rank runs in.
     :param spec: The group, as this rank sees it.
@@ -122,15 +122,3 @@ class Transport(ABC):
     def error_bound(self, absmax: float) -> float:
         """Largest absolute error of a sum's element where no rank's element exceeds `absmax` in magnitude."""
         return float32_sum_bound(absmax, self.spec.size)
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give everything back; not collective, and harmless when called again."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -2,9 +2,8 @@
 
 import ctypes
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
+from testbed.closing import Closing
 from testbed.errors import KernelError
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
@@ -16,7 +15,7 @@ __all__ = ["BpfObject"]
 _LOG_SIZE = 1 << 24  # the verifier's log of a rejected program with long loops
 
 
-class BpfObject:
+class BpfObject(Closing):
     """``bpf/<name>.bpf.c``, loaded.
 
     :param name: The program's file name without ``.bpf.c``.
@@ -73,14 +72,6 @@ class BpfObject:
         if self._handle is not None:
             libbpf().bpf_object__close(self._handle)
             self._handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _handles(
         self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer"

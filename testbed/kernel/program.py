@@ -3,9 +3,8 @@
 import ctypes
 import os
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from testbed.closing import Closing
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 
 __all__ = ["XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX", "Link", "Program", "TestRun"]
@@ -33,7 +32,7 @@ class TestRun:
     duration_ns: int
 
 
-class Link:
+class Link(Closing):
     """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor, or its process, is gone."""
 
     def __init__(self, fd: int) -> None:
@@ -44,14 +43,6 @@ class Link:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Program:

@@ -4,9 +4,8 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
+from testbed.closing import Closing
 from testbed.probes.finding import command
 
 __all__ = ["Namespace"]
@@ -16,7 +15,7 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Namespace:
+class Namespace(Closing):
     """A new network namespace, empty but for its loopback, with IPv6 off.
 
     :raises OSError: No right to make one (``CAP_SYS_ADMIN``).
@@ -71,14 +70,6 @@ class Namespace:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def checked(result: int, what: str) -> None:
