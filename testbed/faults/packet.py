@@ -1,0 +1,43 @@
+"""Which frame a fault is about: its identity, of which its fate is a function. Twin of ``struct fault_packet``."""
+
+from typing import Final, NamedTuple
+
+from testbed.protocol.wire import Kind
+
+__all__ = ["FOREIGN", "KINDS", "Packet", "kind_name"]
+
+FOREIGN: Final = 0x80
+"""Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
+
+#: Kinds by the names that rules call them by.
+KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind if kind is not Kind.BELL} | {
+    "tcp": FOREIGN | 6,
+    "udp": FOREIGN | 17,
+    "icmp": FOREIGN | 1,
+}
+
+
+class Packet(NamedTuple):
+    """A frame's identity.
+
+    :param sender: Rank of the host that sent it (:class:`testbed.plan.HostPlan`).
+    :param receiver: Rank of the host that it is for.
+    :param kind: Of a ring frame, :class:`testbed.protocol.wire.Kind`; of others, 0x80 and the IPv4 protocol's number.
+    :param generation: Of a ring frame, the collective; of others, the number of the flow among those of its sender and
+        receiver, in order of appearance, from 0.
+    :param chunk: Of a ring frame, the chunk; of others, the index of the packet in its flow, from 0.
+    """
+
+    sender: int
+    receiver: int
+    kind: int
+    group: int = 0
+    generation: int = 0
+    chunk: int = 0
+    hop: int = 0
+    attempt: int = 0
+
+
+def kind_name(kind: int) -> str:
+    """What a rule calls a kind; the number, in hexadecimal, of one that has no name."""
+    return next((name for name, number in KINDS.items() if number == kind), f"{kind:#04x}")

@@ -1,0 +1,226 @@
+"""Rules: which frames, with which probability, and what happens to them. One model an action."""
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from testbed.errors import SpecError
+from testbed.faults.packet import KINDS
+from testbed.faults.units import parse_seconds, split_words
+
+__all__ = [
+    "MAX_COPIES",
+    "Burst",
+    "Corrupt",
+    "Delay",
+    "Drop",
+    "Duplicate",
+    "PacketRule",
+    "Range",
+    "Reorder",
+    "Rule",
+    "describe",
+    "parse_rule",
+]
+
+MAX_COPIES = 7
+MAX_BITS = 64
+MAX_BEHIND = 1024
+MAX_DELAY = 60.0
+LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/include/fate.h, one state in 10**9 is drawn afresh instead of found
+
+_LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
+
+
+class Range(NamedTuple):
+    """Numbers from ``first`` to ``last``, both included."""
+
+    first: int = 0
+    last: int = 2**32 - 1
+
+
+def _links(value: object) -> tuple[tuple[str, str], ...]:
+    matches = [_LINK.fullmatch(word) for word in value.split(",")] if isinstance(value, str) else [None]
+    if not all(matches):
+        raise ValueError
+    return tuple((match[1], match[2]) for match in matches if match)
+
+
+def _kinds(value: object) -> tuple[str, ...]:
+    names = tuple(value.split(",")) if isinstance(value, str) else ()
+    if not names or not set(names) <= KINDS.keys():
+        raise ValueError
+    return names
+
+
+def _range(value: object) -> Range:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value) if isinstance(value, str) else None
+    if not match:
+        raise ValueError
+    found = Range(int(match[1]), int(match[2] or match[1]))
+    if found.first > found.last or found.last > Range().last:
+        raise ValueError
+    return found
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, str):
+        raise ValueError
+    try:
+        return parse_seconds(value)
+    except SpecError:
+        raise ValueError from None
+
+
+Links = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_links)]
+Kinds = Annotated[tuple[str, ...], BeforeValidator(_kinds)]
+Numbers = Annotated[Range, BeforeValidator(_range)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+
+_NUMBERS = "a number or a range such as 3..9"
+_PROBABILITY = "a number from 0 to 1"
+_TIME = "a time with a unit, such as 200ms, of at most a minute"
+
+
+class Rule(BaseModel):
+    """What all rules say: which frames they are for. A key that is not given matches every frame.
+
+    The description of a field is what it allows; errors quote it.
+
+    :param link: Sender and receiver, by name; ``*`` is any host.
+    :param p: Probability with which a frame that matches meets its fate.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    link: Links = Field((("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma")
+    kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
+    group: Numbers = Field(Range(), description=_NUMBERS)
+    generation: Numbers = Field(Range(), description=_NUMBERS)
+    chunk: Numbers = Field(Range(), description=_NUMBERS)
+    hop: Numbers = Field(Range(), description=_NUMBERS)
+    attempt: Numbers = Field(Range(), description=_NUMBERS)
+    p: float = Field(1.0, ge=0, le=1, description=_PROBABILITY)
+
+
+class Drop(Rule):
+    """The frame is lost."""
+
+    action: Literal["drop"] = "drop"
+
+
+class Duplicate(Rule):
+    """The frame comes ``copies`` times more."""
+
+    action: Literal["duplicate"] = "duplicate"
+    copies: int = Field(1, ge=1, le=MAX_COPIES, description=f"a whole number from 1 to {MAX_COPIES}")
+
+
+class Corrupt(Rule):
+    """Bits behind the UDP or TCP header's start are flipped, checksums left as they were."""
+
+    action: Literal["corrupt"] = "corrupt"
+    bits: int = Field(1, ge=1, le=MAX_BITS, description=f"a whole number from 1 to {MAX_BITS}")
+
+
+class Delay(Rule):
+    """The frame, and each of its copies, comes later.
+
+    :param delay: Seconds: the constant; the mean of ``uniform`` and ``normal``; the least of ``pareto``.
+    :param jitter: Seconds: half the width of ``uniform``, the standard deviation of ``normal``, what ``pareto`` adds in the
+        mean.
+    """
+
+    action: Literal["delay"] = "delay"
+    delay: Seconds = Field(ge=0, le=MAX_DELAY, description=_TIME)
+    jitter: Seconds = Field(0.0, ge=0, le=MAX_DELAY, description=_TIME)
+    distribution: Literal["constant", "uniform", "normal", "pareto"] | None = Field(
+        None, description="constant, uniform, normal or pareto"
+    )
+
+    @model_validator(mode="after")
+    def _jitter_has_a_shape(self) -> "Delay":
+        if self.distribution == "constant" and self.jitter:
+            raise ValueError("distribution = constant: has no jitter; allowed with jitter is uniform, normal or pareto")
+        if self.distribution not in (None, "constant") and not self.jitter:
+            raise ValueError(f"jitter: is missing, which distribution {self.distribution} needs")
+        return self
+
+
+class Reorder(Rule):
+    """The frame lets the ``behind`` next frames of its link pass first, but waits no longer than ``within`` seconds."""
+
+    action: Literal["reorder"] = "reorder"
+    behind: int = Field(1, ge=1, le=MAX_BEHIND, description=f"a whole number from 1 to {MAX_BEHIND}")
+    within: Seconds = Field(0.1, gt=0, le=MAX_DELAY, description=_TIME)
+
+
+class Burst(Rule):
+    """Losses in bursts (Gilbert, 1960; Elliott, 1963): a stream is good or bad, and a frame of a bad one is lost with ``p``.
+
+    :param enter: Probability that the stream turns bad from one frame to the next.
+    :param leave: Probability that it turns good again: bursts have 1 / leave frames in the mean.
+    """
+
+    action: Literal["burst"] = "burst"
+    enter: float = Field(gt=0, lt=1, description="a number between 0 and 1")
+    leave: float = Field(gt=0, lt=1, description="a number between 0 and 1")
+
+    @model_validator(mode="after")
+    def _states_mix(self) -> "Burst":
+        if not LEAST_MIXING <= self.enter + self.leave <= 1:
+            raise ValueError(f"enter + leave = {self.enter + self.leave:g}: allowed is {LEAST_MIXING} to 1")
+        return self
+
+
+PacketRule = Annotated[Drop | Duplicate | Corrupt | Delay | Reorder | Burst, Field(discriminator="action")]
+
+_ADAPTER: TypeAdapter[PacketRule] = TypeAdapter(PacketRule)
+_MODELS: dict[str, type[Rule]] = {
+    str(model.model_fields["action"].default): model for model in get_args(get_args(PacketRule)[0])
+}
+
+
+def parse_rule(text: str) -> PacketRule:
+    """A rule, of words such as ``drop p=0.01 link=h1->h2``.
+
+    :raises SpecError: With a line a finding: key, value, and what is allowed.
+    """
+    action, keys = split_words(text)
+    if action not in _MODELS:
+        raise SpecError(f"fault {text!r}: action {action!r} is unknown; allowed are {', '.join(_MODELS)}")
+    try:
+        return _ADAPTER.validate_python({"action": action, **keys})
+    except ValidationError as error:
+        raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, _MODELS[action]))) from None
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Pydantic's findings about a rule: key, value, and what its field's description allows.
+
+    :param model: The rule's model.
+    """
+    return [_finding(dict(detail), model) for detail in error.errors(include_url=False)]
+
+
+def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
+    # The union puts its tag first.
+    key = next((str(part) for part in detail["loc"][1:] if part in model.model_fields), None)
+    if detail["type"] == "extra_forbidden":
+        return f"{detail['loc'][-1]} is unknown; allowed are {', '.join(_keys(model))}"
+    if key is None:  # a validator of the whole rule: its text starts with the key
+        return str(detail.get("ctx", {}).get("error", detail["msg"]))
+    allowed = model.model_fields[key].description
+    if detail["type"] == "missing":
+        return f"{key} is missing: allowed is {allowed}"
+    return f"{key} = {detail['input']}: allowed is {allowed}"
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    """The keys that a rule's words may set, its own first."""
+    common = list(Rule.model_fields)
+    own = [key for key in model.model_fields if key not in common and key != "action"]
+    return own + common
