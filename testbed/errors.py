@@ -3,6 +3,7 @@
 __all__ = [
     "CollectiveError",
     "FabricError",
+    "FaultError",
     "KernelError",
     "SpecError",
     "TestbedError",
@@ -27,6 +28,10 @@ class KernelError(TestbedError):
 
 class FabricError(TestbedError):
     """Hosts, links or switches could not be built or have gone away."""
+
+
+class FaultError(TestbedError):
+    """A fault cannot be injected; the text says which, and why."""
 
 
 class WorkerDied(TestbedError):

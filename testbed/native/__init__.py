@@ -1,6 +1,6 @@
 """C for user space: loops that numpy cannot fuse and system calls that Python makes too slowly.
 
-One file a library, ``testbed/native/<name>.c``, compiled on first use for the CPU at hand and kept in
+One file a library or program, ``testbed/native/<name>.c``, compiled on first use for the CPU at hand and kept in
 ``build/native`` under a hash of all that goes into it. ``python -m testbed.native`` compiles all of them.
 """
 
@@ -19,11 +19,16 @@ __all__ = ["compile_native", "load", "names"]
 
 SOURCES = Path(__file__).parent
 BUILD = SOURCES.parents[1] / "build" / "native"
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+LIBRARY = ("-fPIC", "-shared")
+#: What is run, not loaded.
+PROGRAMS = frozenset({"delay_line"})
+#: What programs here and in the kernel both read.
+SHARED = (SOURCES.parents[1] / "bpf" / "include" / "held.h",)
 
 
 def names() -> list[str]:
-    """List the libraries that there are sources for."""
+    """List the libraries and programs that there are sources for."""
     return sorted(path.stem for path in SOURCES.glob("*.c"))
 
 
@@ -44,17 +49,18 @@ def _toolchain() -> tuple[str, bytes]:
 def compile_native(name: str) -> Path:
     """Compile ``<name>.c`` unless its object is there already.
 
-    :returns: The shared object's path.
+    :returns: The path of the shared object, or of the program.
     :raises TestbedError: There is no such source or compiler, or it refused the source; the text says why.
     """
     source = SOURCES / f"{name}.c"
     if not source.is_file():
         raise TestbedError(f"native library {name!r} does not exist: allowed is {', '.join(names())}")
     compiler, identity = _toolchain()
-    parts = [compiler.encode(), identity, " ".join(FLAGS).encode(), source.read_bytes()]
-    parts += [header.read_bytes() for header in sorted(SOURCES.glob("*.h"))]
+    flags = FLAGS if name in PROGRAMS else (*FLAGS, *LIBRARY)
+    parts = [compiler.encode(), identity, " ".join(flags).encode(), source.read_bytes()]
+    parts += [header.read_bytes() for header in (*sorted(SOURCES.glob("*.h")), *SHARED)]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    target = BUILD / digest / f"{name}.so"
+    target = BUILD / digest / (name if name in PROGRAMS else f"{name}.so")
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +68,7 @@ def compile_native(name: str) -> Path:
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, "-o", temporary, str(source)]
+        command = [compiler, *flags, "-o", temporary, str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TestbedError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}")

@@ -1,0 +1,96 @@
+"""What a delay line has done with its frames, and how punctually. Pure; twin: ``testbed/native/delay_line.h``."""
+
+import bisect
+import ctypes
+import itertools
+import math
+import operator
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+__all__ = ["BUCKETS", "LATE", "DelayCounters", "Memory", "lower_bound"]
+
+#: Seconds after its time from which a copy counts as late.
+LATE = 500e-6
+_STEPS = 8
+BUCKETS = 62 * _STEPS
+
+
+class Memory(ctypes.Structure):
+    """``struct delay_line``, shared with the process."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            *("capacity", "room", "link_stride", "links", "wakeups", "realtime"),
+            *("received", "sent", "late", "full", "refused", "closed", "invalid"),
+        )
+    ] + [("lateness", ctypes.c_uint64 * BUCKETS)]
+
+
+def lower_bound(bucket: int) -> int:
+    """Return the least lateness that falls into a bucket of the histogram, ns: exact below 8, then 8 buckets to an octave."""
+    shift = max(bucket // _STEPS - 1, 0)
+    return (bucket - shift * _STEPS) << shift
+
+
+@dataclass(frozen=True)
+class DelayCounters:
+    """Counters of one delay line, or of several added up.
+
+    Every frame that came in is accounted for: copies asked for are ``sent``, ``full``, ``refused``, ``closed``, or still held.
+
+    :param received: Frames that came in.
+    :param sent: Copies sent; the rest but the last two are copies, too.
+    :param late: Of those sent, more than :data:`LATE` after their time.
+    :param full: Dropped: as many frames were held as there is room for.
+    :param refused: Dropped: the port was down, gone, or its queue full.
+    :param closed: Dropped: still held when the line closed.
+    :param invalid: Frames that begin with no valid ``struct held``.
+    :param overrun: Frames lost on the way in, since they came faster than they were read.
+    :param realtime: The process runs under SCHED_FIFO; without the right to that, frames are late on a busy machine.
+    :param lateness: Histogram of time sent minus time due, by the buckets of :func:`lower_bound`.
+    """
+
+    received: int
+    sent: int
+    late: int
+    full: int
+    refused: int
+    closed: int
+    invalid: int
+    overrun: int
+    realtime: bool
+    lateness: tuple[int, ...] = field(repr=False)
+
+    @classmethod
+    def read(cls, memory: Memory, overrun: int) -> Self:
+        """Copy the counters out of the memory that the process writes."""
+        counted = {name: getattr(memory, name) for name in ("received", "sent", "late", "full", "refused", "closed", "invalid")}
+        return cls(**counted, overrun=overrun, realtime=bool(memory.realtime), lateness=tuple(memory.lateness))
+
+    @property
+    def dropped(self) -> int:
+        """Frames or copies that no rule asked to drop."""
+        return self.full + self.refused + self.closed + self.invalid + self.overrun
+
+    def quantile(self, share: float) -> float:
+        """Lateness that ``share`` of the copies sent (0 to 1) did not exceed, seconds, at most 12.5 % too much.
+
+        NaN if none was sent.
+        """
+        cumulated = list(itertools.accumulate(self.lateness))
+        if not cumulated[-1]:
+            return math.nan
+        bucket = bisect.bisect_left(cumulated, max(1, math.ceil(share * cumulated[-1])))
+        return (lower_bound(bucket + 1) - 1) * 1e-9
+
+    def __add__(self, other: "DelayCounters") -> "DelayCounters":
+        """Add the counters of another line; ``realtime`` if both are."""
+        sums = {
+            each.name: getattr(self, each.name) + getattr(other, each.name)
+            for each in fields(self)
+            if each.name not in ("realtime", "lateness")
+        }
+        lateness = tuple(map(operator.add, self.lateness, other.lateness))
+        return DelayCounters(**sums, realtime=self.realtime and other.realtime, lateness=lateness)
