@@ -1,11 +1,14 @@
 """The errors that a user may meet: each text says what is wrong, where, and what to do."""
 
+from typing import ClassVar
+
 __all__ = [
     "CollectiveError",
     "FabricError",
     "FaultError",
     "KernelError",
     "SpecError",
+    "StorageError",
     "TestbedError",
     "WorkerDied",
     "WorkerTimeout",
@@ -13,13 +16,24 @@ __all__ = [
 
 
 class TestbedError(Exception):
-    """Base of all errors that the command line prints as one message, without a traceback."""
+    """Base of all errors that the command line prints as one message, without a traceback.
+
+    :cvar exit_status: What the command ends with: 1, the work failed; 2, it was asked for wrongly.
+    """
 
     __test__ = False  # pytest: the name starts with "Test", it is no test class
+
+    exit_status: ClassVar[int] = 1
 
 
 class SpecError(TestbedError):
     """A scenario, flag or argument is wrong; the text names the key, its value, and what is allowed."""
+
+    exit_status = 2
+
+
+class StorageError(TestbedError):
+    """A file or folder cannot be read or written: a full disk, missing rights; the text names it and the reason."""
 
 
 class KernelError(TestbedError):

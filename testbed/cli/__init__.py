@@ -1,10 +1,12 @@
 """The ``testbed`` command: one module a verb, each with ``register(app)``.
 
 Verb modules import what is heavy (torch, pandas, Mininet) inside their functions, so that ``--help`` answers
-at once.
+at once. They refuse what is asked for wrongly first, then other users than root, and only then make anything.
 """
 
+import errno
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -18,6 +20,7 @@ from testbed.errors import TestbedError
 
 __all__ = ["app", "main"]
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 VERBS = ("doctor", "bench", "run", "up", "exec", "status", "down", "clean")
 
 EPILOG = options.examples(
@@ -25,7 +28,7 @@ EPILOG = options.examples(
     "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
     "testbed run scenarios/ddp_debian.toml --out runs/demo",
     "testbed up --hosts 4 --topology star   [dim]then exec, status, down[/dim]",
-    after="Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.",
+    after="Exit status: 0 done; 1 failed; 2 wrong usage, nothing was built; 130, 143, 129 ended by SIGINT, SIGTERM, SIGHUP.",
 )
 
 app = typer.Typer(
@@ -66,15 +69,33 @@ def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def main() -> None:
-    """Run the command line; every :class:`TestbedError` becomes one line on stderr and exit status 1."""
+def main() -> NoReturn:
+    """Run the command line; whatever a user can meet becomes one line on stderr and an exit status.
+
+    That is every :class:`TestbedError`, wrong usage, and a disk that takes no more; anything else is a bug.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:
-        app(prog_name="testbed")
+        sys.exit(app(prog_name="testbed", standalone_mode=False))  # None, or what typer.Exit was raised with
     except TestbedError as error:
-        sys.stdout.flush()
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        fail(str(error), error.exit_status)
+    except typer.TyperException as error:
+        # Help that was printed for want of arguments comes as an error without a text.
+        context: typer.Context | None = getattr(error, "ctx", None)
+        text = " ".join(error.format_message().removesuffix(".").split())
+        fail(f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "", error.exit_code)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        fail(f"{error.filename or 'writing'}: {os.strerror(error.errno)}", 1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def fail(text: str, status: int) -> NoReturn:
+    """Say what went wrong, behind all that was printed before, and end."""
+    sys.stdout.flush()
+    if text:
+        typer.echo(f"error: {text}", err=True)
+    sys.exit(status)

@@ -19,7 +19,7 @@ def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     state file cannot be read.
     """
     from testbed.fabric.clean import clean as remove
-    from testbed.fabric.runs import require_root
+    from testbed.rights import require_root
 
     require_root()
     removed = remove()

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from testbed.errors import StorageError
+
 __all__ = ["JsonFile", "JsonFlag", "Seed", "Verbose", "examples", "print_json", "set_verbosity", "write_json"]
 
 
@@ -41,6 +43,7 @@ Seed = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of every random choice; the same seed repeats a run.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
 
 def _writable(path: Path | None) -> Path | None:
     """Refuse a file that could not be written before anything is measured for it."""
@@ -73,9 +76,15 @@ def print_json(value: Any) -> None:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value to a file, or to stdout where the path is ``-``."""
+    """Write a JSON value to a file, or to stdout where the path is ``-``.
+
+    :raises StorageError: The file cannot be written, such as on a full disk.
+    """
     if str(path) == "-":
         print_json(value)
         sys.stdout.flush()
-    else:
+        return
+    try:
         path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    except OSError as error:
+        raise StorageError(f"--json {path}: cannot be written: {error.strerror}") from error

@@ -46,16 +46,21 @@ def run(
 ) -> None:
     """Run a scenario, each transport in turn, and write what was measured and a report into a folder.
 
-    The exit status is 1 where a transport's loss or accuracy is further from the reference's than the
-    scenario's table [bold]tolerance[/bold] allows.
+    The exit status is 1 also where a transport's loss or accuracy is further from the reference's than the
+    scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then.
     """
     from testbed.spec import load_scenario
 
     scenario = load_scenario(path, settings or (), seed)
     folder = out or default_folder(scenario)
 
+    from testbed.rights import require_root
+    from testbed.run import plan_of, run_scenario
+
+    plan_of(scenario)
+    require_root()
+
     from analysis.report import make_report
-    from testbed.run import run_scenario
 
     command = ["testbed", "run", str(path)]
     for setting in settings or ():

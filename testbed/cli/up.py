@@ -27,7 +27,7 @@ def up(
     ] = "xdp",
     mtu: Annotated[int, typer.Option(help="576 to 3506; up to 9000 with --switch bridge.")] = 1500,
     offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums of every link.")] = "on",
-    queues: Annotated[int | None, typer.Option(help="Queues of an interface; one a CPU if not given.")] = None,
+    queues: Annotated[int | None, typer.Option(help="Queues of an interface, 1 to 64; one a CPU if not given.")] = None,
     k: Annotated[int | None, typer.Option(help="Leaves and spines of leaf-spine.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; a random one if not given.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")] = False,
@@ -43,7 +43,7 @@ def up(
     from testbed.plan import plan_fabric
 
     if offload not in ("on", "off"):
-        raise SpecError(f"offload: {offload!r} is unknown; allowed are on, off")
+        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
     plan = plan_fabric(topology, hosts, switch, mtu, offload == "on", queues, k)
 
     def announce(message: dict[str, Any]) -> None:

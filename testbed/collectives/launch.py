@@ -12,7 +12,7 @@ from pathlib import Path
 
 from testbed.collectives import mpi_agent
 from testbed.collectives.mpi import RANKS_VARIABLE, initialize
-from testbed.errors import SpecError, WorkerTimeout
+from testbed.errors import CollectiveError, WorkerTimeout
 from testbed.fabric import Fabric
 from testbed.fabric.processes import RUN_VARIABLE
 from testbed.worker import Workers
@@ -56,11 +56,11 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
 
     mpirun runs in the first host's namespaces, its daemons in the others': MPI's traffic is on the fabric.
 
-    :raises SpecError: There is no mpirun.
+    :raises CollectiveError: There is no mpirun.
     :raises WorkerTimeout: The ranks did not come; the text has what mpirun said.
     """
     if shutil.which("mpirun") is None:
-        raise SpecError("transport 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
+        raise CollectiveError("transport 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
     names = {f"mpi:{host}": host for host in hosts}
     log = workers.fabric.directory / "mpirun.log"
     with log.open("wb") as output:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.transport import Datapath, Transport
 from testbed.errors import SpecError
+from testbed.plan import MAX_XDP_MTU, MIN_MTU
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["TRANSPORTS", "Entry", "check_names", "open_transport"]
+__all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "open_transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     if not chosen:
         raise SpecError(f"no transport given: allowed is any of {', '.join(TRANSPORTS)}")
     return chosen
+
+
+def check_mtu(mtu: int, names: Iterable[str], key: str) -> None:
+    """Check that frames of a fabric's MTU suit its transports.
+
+    :param key: What the MTU was given to, for the error: an option, or a scenario's key.
+    :raises SpecError: It leaves no room for the XDP that one of them needs.
+    """
+    for name in names:
+        if TRANSPORTS[name].needs == "xdp" and mtu > MAX_XDP_MTU:
+            raise SpecError(f"{key}: {mtu}: allowed is {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
 
 
 def open_transport(name: str, context: WorkerContext, spec: GroupSpec) -> Transport:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.errors import FabricError, TestbedError
+from testbed.fabric.state import StateFile
 from testbed.plan import FabricPlan
+from testbed.rights import require_root
 
 __all__ = ["hold", "start"]
 
@@ -34,8 +36,12 @@ def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
     """:func:`hold` in a process of its own, a daemon.
 
     :return: What it announces.
-    :raises FabricError: It could not build the fabric.
+    :raises SpecError: The run id is not a short name.
+    :raises FabricError: This is not root, or it could not build the fabric.
     """
+    if run_id is not None:
+        StateFile(run_id)
+    require_root()
     sys.stdout.flush()
     sys.stderr.flush()
     reader, writer = os.pipe()

@@ -20,6 +20,7 @@ from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, Sil
 from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
 from testbed.plan import MAX_XDP_MTU, FabricPlan
+from testbed.rights import require_root
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Mininet 2.3 imports distutils
@@ -60,8 +61,7 @@ class Fabric:
         self._datapath: Datapath = "sockets"
 
     def __enter__(self) -> Self:
-        if os.geteuid() != 0:
-            raise FabricError("namespaces and interfaces need root: run it with sudo")
+        require_root()
         with ExitStack() as stack:
             self._turn_signals_into_exceptions(stack)
             pid = os.getpid()

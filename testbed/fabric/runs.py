@@ -12,8 +12,9 @@ from testbed.errors import FabricError
 from testbed.fabric.processes import RUN_VARIABLE
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
 from testbed.plan import FabricPlan
+from testbed.rights import require_root
 
-__all__ = ["Run", "find_run", "require_root", "runs"]
+__all__ = ["Run", "find_run", "runs"]
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,6 @@ class Run:
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-
-
-def require_root() -> None:
-    """Raise :class:`FabricError` unless this is root, who alone may read state files and enter namespaces."""
-    if os.geteuid() != 0:
-        raise FabricError("runs are root's: run it with sudo")
 
 
 def runs(root: Path = ROOT) -> list[Run]:

@@ -16,6 +16,7 @@ def prepare(spec: DatasetSpec) -> Path:
     """Parse or draw the data set where that is not done yet; return its folder (`GraphData.load`).
 
     :raises SpecError: The data are not there or cannot be read.
+    :raises StorageError: The cache cannot be read or written.
     """
     if isinstance(spec, DebianSpec):
         return debian_graph(spec)

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import SpecError
+from testbed.errors import StorageError
 
 __all__ = ["GraphData", "cache_folder", "cached", "from_edges", "random_split"]
 
 ARRAYS = ("indptr", "indices", "x", "y", "train", "val", "test")
+ELSEWHERE = "set XDG_CACHE_HOME to a folder of your own on a disk with room"
 FORMAT = 1  # part of each cache entry's name: raise it when what is stored changes meaning
 
 
@@ -78,10 +79,16 @@ class GraphData:
 
     @classmethod
     def load(cls, folder: Path) -> "GraphData":
-        """Map a saved graph into memory, read-only: processes on one box share its pages."""
-        about = json.loads((folder / "graph.json").read_text())
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        return cls(**about, **arrays)
+        """Map a saved graph into memory, read-only: processes on one box share its pages.
+
+        :raises StorageError: It cannot be read, or is not whole.
+        """
+        try:
+            about = json.loads((folder / "graph.json").read_text())
+            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+            return cls(**about, **arrays)
+        except (OSError, ValueError, TypeError) as error:
+            raise StorageError(f"graph cache {folder}: cannot be read: {error}; remove the folder, it is made anew") from error
 
 
 def from_edges(
@@ -120,15 +127,17 @@ def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) 
 
     :param key: Names everything that the graph depends on.
     :param folder: Where to keep it; without one, `cache_folder`.
-    :raises SpecError: The cache cannot be written.
+    :raises StorageError: The cache cannot be read or written.
     """
     place = (folder or cache_folder()) / f"{key}-v{FORMAT}"
-    if not (place / "graph.json").exists():
-        graph = make()
-        try:
-            graph.save(place)
-        except OSError as error:
-            raise SpecError(
-                f"graph cache {place}: cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder on a disk with room"
-            ) from error
+    try:
+        if (place / "graph.json").exists():
+            return place
+    except OSError as error:
+        raise StorageError(f"graph cache {place}: cannot be read: {error.strerror}; {ELSEWHERE}") from error
+    graph = make()
+    try:
+        graph.save(place)
+    except OSError as error:
+        raise StorageError(f"graph cache {place}: cannot be written: {error.strerror}; {ELSEWHERE}") from error
     return place

@@ -1,5 +1,6 @@
 """The folder of one run: taken early, with a clear word when it cannot be, and written atomically."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.errors import SpecError
+from testbed.closing import Closing
+from testbed.errors import SpecError, StorageError
 
 __all__ = ["RunFolder"]
 
@@ -17,33 +19,42 @@ LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
 OWN = ("manifest.json", "results.parquet", "report.html", "figures")
 
 
-class RunFolder:
-    """A folder that a run may fill.
+class RunFolder(Closing):
+    """A folder that a run may fill. Where this made it and nothing has come in, it goes again on closing.
 
     :param path: Made where it does not exist.
     :param overwrite: Remove what a previous run left there; other files are never touched.
-    :raises SpecError: It cannot be written, its disk is full, or it holds something.
+    :raises SpecError: It holds something.
+    :raises StorageError: It cannot be written, or its disk is full.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._clear(overwrite)
             with tempfile.TemporaryFile(dir=path) as probe:
                 probe.write(bytes(4096))
         except OSError as error:
-            raise SpecError(f"--out {path}: cannot be written: {error.strerror}; choose another folder") from error
+            raise StorageError(f"--out {path}: cannot be written: {reason(error)}; choose another folder") from error
         free = shutil.disk_usage(path).free
         if free < LEAST_FREE:
-            raise SpecError(f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
+            raise StorageError(f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
         """Return a folder that a run has filled already, to write into it again."""
         folder = cls.__new__(cls)
         folder.path = path
+        folder._made = False
         return folder
+
+    def close(self) -> None:
+        """Remove the folder where it has stayed empty."""
+        if self._made:
+            with contextlib.suppress(OSError):  # it holds something
+                self.path.rmdir()
 
     def _clear(self, overwrite: bool) -> None:
         if not any(self.path.iterdir()):
@@ -74,7 +85,7 @@ class RunFolder:
         """Write a file under another name first, then move it into place: readers see all of it or none.
 
         :param writer: Writes the path that it is given.
-        :raises SpecError: The disk is full, or does not take it for another reason.
+        :raises StorageError: The disk is full, or does not take it for another reason.
         """
         place = self.path / name
         partial = place.with_name(f".{place.name}.partial")
@@ -82,7 +93,13 @@ class RunFolder:
             writer(partial)
             os.replace(partial, place)
         except OSError as error:
-            raise SpecError(f"{place}: cannot be written: {error.strerror}") from error
+            raise StorageError(f"{place}: cannot be written: {reason(error)}") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # such as a disk that is read-only by now
+                partial.unlink(missing_ok=True)
         return place
+
+
+def reason(error: OSError) -> str:
+    """Return the kernel's words for an error; libraries put their own around them."""
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -63,6 +63,9 @@ class Table:
         """
         self._rows.append((trial, self.engine, transport, self.hosts, rank, epoch, metric, value, unit))
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def frame(self) -> pd.DataFrame:
         """Return the table as a data frame."""
         frame = pd.DataFrame(self._rows, columns=list(COLUMNS)).astype(COLUMNS)
@@ -96,7 +99,7 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run's folder.
 
-    :raises SpecError: It is no run's, or the run did not come to an end.
+    :raises SpecError: It is no run's, or the run did not come to its end; then the table holds but a part.
     """
     try:
         manifest = json.loads((path / "manifest.json").read_text())
@@ -105,6 +108,8 @@ def load_run(path: Path) -> Run:
         raise SpecError(f"{path}: is not the folder of a finished run: {error.filename} is missing") from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
+    if manifest["status"] != "complete":
+        raise SpecError(f"{path}: is not the folder of a finished run: its status is {manifest['status']}")
     missing = [column for column in COLUMNS if column not in frame]
     if missing:
         raise SpecError(f"{path / 'results.parquet'}: lacks the columns {', '.join(missing)}")

@@ -5,14 +5,14 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from testbed.collectives.group import MAX_GROUP_ID, make_groups
 from testbed.collectives.launch import rank_workers
-from testbed.collectives.registry import TRANSPORTS
-from testbed.errors import SpecError
+from testbed.collectives.registry import TRANSPORTS, check_mtu
+from testbed.errors import SpecError, StorageError
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
 from testbed.gnn.graph import GraphData
@@ -36,6 +36,7 @@ def plan_of(scenario: Scenario) -> FabricPlan:
     :raises SpecError: The fabric cannot be as asked.
     """
     fabric = scenario.fabric
+    check_mtu(fabric.mtu, scenario.collective.transports, "fabric.mtu")
     return plan_fabric(
         topology=fabric.topology,
         hosts=fabric.hosts,
@@ -61,11 +62,10 @@ def run_scenario(
     :param quiet: Show no progress.
     :param command: The command line that asked for this, for the manifest.
     :returns: `out`.
-    :raises TestbedError: The run could not be made; the manifest's status says so as well.
+    :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
     """
     plan = plan_of(scenario)
-    folder = RunFolder(out, overwrite)
-    with Display(quiet) as display:
+    with RunFolder(out, overwrite) as folder, Display(quiet) as display:
         display.say(f"{scenario.scenario.name}: reading data set {scenario.dataset.name}")
         graph = prepare(scenario.dataset)
         data = GraphData.load(graph)
@@ -74,11 +74,11 @@ def run_scenario(
                 f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
         table = Table(scenario.model_dump(mode="json"))
-        with manifested(folder, facts(scenario, plan, data, command)):
+        display.say("finding out what this machine can do")
+        with manifested(folder, facts(scenario, plan, data, command), table):
             display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
             with Fabric(plan) as fabric, Workers(fabric, scenario.collective.affinity) as workers:
                 Run(scenario, fabric, workers, graph, data, table, display).all()
-            table.write(folder)
     return out
 
 
@@ -212,8 +212,11 @@ def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequen
 
 
 @contextmanager
-def manifested(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
-    """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted."""
+def manifested(folder: RunFolder, manifest: dict[str, Any], table: Table) -> Iterator[None]:
+    """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted.
+
+    Whatever the end, the measurements so far are kept.
+    """
     manifest = {**manifest, "status": "running", "started": now()}
     folder.write_manifest(manifest)
     started = time.monotonic()
@@ -224,11 +227,17 @@ def manifested(folder: RunFolder, manifest: dict[str, Any]) -> Iterator[None]:
 
     try:
         yield
-    except Exception as error:
-        end("failed", str(error))
-        raise
-    except BaseException:
-        end("interrupted")
+        table.write(folder)
+    except BaseException as error:
+        # A full disk must not hide what happened before; it may be just that.
+        if table and not isinstance(error, StorageError):
+            with suppress(StorageError):
+                table.write(folder)
+        with suppress(StorageError):
+            if isinstance(error, Exception):
+                end("failed", str(error))
+            else:
+                end("interrupted")
         raise
     end("complete")
 

@@ -38,13 +38,21 @@ def act(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "error", ["TestbedError", "SpecError", "KernelError", "FabricError", "CollectiveError"]
+    ("error", "status"),
+    [
+        ("TestbedError", 1),
+        ("SpecError", 2),
+        ("StorageError", 1),
+        ("KernelError", 1),
+        ("FabricError", 1),
+        ("CollectiveError", 1),
+    ],
 )
-def test_testbed_error_is_one_line(error: str) -> None:
+def test_testbed_error_is_one_line(error: str, status: int) -> None:
     done = act(f"print('half'); raise errors.{error}('hosts: 0 is not allowed: 1 to 32')")
     assert done.stderr == "error: hosts: 0 is not allowed: 1 to 32\n"
     assert done.stdout == "half\n"
-    assert done.returncode == 1
+    assert done.returncode == status
 
 
 def test_bug_keeps_its_traceback() -> None:
@@ -76,16 +84,31 @@ def test_verbose_before_and_after_the_verb() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nonsense"], "No such command 'nonsense'."),
-        (["doctor", "--nonsense"], "No such option: --nonsense"),
-        (["doctor", "extra"], "Got unexpected extra argument"),
+        (["nonsense"], "No such command 'nonsense'; see testbed --help"),
+        (["doctor", "--nonsense"], "No such option: --nonsense; see testbed doctor --help"),
+        (["doctor", "extra"], "Got unexpected extra argument(s) (extra); see testbed doctor --help"),
+        (["exec"], "Missing argument 'HOST'; see testbed exec --help"),
+        (
+            ["bench", "allreduce", "--json", "/nonexistent/out.json"],
+            "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does not exist; allowed is a file in a "
+            "folder that is there, or -; see testbed bench allreduce --help",
+        ),
     ],
 )
-def test_usage(arguments: list[str], text: str) -> None:
+def test_usage_is_one_line(arguments: list[str], text: str) -> None:
     done = invoke(*arguments)
-    assert text in done.stderr
-    assert done.stdout == ""
-    assert done.returncode == 2
+    assert (done.stdout, done.stderr, done.returncode) == ("", f"error: {text}\n", 2)
+
+
+def test_no_verb_shows_help() -> None:
+    done = invoke()
+    assert "Usage: testbed" in done.stdout
+    assert (done.stderr, done.returncode) == ("", 2)
+
+
+def test_a_full_disk_is_one_line() -> None:
+    done = act("raise OSError(28, 'No space', '/run/testbed/x.json')")
+    assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: No space left on device\n", 1)
 
 
 def test_version() -> None:
@@ -107,9 +130,3 @@ except SystemExit:
     from testbed.cli import VERBS
 
     assert set(VERBS) <= shown
-
-
-def test_json_into_a_folder_that_is_not_there() -> None:
-    done = invoke("bench", "allreduce", "--json", "/nonexistent/out.json")
-    assert "the folder /nonexistent does not exist" in " ".join(done.stderr.replace("│", " ").split())
-    assert done.returncode == 2

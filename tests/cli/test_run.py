@@ -30,7 +30,7 @@ def test_help_has_examples() -> None:
     ("arguments", "text"),
     [
         (["--set", "fabric.host=4"], r"unknown key fabric\.host: .*did you mean hosts\?"),
-        (["--set", "fabric.mtu=9000"], r"mtu: 9000 is too large for switch 'xdp'"),
+        (["--set", "fabric.mtu=9000"], r"fabric\.mtu: 9000: allowed is 576 to 3506 with xdp-ring"),
         (["--set", "epochs=2"], r"--set 'epochs=2': allowed is table\.key=value"),
     ],
 )

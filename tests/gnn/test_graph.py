@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import SpecError
+from testbed.errors import StorageError
 from testbed.gnn.features import hash_features, words
 from testbed.gnn.graph import ARRAYS, GraphData, cached, from_edges, random_split
 from testbed.gnn.synthetic import rmat_edges, synthetic_graph
@@ -45,7 +45,7 @@ def test_saved_graph_loads_equal(graph: GraphData, tmp_path: Path) -> None:
 
 def test_cache_that_cannot_be_written(graph: GraphData, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match=r"cannot be written.*XDG_CACHE_HOME"):
+    with pytest.raises(StorageError, match=r"cannot be written.*XDG_CACHE_HOME"):
         cached("g", lambda: graph, tmp_path / "file")
 
 

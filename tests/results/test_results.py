@@ -4,12 +4,14 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from testbed.errors import SpecError
+from testbed.errors import SpecError, StorageError
 from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
 from testbed.results.circumstances import cpu_model, git_commit, versions
 from testbed.results.folder import LEAST_FREE, OWN
@@ -71,14 +73,14 @@ def test_previous_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpecError, match=r"--out .*file/run: cannot be written: Not a directory"):
+    with pytest.raises(StorageError, match=r"--out .*file/run: cannot be written: Not a directory"):
         RunFolder(tmp_path / "file" / "run")
 
 
 def test_full_disk_is_noticed_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=LEAST_FREE - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(SpecError, match="its disk has 63 MiB left: needed are 64 MiB"):
+    with pytest.raises(StorageError, match="its disk has 63 MiB left: needed are 64 MiB"):
         RunFolder(tmp_path / "run")
 
 
@@ -90,7 +92,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         place.write_text("ne")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(SpecError, match="a: cannot be written: No space left on device"):
+    with pytest.raises(StorageError, match="a: cannot be written: No space left on device"):
         folder.write("a", half)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
@@ -109,3 +111,69 @@ def test_circumstances_are_this_machines() -> None:
     commit = git_commit()
     assert commit is None or len(commit.rstrip("+")) == 40
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+
+
+def test_an_empty_folder_goes_again_if_the_run_made_it(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        pass
+    with RunFolder(tmp_path / "new"):
+        pass
+    assert tmp_path.exists()
+    assert not (tmp_path / "new").exists()
+    with RunFolder(tmp_path / "new") as folder:
+        folder.write_manifest({})
+    assert (tmp_path / "new" / "manifest.json").exists()
+
+
+def test_a_run_that_failed_is_no_finished_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_manifest({"scenario": SCENARIO, "status": "failed"})
+    filled().write(folder)
+    with pytest.raises(SpecError, match="is not the folder of a finished run: its status is failed"):
+        load_run(folder.path)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from testbed.errors import StorageError
+from testbed.results import RunFolder, Table
+path = Path(sys.argv[1])
+folder = RunFolder.existing(path)
+folder.write_manifest({"status": "running"})
+with (path / "filler").open("wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError as error:
+        print(error.strerror)
+table = Table({"fabric": {"hosts": 1}})
+for number in range(10000):
+    table.add(0, "gloo", "epoch_time", number / 7, "s")
+for write in (lambda: table.write(folder), lambda: folder.write_manifest({"status": "complete", "x": "x" * 100000})):
+    try:
+        write()
+    except StorageError as error:
+        print(error)
+print(sorted(entry.name for entry in path.iterdir()), (path / "manifest.json").read_text().count("running"))
+try:
+    RunFolder(path, overwrite=True)
+except StorageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.kernel
+def test_a_disk_that_gets_full(tmp_path: Path) -> None:
+    # A mount namespace of its own: the small disk goes with the process.
+    mounted = 'mount -t tmpfs -o size=256k none "$2" && exec "$0" -c "$1" "$2"'
+    command = ["unshare", "--mount", "sh", "-c", mounted, sys.executable, FULL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "No space left on device",
+        f"{tmp_path}/results.parquet: cannot be written: No space left on device",
+        f"{tmp_path}/manifest.json: cannot be written: No space left on device",
+        "['filler', 'manifest.json'] 1",
+        f"--out {tmp_path}: its disk has 0 MiB left: needed are 64 MiB",
+    ]
