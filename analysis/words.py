@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import pandas as pd
 
 from analysis.summary import COMMUNICATION, IN_KERNEL, baseline, epoch_split, traffic
+from testbed.machine import caution
 from testbed.results import Run
 
 __all__ = ["answer", "duration", "times"]
 
 NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
-
-BUSY = 0.5  # load average a processor; a machine that is left alone is far below
 
 COMPUTE = ("sampling", "forward", "backward", "update")
 
@@ -32,7 +31,7 @@ def answer(run: Run) -> list[str]:
             f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
             f"{share(split.loc[only])} of it in all-reduce. A comparison needs a second transport."
         ]
-    return [*_who(split), *_against_sockets(run, split), *_why(run, split), *_caution(run)]
+    return [*_caution(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
 
 def _who(split: pd.DataFrame) -> Iterator[str]:
@@ -67,10 +66,10 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
     compute = split.loc[rival, list(COMPUTE)].sum() - split.loc[best, list(COMPUTE)].sum()
     yield (
-        f"Why: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} lie in "
-        f"all-reduce and {signed(compute)} in computing, which is the same work in both cases and differs "
-        "only by how much of the processors the transport leaves to it."
+        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in all-reduce, "
+        f"{signed(compute)} in computing, the same work in both cases, and {signed(gain - reduce - compute)} in neither."
     )
+    yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
@@ -79,7 +78,10 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in COMMUNICATION}
     most = max(phases, key=lambda phase: phases[phase])
     if phases[most] > 0:
-        yield (f"By the transports' own account, {best} saves most in {PHASE_WORDS[most]} ({signed(phases[most])}).")
+        yield (
+            f"By the transports' own clocks, the largest part of it is {PHASE_WORDS[most]} ({signed(phases[most])}); "
+            "such parts are means over ranks, which need not add up."
+        )
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
@@ -90,13 +92,20 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     )
 
 
+def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
+    """Say how far these differences can be trusted, by how far epochs of one transport alone differ."""
+    text = "Each of these numbers compares two epochs, the median one of each transport, and so holds their noise"
+    spread = (split["slowest"] - split["fastest"])[[best, rival]].max()
+    if spread > 0:
+        text += f": epochs of one transport alone differ by up to {duration(spread)}"
+        text += ", so that noise may be all there is" if spread > gain else ""
+    return f"{text}."
+
+
 def _caution(run: Run) -> Iterator[str]:
-    load, cpus = run.manifest["load_average"], run.manifest["cpus"]
-    if load > BUSY * cpus:
-        yield (
-            f"Caution: the machine was busy with other work when the run began (load average {load:.1f} on {cpus} "
-            "processors), so times and ratios may be far off."
-        )
+    warning = caution(run.manifest["load_average"], run.manifest["cpus"])
+    if warning:
+        yield warning
 
 
 def duration(seconds: float) -> str:

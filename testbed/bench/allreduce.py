@@ -5,18 +5,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.row import Row, Turn, make_row
-from testbed.collectives.group import Affinity, Lanes, make_groups
+from testbed.bench.sizes import check_room
+from testbed.collectives.group import MAX_WINDOW, Affinity, Lanes, make_groups
 from testbed.collectives.launch import rank_workers
 from testbed.collectives.mpi import initialize
-from testbed.collectives.registry import TRANSPORTS, check_names
+from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names
 from testbed.errors import KernelError, SpecError
 from testbed.fabric import Fabric
+from testbed.machine import free_memory, load_average
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -36,6 +38,7 @@ class Options:
     :param iterations: Timed all-reduces of each transport at each size.
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
+    :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
     plan: FabricPlan
@@ -55,6 +58,14 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
         if self.warmup < 0:
             raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+        if self.lanes not in get_args(Lanes):
+            raise SpecError(f"--lanes: {self.lanes!r}: allowed is {' or '.join(get_args(Lanes))}")
+        if not 1 <= self.window <= MAX_WINDOW:
+            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
+        if self.affinity not in get_args(Affinity):
+            raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
+        check_mtu(self.plan.mtu, self.transports, "--mtu")
+        check_room(max(self.sizes), len(self.plan.hosts), self.transports, free_memory())
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -89,7 +100,7 @@ class Session:
         self.down_seconds = 0.0
 
     def __enter__(self) -> "Session":
-        start = time.monotonic()
+        load, start = load_average(), time.monotonic()
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(self.options.plan))
             stack.callback(self._note_leaving)
@@ -111,7 +122,7 @@ class Session:
                 self._open(stack, name, group)
                 if name == "mpi":
                     extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
-            self.environment = describe(self._fabric, extra)
+            self.environment = describe(self._fabric, load, extra)
             self._stack = stack.pop_all()
         return self
 

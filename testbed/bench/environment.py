@@ -13,14 +13,18 @@ from testbed.fabric import Fabric
 __all__ = ["describe"]
 
 
-def describe(fabric: Fabric, extra: Mapping[str, object]) -> dict[str, object]:
-    """Describe machine, fabric and versions; `extra` goes between."""
+def describe(fabric: Fabric, load: float, extra: Mapping[str, object]) -> dict[str, object]:
+    """Describe machine, fabric and versions; `extra` goes between.
+
+    :param load: Load average of the minute before the measurement.
+    """
     plan = fabric.plan
     return {
         "testbed": _commit(),
         "kernel": platform.release(),
         "cpu": _cpu(),
-        "cpus": os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_average": round(load, 2),
         "topology": plan.topology,
         "hosts": len(plan.hosts),
         "switch": plan.switch_kind,

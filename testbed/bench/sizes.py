@@ -1,12 +1,16 @@
 """Message sizes as nccl-tests takes them: ``-b 64K -e 64M -f 4``."""
 
 import re
+from collections.abc import Sequence
 
 from testbed.errors import SpecError
 
-__all__ = ["format_size", "parse_size", "size_series"]
+__all__ = ["check_room", "format_size", "parse_size", "size_series"]
 
 ELEMENT = 4  # bytes of a float32
+MAX_SIZE = (1 << 31) * ELEMENT - ELEMENT  # a collective counts elements in 31 bits
+COPIES = 4  # of the tensor, a rank and transport: input, result, and what the transport itself holds of both
+REFERENCE = 2  # of the tensor, in all: the sums in float64
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30}
 
@@ -42,6 +46,23 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
         sizes.append(first)
         first *= factor
     return sizes
+
+
+def check_room(last: int, hosts: int, transports: Sequence[str], free: int) -> None:
+    """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
+
+    :param last: Bytes of it.
+    :param free: Bytes of memory that are free.
+    :raises SpecError: It does not; the text names the largest that does.
+    """
+    if last > MAX_SIZE:
+        raise SpecError(f"-e: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
+    times = COPIES * hosts * len(transports) + REFERENCE
+    if last * times > free:
+        raise SpecError(
+            f"-e: {format_size(last)}: allowed is at most {free // times >> 20}M: {hosts} hosts with {len(transports)} "
+            f"transports hold a tensor {times} times, and {free >> 20} MiB of memory are free"
+        )
 
 
 def format_size(size: int) -> str:

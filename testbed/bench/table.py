@@ -1,9 +1,11 @@
 """The bench's text: nccl-tests' columns and ours, of fixed widths, so that rows print as they come. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from testbed.bench.row import Row, algbw, busbw
 from testbed.bench.sizes import format_size
+from testbed.machine import caution
 
 __all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
 
@@ -33,10 +35,12 @@ def _line(cells: Sequence[str]) -> str:
     )
 
 
-def environment_lines(environment: Mapping[str, object]) -> list[str]:
-    """One ``#`` line a key."""
+def environment_lines(environment: Mapping[str, Any]) -> list[str]:
+    """One ``#`` line a key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
-    return [f"# {key:<{width}}  {value}" for key, value in environment.items()]
+    lines = [f"# {key:<{width}}  {value}" for key, value in environment.items()]
+    warning = caution(environment["load_average"], environment["cpus"])
+    return [*lines, f"# {warning}"] if warning else lines
 
 
 def header_lines() -> list[str]:
@@ -74,10 +78,11 @@ def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
     """Compare the in-kernel transport with the best socket baseline of each size, by median.
 
     :param needs: Datapath by transport: those on ``sockets`` are the baselines.
-    :returns: Nothing unless both kinds were measured.
+    :returns: Nothing unless both kinds were measured, on more than one host, with more than nothing: without a byte on
+        a wire there is no transport to compare.
     """
     lines = []
-    for size in dict.fromkeys(row.size for row in rows):
+    for size in dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1):
         here = [row for row in rows if row.size == size]
         sockets = [row for row in here if needs[row.transport] == "sockets"]
         best = min(sockets, key=lambda row: row.median, default=None)

@@ -32,26 +32,28 @@ def group() -> None:
 
 @bench.command(epilog=EPILOG)
 def allreduce(
-    hosts: Annotated[int, typer.Option(help="Number of hosts, one rank each.")] = 4,
+    hosts: Annotated[int, typer.Option(help="Number of hosts, 1 to 32, one rank each.")] = 4,
     topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
     switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
-    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = 1500,
+    mtu: Annotated[
+        int, typer.Option(help="Bytes of an IP packet, 576 to 3506; up to 9000 without xdp-ring and with --switch bridge.")
+    ] = 1500,
     offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")] = "on",
     lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
     transports: Annotated[
         str, typer.Option(help="Comma-separated, of xdp-ring, tcp-ring, gloo, mpi.")
     ] = "xdp-ring,tcp-ring,gloo,mpi",
     minimum: Annotated[
-        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor.")
+        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4.")
     ] = "64K",
     maximum: Annotated[
-        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor.")
+        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor, as far as the machine's memory goes.")
     ] = "16M",
-    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next.")] = 4,
-    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a size.")] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn.")] = 5,
+    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next, at least 2.")] = 4,
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a size, at least 1.")] = 20,
+    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")] = 5,
     check: Annotated[int, typer.Option("-c", "--check", help="1 compares with a reference, 0 does not.")] = 1,
-    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring.")] = 8,
+    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
     affinity: Annotated[
         str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")
     ] = "rank",
@@ -68,8 +70,9 @@ def allreduce(
     from testbed.bench import table
     from testbed.bench.sizes import parse_size, size_series
     from testbed.collectives.registry import TRANSPORTS, check_names
-    from testbed.errors import SpecError
+    from testbed.errors import CollectiveError, SpecError
     from testbed.plan import plan_fabric
+    from testbed.rights import require_root
 
     if offload not in ("on", "off"):
         raise SpecError(f"--offload: {offload!r}: allowed is on or off")
@@ -82,11 +85,12 @@ def allreduce(
         iterations=iterations,
         warmup=warmup,
         check=bool(check),
-        lanes=lanes,  # type: ignore[arg-type]  # GroupSpec checks it
+        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
         window=window,
         affinity=affinity,  # type: ignore[arg-type]
         seed=seed,
     )
+    require_root()
     # With the JSON on stdout the table goes to stderr.
     to_stderr = str(json) == "-"
     say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
@@ -111,8 +115,7 @@ def allreduce(
         options.write_json(result, json)
     wrong = sum(row.wrong for row in rows)
     if wrong:
-        typer.echo(f"error: {wrong} elements are wrong", err=True)
-        raise typer.Exit(1)
+        raise CollectiveError(f"{wrong} elements are wrong")
 
 
 def show_progress() -> Callable[[str], None]:

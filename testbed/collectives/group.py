@@ -10,6 +10,7 @@ from testbed.errors import SpecError
 __all__ = [
     "MAX_GROUP_ID",
     "MAX_RANKS",
+    "MAX_WINDOW",
     "Affinity",
     "GroupSpec",
     "Lanes",
@@ -24,6 +25,7 @@ OnOverflow = Literal["error", "saturate"]
 Affinity = Literal["none", "rank"]
 
 MAX_RANKS = 32
+MAX_WINDOW = 256
 MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
 MTU_RANGE = (576, 9000)  # RFC 791's least datagram; the largest jumbo frame in common use
 
@@ -95,7 +97,7 @@ class GroupSpec:
         require(self.lanes in get_args(Lanes), "lanes", " or ".join(get_args(Lanes)))
         require(MTU_RANGE[0] <= self.mtu <= MTU_RANGE[1], "mtu", "{}..{}".format(*MTU_RANGE))
         require(0 <= self.capacity < 1 << 31, "capacity", "0..2^31-1 elements")
-        require(1 <= self.window <= 256, "window", "1..256 frames")
+        require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
         require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
         require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))
         require(self.affinity in get_args(Affinity), "affinity", " or ".join(get_args(Affinity)))

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from testbed.machine import load_average
+
 __all__ = ["circumstances", "digest"]
 
 PACKAGES = ("collective-testbed", "numpy", "torch", "torch-geometric", "pandas", "mininet", "mpi4py")
@@ -29,7 +31,7 @@ def circumstances() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],  # over the last minute, before the run adds to it
+        "load_average": load_average(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
         "versions": versions(),

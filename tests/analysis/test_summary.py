@@ -52,21 +52,22 @@ def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
     assert "xdp-ring was fastest: its median epoch took 1.2 s, that with tcp-ring 1.4 s (1.17×)" in text
     assert "best socket baseline, tcp-ring, an epoch with xdp-ring was 1.17× as fast" in text
     assert "its all-reduce 2.00× as fast" in text
-    assert "of the 200 ms an epoch between xdp-ring and tcp-ring, +200 ms lie in all-reduce and 0 s" in text
-    assert "saves most in moving and adding data (+120 ms)" in text
+    assert "of the 200 ms an epoch between xdp-ring and tcp-ring, +200 ms are in all-reduce, 0 s in computing" in text
+    assert "the largest part of it is moving and adding data (+120 ms)" in text
+    assert "and so holds their noise." in text
 
 
 def test_answer_when_sockets_win(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3, "gloo": 0.5}))))
     assert text.startswith("tcp-ring was fastest")
     assert "an epoch with xdp-ring was 1.46× as slow and its all-reduce 3.00× as slow" in text
-    assert "of the 600 ms an epoch between tcp-ring and xdp-ring, +600 ms lie in all-reduce" in text
+    assert "of the 600 ms an epoch between tcp-ring and xdp-ring, +600 ms are in all-reduce" in text
 
 
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.400, "tcp-ring": 0.404}))))
     assert "take them as equal" in text
-    assert "Why" not in text
+    assert "Where it lies" not in text
 
 
 def test_answer_of_one_transport(make_run: RunMaker) -> None:
@@ -78,7 +79,17 @@ def test_answer_of_a_quiet_machine(make_run: RunMaker) -> None:
 
 
 def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
-    assert "load average 3.0 on 2 processors" in answer(load_run(make_run(load=3.0)))[-1]
+    assert "load average 3.0 on 2 processors" in answer(load_run(make_run(load=3.0)))[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(0.1, "up to 100 ms."), (0.3, "up to 300 ms, so that noise may be all there is.")]
+)
+def test_answer_tells_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
+    run = load_run(make_run())
+    slowed = (run.frame["metric"] == "epoch_time") & (run.frame["epoch"] == 2) & (run.frame["transport"] == "tcp-ring")
+    run.frame.loc[slowed, "value"] += seconds
+    assert f"epochs of one transport alone differ by {verdict}" in " ".join(answer(run))
 
 
 def test_tolerances_kept(make_run: RunMaker) -> None:

@@ -34,6 +34,15 @@ def test_turns_share_the_iterations():
     [
         ({"iterations": 0}, "-n: 0: allowed is at least 1 iteration"),
         ({"warmup": -1}, "-w: -1: allowed is 0 or more"),
+        ({"lanes": "int8"}, "--lanes: 'int8': allowed is int16 or int32"),
+        ({"window": 0}, "--window: 0: allowed is 1 to 256 frames"),
+        ({"window": 257}, "--window: 257: allowed is 1 to 256 frames"),
+        ({"affinity": "core"}, "--affinity: 'core': allowed is none or rank"),
+        ({"sizes": [4, 1 << 33]}, "-e: 8G: allowed is at most 8589934588 bytes, 2^31 - 1 elements"),
+        (
+            {"transports": ["gloo", "xdp-ring"], "plan": plan_fabric(switch="bridge", mtu=9000)},
+            "--mtu: 9000: allowed is 576 to 3506 with xdp-ring, which needs native XDP",
+        ),
         (
             {"transports": ["nccl"]},
             "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi",
@@ -46,11 +55,19 @@ def test_refusals(changes, text):
     assert str(caught.value) == text
 
 
-def test_refusal_by_the_command():
-    done = bench("-b", "64T")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.strip() == "error: -b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-b", "64T"], "-b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"),
+        (["--lanes", "int8"], "--lanes: 'int8': allowed is int16 or int32"),
+        (["-n", "0"], "-n: 0: allowed is at least 1 iteration"),
+        (["--hosts", "33"], "hosts: 33 is not an integer from 1 to 32"),
+        (["--transports", "nccl"], "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
+    ],
+)
+def test_refusal_by_the_command(arguments, text):
+    done = bench(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {text}\n")
 
 
 @pytest.mark.kernel

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bench.sizes import format_size, parse_size, size_series
+from testbed.bench.sizes import check_room, format_size, parse_size, size_series
 from testbed.errors import SpecError
 
 ALLOWED = "allowed is a number of bytes, with K, M or G, such as 64K"
@@ -52,3 +52,12 @@ def test_series():
     assert size_series(64, 100, 4) == [64]
     assert size_series(0, 64, 4) == [0, 4, 16, 64]
     assert size_series(0, 0, 4) == [0]
+
+
+def test_tensors_that_memory_does_not_hold():
+    check_room(1 << 20, 4, ["gloo", "mpi"], (1 << 20) * 34)
+    with pytest.raises(SpecError) as caught:
+        check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 340)
+    assert str(caught.value) == (
+        "-e: 1G: allowed is at most 10M: 4 hosts with 2 transports hold a tensor 34 times, and 340 MiB of memory are free"
+    )

@@ -6,8 +6,8 @@ from testbed.bench.table import environment_lines, header_lines, row_line, summa
 NEEDS = {"xdp-ring": "xdp", "tcp-ring": "sockets", "gloo": "sockets"}
 
 GOLDEN = """\
-# kernel  6.1.0
-# mtu     1500
+# cpus          2
+# load_average  0.25
 # transport         size      count   type  redop        min     median        p99   algbw   busbw  #wrong   packets        wire retrans   syscalls
 #                    (B) (elements)                     (us)       (us)       (us)  (GB/s)  (GB/s)                           (B)         (per rank)
   xdp-ring         65536      16384  float    sum      100.0      200.0      298.0   0.328   0.492       0       276      401304       0       11.5
@@ -25,7 +25,7 @@ def test_golden():
         Row("gloo", 4, 65536, (5e-3,), 0, 200, 413354, 0, 1200.0),
         Row("tcp-ring", 4, 4096, (4e-4, 5e-4, 6.01e-4), 0, 46, 39626, 0, 20.0),
     ]
-    lines = environment_lines({"kernel": "6.1.0", "mtu": 1500}) + header_lines()
+    lines = environment_lines({"cpus": 2, "load_average": 0.25}) + header_lines()
     lines += [row_line(row) for row in rows] + summary_lines(rows, NEEDS)
     assert "\n".join(lines) == GOLDEN
 
@@ -33,3 +33,15 @@ def test_golden():
 def test_no_summary_without_both_kinds():
     assert summary_lines([Row("gloo", 4, 4, (1.0,), 0, 0, 0, 0, None)], NEEDS) == []
     assert summary_lines([Row("xdp-ring", 4, 4, (1.0,), 0, 0, 0, 0, None)], NEEDS) == []
+
+
+def test_a_busy_machine_is_said():
+    *_, last = environment_lines({"cpus": 2, "load_average": 3.25})
+    assert last.startswith("# Caution: the machine was busy when the run began")
+    assert "load average 3.2 on 2 processors" in last
+
+
+def test_no_ratio_where_nothing_was_sent():
+    for hosts, size in ((1, 4096), (4, 0)):
+        rows = [Row(name, hosts, size, (1.0,), 0, 0, 0, 0, None) for name in ("xdp-ring", "tcp-ring")]
+        assert summary_lines(rows, NEEDS) == []
