@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from testbed.errors import FabricError, SpecError, WorkerTimeout
+from testbed.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 from testbed.worker.process import Worker
 
@@ -101,9 +101,10 @@ class Workers(Mapping[str, Worker]):
         :param on_progress: Called with a worker's name and what its function gave to ``context.progress``.
         :param errors: ``raise`` the first exception that a function raises, with a note that holds its
             traceback; the others' answers are dropped when they come, before their next call. ``return`` puts
-            exceptions among the results.
+            exceptions among the results, also the :class:`WorkerDied` of those whose death is expected.
         :return: Results by worker's name, in the order of ``arguments``.
-        :raises WorkerDied: A worker of the fabric has died, whether or not it was called.
+        :raises WorkerDied: A worker of the fabric has died, whether or not it was called; one whose death is expected
+            only if it was called.
         :raises WorkerTimeout: The time is over.
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
@@ -112,21 +113,29 @@ class Workers(Mapping[str, Worker]):
         number = next(self._numbers)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._await_idle(calls, deadline)
+        answers: dict[str, Any] = {}
         for name, keywords in calls.items():
             worker = self._workers[name]
-            worker.send(Call(number, function.__module__, function.__qualname__, dict(keywords)))
-            worker.pending.add(number)
-        answers: dict[str, Any] = {}
+            try:
+                worker.send(Call(number, function.__module__, function.__qualname__, dict(keywords)))
+                worker.pending.add(number)
+            except WorkerDied as death:
+                if errors == "raise" or not worker.may_die:
+                    raise
+                answers[name] = death
         while missing := [name for name in calls if name not in answers]:
             messages = self._receive(deadline)
             if not messages:
                 raise WorkerTimeout(f"workers {', '.join(missing)} did not answer within {timeout:g} s")
             for worker, message in messages:
-                if not isinstance(message, Progress):
-                    worker.pending.discard(message.number)
-                if message.number != number:
+                if isinstance(message, WorkerDied):
+                    if worker.name in missing:
+                        answers[worker.name] = message
+                        if errors == "raise":
+                            raise message
+                elif message.number != number:
                     continue  # from a worker that is not in this call, about an earlier one
-                if isinstance(message, Progress):
+                elif isinstance(message, Progress):
                     if on_progress:
                         on_progress(worker.name, message.value)
                 elif isinstance(message, Result):
@@ -167,8 +176,31 @@ class Workers(Mapping[str, Worker]):
             worker.stop()
             worker.close(time.monotonic())
 
+    def expect_death(self, node: str) -> list[str]:
+        """From now on a death of a node's workers is no surprise: calls to others go on, and leave them out.
+
+        May be called by any thread, also while another waits in :meth:`call_all`.
+
+        :param node: Name of a host or switch.
+        :return: The names of its workers, those that have joined included.
+        :raises SpecError: There is no such node.
+        """
+        found = [worker for worker in self._workers.values() if worker.node == node]
+        if not found:
+            raise SpecError(f"node: {node!r} has no worker; allowed are {', '.join(self.fabric.nodes)}")
+        for worker in found:
+            worker.may_die = True
+        return [worker.name for worker in found]
+
+    def kill(self, node: str) -> None:
+        """Have a node's workers die (SIGKILL), as :meth:`expect_death` says; return when they have ended."""
+        from testbed.fabric.processes import kill  # workers import this module, too, and have no use for Mininet
+
+        listed = {f"worker {name}" for name in self.expect_death(node)}
+        kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
+
     def check(self, timeout: float | None = 0.0) -> None:
-        """Wait for a worker to die.
+        """Wait for a worker to die of whom it is not expected.
 
         :param timeout: Seconds; ``None`` is for ever.
         :raises WorkerDied: One has died.
@@ -245,28 +277,30 @@ class Workers(Mapping[str, Worker]):
         socket.
         """
         while busy := [name for name in names if self._workers[name].pending]:
-            messages = self._receive(deadline)
-            if not messages:
+            if not self._receive(deadline):
                 raise WorkerTimeout(f"workers {', '.join(busy)} are still busy with an earlier call")
-            for worker, message in messages:
-                if not isinstance(message, Progress):
-                    worker.pending.discard(message.number)
 
-    def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure]]:
-        """What workers have said, one message each; nothing when the time is over.
+    def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
+        """What workers have said, one message each, or how they died; nothing when the time is over.
 
         All workers are listened to, so that the death of any is seen at once.
         """
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         open_workers = {w.connection: w for w in self._workers.values() if w.connection}
         ready = wait(list(open_workers), timeout)
-        messages = []
+        messages: list[tuple[Worker, Progress | Result | Failure | WorkerDied]] = []
         for connection, worker in open_workers.items():
-            if connection in ready:
-                try:
-                    messages.append((worker, connection.recv()))
-                except (EOFError, ConnectionResetError):
-                    raise worker.died() from None
+            if connection not in ready:
+                continue
+            try:
+                message = connection.recv()
+            except (EOFError, ConnectionResetError):
+                message = worker.died()
+                if not worker.may_die:
+                    raise message from None
+            if isinstance(message, Result | Failure):
+                worker.pending.discard(message.number)
+            messages.append((worker, message))
         return messages
 
     def _stop(self) -> None:

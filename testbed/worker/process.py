@@ -46,6 +46,10 @@ class Worker:
         self.connection: Connection | None = None
         #: Numbers of the calls that it has not answered.
         self.pending: set[int] = set()
+        #: Whether its death is no surprise: see :meth:`testbed.worker.Workers.expect_death`.
+        self.may_die = False
+        #: How it died, once that was seen of a worker that may.
+        self.death: WorkerDied | None = None
         self._workers = workers
 
     def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
@@ -60,6 +64,8 @@ class Worker:
 
         :raises WorkerDied: Nobody is there to read it.
         """
+        if self.death:
+            raise self.death
         assert self.connection
         try:
             self.connection.send(message)
@@ -67,13 +73,20 @@ class Worker:
             raise self.died() from None
 
     def died(self) -> WorkerDied:
-        """The error to raise when its connection has ended."""
+        """The error to raise when its connection has ended; from then on it is left out, if it may die."""
         status = None
         if self.process:
             with suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(DEATH_TIMEOUT)
         text = self.log.read_text(errors="replace") if self.log else ""
-        return WorkerDied(self.name, status, text[-LOG_TAIL:].strip())
+        death = WorkerDied(self.name, status, text[-LOG_TAIL:].strip())
+        if self.may_die:
+            self.death = death
+            self.pending.clear()
+            if self.connection:
+                self.connection.close()
+                self.connection = None
+        return death
 
     def stop(self) -> None:
         """Ask an idle worker to stop; kill a busy one, since what it waits for may never come."""

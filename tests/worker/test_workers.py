@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,41 @@ def test_strangers_are_turned_away(workers: Workers) -> None:
 def test_a_fabric_has_workers_once(workers: Workers) -> None:
     with pytest.raises(FabricError, match="this fabric has workers already"):
         Workers(workers.fabric).__enter__()
+
+
+def test_an_expected_death_is_returned_with_the_others_answers(workers: Workers, tmp_path: Path) -> None:
+    arguments = {"h1": {"directory": tmp_path, "names": ["h1"]}, "h2": {"directory": tmp_path, "names": ["h2", "never"]}}
+    threading.Timer(0.1, workers.kill, ["h2"]).start()  # whether before or during the call
+    answers = workers.call_all(calls.meet, arguments, errors="return")
+    assert answers["h1"] is None
+    assert isinstance(answers["h2"], WorkerDied)
+    assert str(answers["h2"]) == "worker h2 was killed by signal 9 before its work was done"
+
+
+def test_survivors_of_an_expected_death_go_on(workers: Workers) -> None:
+    workers.kill("h2")
+    workers.check()
+    assert workers["h1"].call(calls.remember, value=1) == 1
+    answers = workers.call_all(calls.remember, {"h2": {"value": 1}, "h1": {"value": 1}}, errors="return")
+    assert list(answers) == ["h2", "h1"]
+    assert isinstance(answers["h2"], WorkerDied)
+    assert answers["h1"] == 2
+    with pytest.raises(WorkerDied, match="worker h2 was killed by signal 9 before its work was done"):
+        workers["h2"].call(calls.describe)
+    os.kill(workers["h1"].pid, signal.SIGKILL)  # nobody expects this one
+    with pytest.raises(WorkerDied, match="worker h1"):
+        workers.check(timeout=10.0)
+
+
+def test_a_joined_worker_dies_with_its_node(workers: Workers) -> None:
+    process = join(workers, "mpi1", "h1")
+    workers.expect({"mpi1": "h1"})
+    workers.kill("h1")
+    assert process.wait(10) == -signal.SIGKILL
+    assert workers["h2"].call(calls.remember, value=1) == 1
+    assert {name for name, worker in workers.items() if worker.death} == {"h1", "mpi1"}
+
+
+def test_the_death_of_a_stranger_cannot_be_expected(workers: Workers) -> None:
+    with pytest.raises(SpecError, match="node: 'h9' has no worker; allowed are h1, h2, s1"):
+        workers.kill("h9")
