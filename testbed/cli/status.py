@@ -1,10 +1,15 @@
 """``testbed status``: the runs on this machine."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from testbed.cli import options
+
+if TYPE_CHECKING:
+    from testbed.fabric.runs import Run
+
+HEADINGS = ("run", "state", "topology", "hosts", "switch", "mtu", "offload", "age", "controller")
 
 
 def register(app: typer.Typer) -> None:
@@ -13,34 +18,30 @@ def register(app: typer.Typer) -> None:
 
 
 def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
-    """List the runs on this machine: those that are up, and those whose controller has died."""
-    from testbed.fabric.runs import runs
+    """List the runs on this machine: those that are up, those whose controller has died, and those that failed.
 
-    found = runs()
+    A run that failed is down already; its error is shown until testbed clean.
+    """
+    from testbed.fabric.runs import failures, runs
+
+    found, failed = runs(), failures()
     if json:
-        options.print_json([_as_dict(run) for run in found])
+        ended = [{"run": failure.run_id, "state": "failed", "error": failure.error} for failure in failed]
+        options.print_json([*map(as_dict, found), *ended])
         return
-    if not found:
+    if found:
+        rows = [HEADINGS, *map(cells, found)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for failure in failed:
+        typer.echo(f"run {failure.run_id} failed: {failure.headline}")
+    if not found and not failed:
         typer.echo("no run is up")
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("run", "state", "topology", "hosts", "switch", "mtu", "offload", "age", "controller"):
-        table.add_column(heading, no_wrap=True)
-    for run in found:
-        row = _as_dict(run)
-        minutes, seconds = divmod(int(run.age), 60)
-        row["age"] = f"{minutes}:{seconds:02}"
-        row["state"] = "up" if run.alive else "dead (testbed clean)"
-        row["offload"] = "on" if row["offload"] else "off"
-        table.add_row(*(str(row[str(column.header)]) for column in table.columns))
-    Console().print(table)
 
 
-def _as_dict(run: Any) -> dict[str, Any]:
+def as_dict(run: "Run") -> dict[str, Any]:
+    """Return what is known of a run, for programs."""
     plan = run.plan
     return {
         "run": run.run_id,
@@ -55,3 +56,13 @@ def _as_dict(run: Any) -> dict[str, Any]:
         "controller": run.state.controller.pid,
         "addresses": {host.name: host.ip for host in plan.hosts},
     }
+
+
+def cells(run: "Run") -> tuple[str, ...]:
+    """Return a run's line of the table, none cut off however long."""
+    row = as_dict(run)
+    minutes, seconds = divmod(int(run.age), 60)
+    row["age"] = f"{minutes}:{seconds:02}"
+    row["state"] = "up" if run.alive else "dead (testbed clean)"
+    row["offload"] = "on" if row["offload"] else "off"
+    return tuple(str(row[heading]) for heading in HEADINGS)

@@ -33,7 +33,7 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
 
 
 def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
-    """:func:`hold` in a process of its own, a daemon.
+    """:func:`hold` in a process of its own, a daemon. What ends it later is kept for ``testbed status``.
 
     :return: What it announces.
     :raises SpecError: The run id is not a short name.
@@ -62,6 +62,7 @@ def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
 def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
     """Never return: what called :func:`start` goes on in the parent alone."""
     status = 1
+    announced: str | None = None
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -70,6 +71,8 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
         os.close(null)
 
         def announce(message: dict[str, Any]) -> None:
+            nonlocal announced
+            announced = message["run_id"]
             os.write(writer, json.dumps(message).encode())
             os.close(writer)
 
@@ -78,7 +81,10 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
         status = 0  # told to end
     except BaseException as error:
         text = str(error) if isinstance(error, TestbedError) else traceback.format_exc()
-        with contextlib.suppress(OSError):  # announced already: nobody listens any more
-            os.write(writer, json.dumps({"error": text}).encode())
+        with contextlib.suppress(OSError):  # whom else to tell
+            if announced is None:
+                os.write(writer, json.dumps({"error": text}).encode())
+            else:
+                StateFile(announced).failure.write_text(text)
     finally:
         os._exit(status)

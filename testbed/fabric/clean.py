@@ -6,6 +6,7 @@ from pathlib import Path
 
 from testbed.errors import FabricError
 from testbed.fabric.processes import kill, processes_of
+from testbed.fabric.runs import failures
 from testbed.fabric.state import ROOT, state_files
 
 __all__ = ["Leftovers", "clean"]
@@ -29,6 +30,7 @@ class Leftovers:
 
 def clean(root: Path = ROOT) -> list[Leftovers]:
     """For each state file of a dead controller, kill the processes it lists, remove its directories, and it.
+    What failed controllers have left word of is forgotten.
 
     A process is only killed if its start time is the listed one, or if it has the run's id in its
     environment; a directory is only removed if it is the run's own, inside of ``root``.
@@ -59,4 +61,7 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         file.remove()
         left.files.append(str(file.path))
         removed.append(left)
+    for failed in failures(root):
+        failed.path.unlink(missing_ok=True)
+        removed.append(Leftovers(failed.run_id, files=[str(failed.path)]))
     return removed

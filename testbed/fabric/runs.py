@@ -1,6 +1,7 @@
 """The runs on this machine, by their state files: which there are, entering their hosts, ending them."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -8,13 +9,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.errors import FabricError
+from testbed.errors import FabricError, SpecError, TestbedError
 from testbed.fabric.processes import RUN_VARIABLE
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
 from testbed.plan import FabricPlan
 from testbed.rights import require_root
 
-__all__ = ["Run", "find_run", "runs"]
+__all__ = ["Failure", "ProgramNotFound", "Run", "failures", "find_run", "runs"]
+
+
+class ProgramNotFound(TestbedError):
+    """What was to be run inside a host is not there; the exit status is a shell's."""
+
+    exit_status = 127
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a controller in the background has left word of: the run came down by an error after it was up."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.path.stem
+
+    @property
+    def error(self) -> str:
+        """The error's text."""
+        return self.path.read_text().strip()
+
+    @property
+    def headline(self) -> str:
+        """The line of it that says most: the first, or a traceback's last."""
+        lines = self.error.splitlines() or ["no reason given"]
+        return lines[-1] if lines[0].startswith("Traceback") else lines[0]
 
 
 @dataclass(frozen=True)
@@ -48,12 +78,20 @@ class Run:
     def execute(self, node: str, command: Sequence[str]) -> NoReturn:
         """Become ``command`` inside a host's or switch's namespaces; the run kills it when it ends.
 
-        :raises SpecError: There is no such node.
-        :raises FabricError: It is not up.
+        :raises SpecError: There is no such node, or no command.
+        :raises FabricError: The run or the node is not up.
+        :raises ProgramNotFound: There is no such program.
         """
+        if not command:
+            raise SpecError("command: is missing; give a program and its arguments after the host")
         plan = self.plan
         if node not in {switch.name for switch in plan.switches}:
             plan.host(node)
+        if not self.alive:
+            raise self._dead()
+        # Nodes share the machine's files, so that what is not found here is not found there.
+        if shutil.which(command[0]) is None:
+            raise ProgramNotFound(f"{command[0]}: is no program on PATH, nor a file that can be run")
         for entry in self.state.processes:
             if entry.name == HOLDER_NAME.format(node) and entry.alive:
                 self.file.add_process(f"exec in {node}", os.getpid())
@@ -74,7 +112,7 @@ class Run:
             pidfd = -1
         try:
             if pidfd < 0 or not controller.alive:
-                raise FabricError(f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run")
+                raise self._dead()
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
             deadline = time.monotonic() + timeout
             while self.file.path.exists():
@@ -84,6 +122,14 @@ class Run:
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
+
+    def _dead(self) -> FabricError:
+        return FabricError(f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run")
+
+
+def failures(root: Path = ROOT) -> list[Failure]:
+    """All runs that came down by an error since the last ``testbed clean``, by run id."""
+    return [Failure(path) for path in sorted(root.glob("[!.]*.error"))]
 
 
 def runs(root: Path = ROOT) -> list[Run]:
@@ -112,9 +158,12 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
     if run_id is not None:
         file = StateFile(run_id, root)
         return Run(file, file.read())
-    found = [run for run in runs(root) if run.alive]
+    every = runs(root)
+    found = [run for run in every if run.alive]
     if not found:
-        raise FabricError("no run is up; `testbed up` starts one")
+        dead = ", ".join(repr(run.run_id) for run in every)
+        hint = f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
+        raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
         raise FabricError(f"several runs are up; name one of {', '.join(run.run_id for run in found)}")
     return found[0]

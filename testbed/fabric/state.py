@@ -59,6 +59,8 @@ class StateFile:
             raise SpecError(f"run id: {run_id!r} is not 1 to 32 letters, digits, '-' or '_'")
         self.path = root / f"{run_id}.json"
         self.run_id = run_id
+        #: Why the run's controller ended, where it did so by an error after the fabric was up.
+        self.failure = root / f"{run_id}.error"
         self._next = root / f".{run_id}.json.next"
 
     def create(self, state: State) -> None:
@@ -73,6 +75,7 @@ class StateFile:
                     f"run id: {self.run_id!r} is taken ({self.path}); `testbed down {self.run_id}` ends it, "
                     "`testbed clean` removes it if its controller is dead"
                 )
+            self.failure.unlink(missing_ok=True)
             self._write(state)
 
     def read(self) -> State:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from testbed.fabric.state import new_run_id
 
 pytestmark = pytest.mark.net
 
+PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
+
 
 def call(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *arguments]
     environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment, **options)
+    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment, **options)
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +64,57 @@ def test_status_lists_the_run(run_id: str) -> None:
     assert line.split()[1:7] == ["up", "ring", "3", "xdp", "1500", "on"]
 
 
+def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
+    name = f"{new_run_id()}-{'long' * 5}"
+    assert call("up", "--hosts", "1", "--run-id", name, "--topology", "leaf-spine").returncode == 0
+    try:
+        narrow = {**os.environ, "COLUMNS": "20"}
+        done = subprocess.run([*PROGRAM, "status"], capture_output=True, text=True, check=False, env=narrow)
+        (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{name} ")]
+        assert line.split()[1:3] == ["up", "leaf-spine"]
+        assert line.split()[-1] == str(found["controller"])
+    finally:
+        assert call("down", name).returncode == 0
+
+
+def test_a_program_that_is_not_there(run_id: str) -> None:
+    answer = call("exec", "--run", run_id, "h1", "--", "nonsense", "-x")
+    assert (answer.stderr, answer.returncode) == ("error: nonsense: is no program on PATH, nor a file that can be run\n", 127)
+    answer = call("exec", "--run", run_id, "h1", "--")
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: ")
+
+
+def test_an_error_after_up_is_shown_until_clean() -> None:
+    name = new_run_id()
+    controller = json.loads(call("up", "--hosts", "2", "--run-id", name, "--json").stdout)["controller"]
+    (state,) = [run.state for run in runs() if run.run_id == name]
+    with open(os.pidfd_open(controller)) as ended:
+        os.kill(next(entry.pid for entry in state.processes if entry.name == "worker h2"), signal.SIGKILL)
+        assert select.select([ended], [], [], 30)[0]
+    assert f"run {name} failed: worker h2 was killed by signal 9 before its work was done\n" in call("status").stdout
+    (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
+    assert found["state"] == "failed"
+    assert found["error"].startswith("worker h2 was killed by signal 9")
+    assert f"run {name}: removed /run/testbed/{name}.error\n" in call("clean").stdout
+    assert name not in call("status").stdout
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "status", "text"),
     [
-        (["up", "--hosts", "40"], "hosts: 40 is not an integer from 1 to 32"),
-        (["up", "--offload", "maybe"], "offload: 'maybe' is unknown; allowed are on, off"),
-        (["up", "--run-id", "a/b"], "run id: 'a/b' is not 1 to 32 letters, digits, '-' or '_'"),
-        (["exec", "--run", "none", "h1", "--", "true"], "there is no run 'none'"),
-        (["down", "none"], "there is no run 'none'"),
-        (["down", "none", "--all"], "run: 'none' and --all contradict each other"),
+        (["up", "--hosts", "40"], 2, "hosts: 40 is not an integer from 1 to 32"),
+        (["up", "--offload", "maybe"], 2, "--offload: 'maybe': allowed is on or off"),
+        (["up", "--run-id", "a/b"], 2, "run id: 'a/b' is not 1 to 32 letters, digits, '-' or '_'"),
+        (["exec", "--run", "none", "h1", "--", "true"], 1, "there is no run 'none'"),
+        (["down", "none"], 1, "there is no run 'none'"),
+        (["down", "none", "--all"], 2, "run: 'none' and --all contradict each other"),
     ],
 )
-def test_errors(arguments: list[str], text: str) -> None:
+def test_errors(arguments: list[str], status: int, text: str) -> None:
     answer = call(*arguments)
-    assert answer.returncode == 1
+    assert answer.returncode == status
     assert answer.stderr.startswith(f"error: {text}")
     assert "Traceback" not in answer.stderr
 
@@ -105,9 +144,8 @@ def test_a_run_is_named_where_several_are_up(run_id: str) -> None:
 def test_down_ends_what_runs_inside(run_id: str) -> None:
     name = new_run_id()
     assert call("up", "--hosts", "1", "--run-id", name).returncode == 0
-    command = [sys.executable, "-c", "from testbed.cli import main; main()"]
     arguments = ["exec", "--run", name, "h1", "--", "sh", "-c", "echo in; sleep 1000"]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as inside:
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True) as inside:
         assert inside.stdout
         assert inside.stdout.readline() == "in\n"
         assert call("down", name).stdout == f"run {name} is down\n"
@@ -119,6 +157,9 @@ def test_a_dead_run_is_shown_and_cleaned() -> None:
     controller = json.loads(call("up", "--hosts", "1", "--run-id", name, "--json").stdout)["controller"]
     os.kill(controller, signal.SIGKILL)
     answer = call("down", name)
+    assert answer.returncode == 1
+    assert answer.stderr == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
+    answer = call("exec", "--run", name, "h1", "true")
     assert answer.returncode == 1
     assert answer.stderr == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
     (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
@@ -133,9 +174,8 @@ def test_a_dead_run_is_shown_and_cleaned() -> None:
 
 def test_in_the_foreground_ctrl_c_takes_it_down() -> None:
     name = new_run_id()
-    command = [sys.executable, "-c", "from testbed.cli import main; main()"]
     arguments = ["up", "--hosts", "1", "--run-id", name, "--foreground"]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline().startswith(f"run {name} is up")
         process.send_signal(signal.SIGINT)
