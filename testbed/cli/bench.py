@@ -118,6 +118,41 @@ def allreduce(
         raise CollectiveError(f"{wrong} elements are wrong")
 
 
+@bench.command(
+    name="delay-line",
+    epilog=options.examples(
+        "testbed bench delay-line",
+        "testbed bench delay-line --rates 10000,100000 --delay 20ms --jitter 5ms --json line.json",
+        after="Lateness is in microseconds; [bold]late[/bold] counts frames later than 500 of them.",
+    ),
+)
+def delay_line(
+    rates: Annotated[str, typer.Option(help="Frames a second, each at least 1, comma-separated.")] = "1000,10000,50000,100000",
+    seconds: Annotated[float, typer.Option(help="Of sending at each rate, more than 0.")] = 2.0,
+    delay: Annotated[str, typer.Option(help="How long a frame is held.")] = "2ms",
+    jitter: Annotated[str, typer.Option(help="How much longer or shorter, at most the delay.")] = "1ms",
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Time how late the fault engine's delay line sends the frames that it holds, by rate."""
+    from testbed.bench import delay_line as line
+    from testbed.errors import SpecError
+    from testbed.faults.units import parse_seconds
+
+    try:
+        numbers = [int(rate) for rate in rates.split(",")]
+    except ValueError:
+        raise SpecError(f"--rates: {rates!r}: allowed are whole numbers, comma-separated") from None
+    to_stderr = str(json) == "-"
+    typer.echo(line.header_line(), err=to_stderr)
+    rows = []
+    for row in line.measure(numbers, seconds, parse_seconds(delay), parse_seconds(jitter)):
+        typer.echo(line.row_line(row), err=to_stderr)
+        rows.append(row)
+    if json is not None:
+        options.write_json({"rows": [row.to_dict() for row in rows]}, json)
+
+
 def show_progress() -> Callable[[str], None]:
     """Return what prints one changing line on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():

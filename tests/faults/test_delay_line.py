@@ -1,0 +1,278 @@
+"""The delay line: frames leave when they are due or overtaken, and every frame is accounted for."""
+
+import contextlib
+import itertools
+import math
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import FaultError, KernelError
+from testbed.faults import held
+from testbed.faults.delay_counters import BUCKETS, DelayCounters, Memory, lower_bound
+from testbed.faults.delay_line import ENTRANCE, EXIT, DelayLine
+from testbed.faults.held import Held, link_index
+from testbed.kernel import BpfObject, compile
+from testbed.probes.namespace import Namespace
+
+ETHERTYPE = 0x88B5  # IEEE 802: local experimental
+MS = 1_000_000  # ns
+FAR = 60_000 * MS  # after the test
+TIMES = st.integers(0, 2**64 - 1)
+
+
+def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> DelayCounters:
+    memory = Memory(realtime=1, **counts)
+    for bucket, count in (lateness or {}).items():
+        memory.lateness[bucket] = count
+    return DelayCounters.read(memory, overrun=0)
+
+
+@given(
+    st.integers(1, 2**32 - 1),
+    st.lists(TIMES, min_size=1, max_size=held.COPIES),
+    st.integers(0, held.MAX_LINKS - 1),
+    TIMES,
+    TIMES,
+)
+def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, release: int, latest: int) -> None:
+    header = Held(ifindex, tuple(due), link, release, latest)
+    assert len(header.pack()) == held.SIZE == 104
+    assert Held.unpack(header.pack() + b"frame") == header
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\0" * 50, "50 bytes are no held frame: its header takes 104"),
+        (b"\0" * 104, "ethertype 0000 is no held frame's, which is 88b6"),
+        (Held(1, (1,)).pack().replace(b"\x88\xb6\x01\0", b"\x88\xb6\x09\0"), "9 copies of a held frame: allowed are 1 to 8"),
+    ],
+)
+def test_what_is_no_header(data: bytes, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Held.unpack(data)
+
+
+def test_links_have_an_index_each() -> None:
+    assert sorted(link_index(a, b) for a in range(32) for b in range(32)) == list(range(held.MAX_LINKS))
+
+
+def test_buckets_cover_all_times() -> None:
+    bounds = [lower_bound(bucket) for bucket in range(BUCKETS + 1)]
+    assert bounds[:9] == list(range(9))
+    assert all(low < high <= max(low + 1, low * 9 / 8) for low, high in itertools.pairwise(bounds))
+    assert bounds[-1] == 2**64
+
+
+def test_quantiles() -> None:
+    assert math.isnan(make_counters().quantile(0.5))
+    counters = make_counters({3: 98, 5: 2})
+    assert counters.quantile(0.5) == counters.quantile(0.98) == pytest.approx(3e-9)
+    assert counters.quantile(0.99) == counters.quantile(1) == pytest.approx(5e-9)
+
+
+def test_counters_add_up() -> None:
+    total = make_counters({3: 1}, sent=1, full=2) + make_counters({3: 1, 4: 1}, sent=2, late=1, closed=5)
+    assert (total.sent, total.late, total.full, total.closed, total.dropped) == (3, 1, 2, 5, 7)
+    assert total.lateness[3:5] == (2, 1)
+    assert total.realtime
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    with Namespace() as namespace, namespace.entered():
+        namespace.run("ip link add port type veth peer name host", "ip link set host up", "ip link set port up")
+        yield namespace
+
+
+class Ends:
+    """Where held frames go in, and where they come out."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self.port = socket.if_nametoindex("port")
+        self.entrance, self.host = (
+            stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)) for _ in range(2)
+        )
+        self.entrance.bind((ENTRANCE, 0))
+        self.host.bind(("host", ETHERTYPE))
+        self.host.settimeout(10)
+
+    def hold(self, number: int, *due: int, port: int = 0, **header: int) -> None:
+        """Send a numbered frame into the entrance."""
+        frame = bytes(12) + ETHERTYPE.to_bytes(2, "big") + number.to_bytes(4, "big") + bytes(42)
+        self.entrance.send(Held(port or self.port, due, **header).pack() + frame)
+
+    def arrived(self) -> int:
+        """Number of the next frame that comes out."""
+        return int.from_bytes(self.host.recv(2048)[14:18], "big")
+
+
+@contextlib.contextmanager
+def opened(**options: object) -> Iterator[tuple[DelayLine, Ends]]:
+    with DelayLine(1500, **options) as line, contextlib.ExitStack() as stack:  # type: ignore[arg-type]
+        yield line, Ends(stack)
+
+
+def counted(line: DelayLine, received: int) -> DelayCounters:
+    """The counters, once so many frames have come in."""
+    deadline = time.monotonic() + 10
+    while (counters := line.counters()).received < received:
+        assert time.monotonic() < deadline, counters
+    return counters
+
+
+@pytest.mark.net
+@pytest.mark.usefixtures("namespace")
+class TestLine:
+    def test_frames_leave_by_due_time(self) -> None:
+        with opened() as (line, ends):
+            start = time.monotonic_ns()
+            due = {number: start + 20 * MS + number * 37 % 100 * 100_000 for number in range(100)}
+            for number, when in due.items():
+                ends.hold(number, when)
+            for number in sorted(due, key=due.__getitem__):
+                assert ends.arrived() == number
+                assert time.monotonic_ns() >= due[number]
+            counters = line.counters()
+        assert (counters.received, counters.sent, counters.dropped) == (100, 100, 0)
+        assert sum(counters.lateness) == 100
+
+    def test_each_copy_has_its_time(self) -> None:
+        with opened() as (line, ends):
+            now = time.monotonic_ns()
+            ends.hold(1, now + 60 * MS, now + 20 * MS, 0)
+            ends.hold(2, now + 40 * MS)
+            assert [ends.arrived() for _ in range(4)] == [1, 1, 2, 1]
+            assert time.monotonic_ns() >= now + 60 * MS
+            assert line.counters().sent == 4
+
+    def test_equal_times_keep_the_order(self) -> None:
+        with opened() as (_, ends):
+            due = time.monotonic_ns() + 20 * MS
+            for number in range(200):
+                ends.hold(number, due)
+            assert [ends.arrived() for _ in range(200)] == list(range(200))
+
+    def test_no_room_is_counted(self) -> None:
+        with opened(capacity=10) as (line, ends):
+            due = time.monotonic_ns() + FAR
+            for number in range(8):
+                ends.hold(number, due)
+            for number in range(8, 15):
+                ends.hold(number, due, due)
+            counters = counted(line, 15)
+            assert (counters.full, counters.sent) == (10, 0)
+        counters = line.counters()
+        assert (counters.closed, counters.dropped) == (8 + 2 * 2, 22)
+
+    def test_a_port_that_is_gone_is_counted(self) -> None:
+        with opened() as (line, ends):
+            ends.hold(1, 0, port=9999)
+            ends.hold(2, 0)
+            assert ends.arrived() == 2
+            counters = line.counters()
+            assert (counters.refused, counters.sent) == (1, 1)
+
+    def test_what_is_not_held_is_counted(self) -> None:
+        with opened() as (line, ends):
+            mark = bytes(12) + held.ETHERTYPE.to_bytes(2, "big")
+            ends.entrance.send(mark + bytes(20))  # short
+            ends.entrance.send(mark + bytes(200))  # no copies
+            ends.hold(1, 0, link=5, release=3)  # this line has no links
+            ends.entrance.send(Held(ends.port, (1,)).pack() + bytes(3000))  # longer than any frame of the switch
+            assert counted(line, 4).invalid == 4
+
+    def test_one_line_a_namespace(self) -> None:
+        with opened(), pytest.raises(KernelError, match=r"netlink: link add .*File exists"):
+            DelayLine(1500)
+
+    def test_nothing_is_left(self) -> None:
+        with opened() as (line, _):
+            assert {ENTRANCE, EXIT} <= {name for _, name in socket.if_nameindex()}
+        assert {name for _, name in socket.if_nameindex()} == {"lo", "port", "host"}
+        with pytest.raises(ProcessLookupError):
+            os.kill(line.pid, 0)
+        line.close()
+
+    def test_a_dead_process_is_an_error(self) -> None:
+        with opened() as (line, _):
+            process = os.pidfd_open(line.pid)
+            os.kill(line.pid, signal.SIGKILL)
+            select.select([process], [], [], 10)
+            os.close(process)
+            with pytest.raises(FaultError, match="the delay line ended with status -9: it said nothing"):
+                line.counters()
+
+    def test_capacity(self) -> None:
+        with pytest.raises(FaultError, match="capacity of a delay line: 0: allowed is at least 1 frame"):
+            DelayLine(1500, capacity=0)
+
+
+@pytest.fixture
+def overtake(monkeypatch: pytest.MonkeyPatch) -> Iterator[BpfObject]:
+    monkeypatch.setattr(compile, "BPF", Path(__file__).parent)
+    with BpfObject("overtake") as program:
+        yield program
+
+
+@pytest.mark.net
+@pytest.mark.usefixtures("namespace")
+class TestOvertaking:
+    def test_frames_that_pass_release_one(self, overtake: BpfObject) -> None:
+        links = overtake.maps["links"].view(np.uint64)
+        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"]) as (line, ends):
+            latest = time.monotonic_ns() + FAR
+            links[0, 1] = 3
+            ends.hold(1, 0, release=2, latest=latest)
+            ends.hold(2, 0, 0, release=1, latest=latest)
+            ends.hold(3, 0, release=600, latest=latest)
+            assert counted(line, 3).sent == 0
+            overtake.programs["pass"].test_run(bytes(64))
+            assert [ends.arrived(), ends.arrived()] == [2, 2]
+            overtake.programs["pass"].test_run(bytes(64))
+            assert ends.arrived() == 1
+            assert links[0].tolist() == [2, 1]
+            # More records than the ring buffer holds at once.
+            overtake.programs["pass"].test_run(bytes(64), repeat=1000)
+            assert ends.arrived() == 3
+            assert links[0].tolist() == [1002, 0]
+
+    def test_a_frame_waits_no_longer_than_its_latest_time(self, overtake: BpfObject) -> None:
+        links = overtake.maps["links"].view(np.uint64)
+        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"]) as (line, ends):
+            links[link_index(2, 3), 1] = 1
+            latest = time.monotonic_ns() + 20 * MS
+            ends.hold(1, 0, link=link_index(2, 3), release=5, latest=latest)
+            assert ends.arrived() == 1
+            assert time.monotonic_ns() >= latest
+            assert line.counters().sent == 1
+        assert not links.any()
+
+    def test_release_and_delay(self, overtake: BpfObject) -> None:
+        """A frame that is overtaken leaves no sooner than it is due."""
+        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"]) as (_, ends):
+            overtake.programs["pass"].test_run(bytes(64))
+            due = time.monotonic_ns() + 20 * MS
+            ends.hold(1, due, release=1, latest=due + FAR)  # overtaken before it came
+            assert ends.arrived() == 1
+            assert time.monotonic_ns() >= due
+
+    def test_what_is_dropped_waits_no_longer(self, overtake: BpfObject) -> None:
+        links = overtake.maps["links"].view(np.uint64)
+        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"], capacity=2) as (line, ends):
+            links[0, 1] = 5
+            for number in range(5):
+                ends.hold(number, 0, release=9, latest=time.monotonic_ns() + FAR)
+            assert counted(line, 5).full == 3
+            assert links[0, 1] == 2
+        assert links[0, 1] == 0
