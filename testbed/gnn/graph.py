@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.cache import cache_folder
 from testbed.errors import StorageError
 
-__all__ = ["GraphData", "cache_folder", "cached", "from_edges", "random_split"]
+__all__ = ["GraphData", "cached", "from_edges", "random_split"]
 
 ARRAYS = ("indptr", "indices", "x", "y", "train", "val", "test")
 ELSEWHERE = "set XDG_CACHE_HOME to a folder of your own on a disk with room"
@@ -116,20 +117,14 @@ def random_split(n: int, train: float, val: float, seed: int) -> tuple[NDArray[n
     return np.sort(parts[0]), np.sort(parts[1]), np.sort(parts[2])
 
 
-def cache_folder() -> Path:
-    """Return where graphs are kept: ``$XDG_CACHE_HOME/testbed/graphs``, else ``~/.cache/testbed/graphs``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "testbed" / "graphs"
-
-
 def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) -> Path:
     """Return the folder that holds the graph named `key`, making it first where it is not there.
 
     :param key: Names everything that the graph depends on.
-    :param folder: Where to keep it; without one, `cache_folder`.
+    :param folder: Where to keep it; without one, ``graphs`` in `testbed.cache.cache_folder`.
     :raises StorageError: The cache cannot be read or written.
     """
-    place = (folder or cache_folder()) / f"{key}-v{FORMAT}"
+    place = (folder or cache_folder() / "graphs") / f"{key}-v{FORMAT}"
     try:
         if (place / "graph.json").exists():
             return place

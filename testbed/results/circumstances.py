@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import subprocess
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from testbed.machine import load_average
+from testbed.results.findings import findings
 
 __all__ = ["circumstances", "digest"]
 
@@ -25,17 +25,18 @@ def digest(value: Any) -> str:
 
 def circumstances() -> dict[str, Any]:
     """Return what may explain a difference between two runs of one scenario."""
+    load, packages = load_average(), versions()
     return {
         "git_commit": git_commit(),
         "kernel": f"{platform.system()} {platform.release()} {platform.version()}",
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
-        "load_average": load_average(),
+        "load_average": load,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "python": platform.python_version(),
-        "versions": versions(),
-        "doctor": findings(),
+        "versions": packages,
+        "doctor": findings(packages),
     }
 
 
@@ -68,10 +69,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def findings() -> list[dict[str, Any]]:
-    """Return what ``testbed doctor`` finds."""
-    from testbed.probes import findings as probe_all
-
-    return [{**asdict(finding), "level": str(finding.level)} for finding in probe_all()]

@@ -21,7 +21,8 @@ PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 
 def call(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
-    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment, **options)
+    command = [*PROGRAM, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment, **options)
 
 
 @pytest.fixture(scope="module")
