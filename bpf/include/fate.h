@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Twin: testbed/faults/fate.py.
+ *
+ * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets the same faults. All numbers are
+ * integers, so that both sides agree bit for bit. Probabilities are compared with 63 bits of a draw; 1 is 2^63, which all are less than.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define FATE_MAX_HOSTS 32
+#define FATE_MAX_RULES 64
+#define FATE_MAX_COPIES 7  /* besides the frame itself */
+#define FATE_MAX_BITS 64   /* flipped in one frame, by all rules together */
+#define FATE_FIRST_BYTE 42 /* that may be corrupted: behind Ethernet, IPv4 and 8 bytes, UDP's header or TCP's ports and number */
+#define FATE_LOOKBACK 1024 /* frames of a stream that are looked at for its state */
+#define FATE_QUANTILES 1024
+
+enum fault_action {
+	FAULT_PASS = 0, /* in the log only */
+	FAULT_DROP = 1,
+	FAULT_DUPLICATE = 2,
+	FAULT_CORRUPT = 3,
+	FAULT_DELAY = 4,
+	FAULT_REORDER = 5,
+	FAULT_BURST = 6,
+};
+
+/* Draws of one rule about one frame. */
+enum fault_draw {
+	DRAW_MEETS = 0,	     /* whether the rule fires */
+	DRAW_STATE = 1,	     /* of a burst: the stream's next state */
+	DRAW_STATIONARY = 2, /* of a burst: the state that a stream begins in */
+	DRAW_VALUES = 3,     /* and on: bits to flip, delays of copies */
+};
+
+struct fault_packet {
+	__u8 sender; /* hosts' ranks */
+	__u8 receiver;
+	__u8 kind; /* enum ring_kind, or 0x80 and the IPv4 protocol */
+	__u8 hop;
+	__u8 attempt;
+	__u8 reserved;
+	__u16 group;
+	__u32 generation; /* or number of the flow between these hosts */
+	__u32 chunk;	  /* or index of the packet in its flow */
+};
+
+struct fault_range {
+	__u32 first;
+	__u32 last;
+};
+
+struct fault_rule {
+	__u64 p;	   /* probability that it fires, times 2^63; likewise the next three */
+	__u64 enter;	   /* burst: below this, a draw makes any stream bad */
+	__u64 stay;	   /* burst: from this on, it makes any stream good */
+	__u64 stationary;  /* burst: share of bad frames in a long stream */
+	__u64 within;	   /* reorder: ns that the frame waits at most */
+	__u32 action;	   /* enum fault_action */
+	__u32 count;	   /* copies, bits, or frames to be behind */
+	__u32 quantiles;   /* delay: index of its table */
+	__u32 reserved;
+	struct fault_range group, generation, chunk, hop, attempt;
+	__u32 kinds[8];			   /* a bit a kind */
+	__u32 receivers[FATE_MAX_HOSTS]; /* by sender, a bit a receiver */
+};
+
+struct fault_rules {
+	__u64 seed;
+	__u32 count;
+	__u32 trace; /* log frames that no rule met, too */
+	struct fault_rule rules[FATE_MAX_RULES];
+};
+
+/* A delay's inverse distribution function at 0, 1/1024 .. 1, ns, ascending, less than 2^40 apart. */
+struct fault_quantiles {
+	__u64 at[FATE_QUANTILES + 1];
+};
+
+struct fault_fired {
+	__u64 argument; /* copies, first bit flipped, delay of the first copy, frames to be behind; else 0 */
+	__u32 rule;
+	__u32 action;
+};
+
+struct fault_verdict {
+	__u32 drop;
+	__u32 copies; /* besides the frame itself */
+	__u32 behind; /* frames that go first; 0: none */
+	__u32 bits;
+	__u32 fired;
+	__u32 delayed; /* whether any of `delays` is not 0 */
+	__u64 within;  /* ns, of `behind` */
+	__u64 delays[FATE_MAX_COPIES + 1]; /* ns, the frame's own first; only copies + 1 of them count */
+	__u32 flips[FATE_MAX_BITS];	   /* bits from the frame's start */
+	struct fault_fired firings[FATE_MAX_RULES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fault_rules);
+} rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* the loader knows how many */
+	__type(key, __u32);
+	__type(value, struct fault_quantiles);
+} quantiles SEC(".maps");
+
+/* splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014). */
+static __always_inline __u64 fate_mix(__u64 x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+	return x ^ x >> 31;
+}
+
+static __always_inline __u64 fate_draw(__u64 hash, __u32 number)
+{
+	return fate_mix(hash + (number + 1) * 0x9e3779b97f4a7c15ull);
+}
+
+static __always_inline __u64 fate_hash(__u64 seed, __u32 rule, const struct fault_packet *packet)
+{
+	__u64 stream = packet->sender | packet->receiver << 8 | packet->kind << 16 | (__u64)packet->hop << 24 |
+		       (__u64)packet->attempt << 32 | (__u64)packet->group << 48;
+	__u64 place = packet->generation | (__u64)packet->chunk << 32;
+
+	return fate_mix(fate_mix(fate_draw(seed, rule) ^ stream) ^ place);
+}
+
+static __always_inline bool fate_within(struct fault_range range, __u32 number)
+{
+	return range.first <= number && number <= range.last;
+}
+
+static __always_inline bool fate_matches(const struct fault_rule *rule, const struct fault_packet *packet)
+{
+	return rule->receivers[packet->sender % FATE_MAX_HOSTS] >> packet->receiver % FATE_MAX_HOSTS & 1 &&
+	       rule->kinds[packet->kind >> 5] >> (packet->kind & 31) & 1 && fate_within(rule->group, packet->group) &&
+	       fate_within(rule->generation, packet->generation) && fate_within(rule->chunk, packet->chunk) &&
+	       fate_within(rule->hop, packet->hop) && fate_within(rule->attempt, packet->attempt);
+}
+
+/* The search for a stream's state, backwards from a frame. */
+struct fate_stream {
+	__u64 seed, enter, stay;
+	__u32 rule;
+	__u32 bad; /* once found */
+	struct fault_packet packet;
+};
+
+static long fate_look_back(__u32 step, void *context)
+{
+	struct fate_stream *stream = context;
+	__u64 draw = fate_draw(fate_hash(stream->seed, stream->rule, &stream->packet), DRAW_STATE) >> 1;
+
+	stream->bad = draw < stream->enter;
+	if (stream->bad || draw >= stream->stay)
+		return 1;
+	stream->packet.chunk -= 1;
+	return 0;
+}
+
+/* Whether a frame's stream is bad (Gilbert and Elliott's chain). Each draw moves both states of the chain at once; one below `enter` or
+ * from `stay` on moves them to the same place, whatever was before. So the state is a function of the few frames since the last such
+ * draw. A stream without one began in its stationary distribution, as does what lies further back than FATE_LOOKBACK.
+ */
+static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct fault_rule *rule, const struct fault_packet *packet)
+{
+	struct fate_stream stream = { .seed = seed, .enter = rule->enter, .stay = rule->stay, .rule = number, .packet = *packet };
+	__u32 steps = packet->chunk < FATE_LOOKBACK ? packet->chunk + 1 : FATE_LOOKBACK, before;
+
+	stream.packet.hop = 0;
+	before = stream.packet.chunk - steps;
+	bpf_loop(steps, fate_look_back, &stream, 0);
+	if (stream.packet.chunk != before)
+		return stream.bad;
+	return fate_draw(fate_hash(seed, number, &stream.packet), DRAW_STATIONARY) >> 1 < rule->stationary;
+}
+
+/* The delay at which the distribution function is draw / 2^64, between two quantiles by linear interpolation. */
+static __always_inline __u64 fate_quantile(const struct fault_quantiles *table, __u64 draw)
+{
+	__u32 index = draw >> 54;
+	__u64 low = table->at[index], high = table->at[index + 1];
+
+	return low + ((high - low) * (draw >> 30 & 0xffffff) >> 24);
+}
+
+struct fate_walk {
+	struct fault_rules *rules;
+	struct fault_verdict *verdict;
+	struct fault_packet packet;
+	__u32 bits; /* of the frame, from FATE_FIRST_BYTE on */
+};
+
+static __always_inline __u64 fate_flip(struct fault_verdict *verdict, __u64 hash, __u32 count, __u32 bits)
+{
+	__u64 first = 0;
+	__u32 i;
+
+	for (i = 0; i < FATE_MAX_BITS && i < count && bits; i++) {
+		__u32 at = FATE_FIRST_BYTE * 8 + fate_draw(hash, DRAW_VALUES + i) % bits;
+
+		if (i == 0)
+			first = at;
+		if (verdict->bits >= FATE_MAX_BITS)
+			break;
+		verdict->flips[verdict->bits & (FATE_MAX_BITS - 1)] = at;
+		verdict->bits += 1;
+	}
+	return first;
+}
+
+static __always_inline __u64 fate_delay(struct fault_verdict *verdict, __u64 hash, __u32 number)
+{
+	struct fault_quantiles *table = bpf_map_lookup_elem(&quantiles, &number);
+	__u64 first = 0;
+	int i;
+
+	if (!table)
+		return 0;
+	for (i = 0; i <= FATE_MAX_COPIES; i++) { /* a later rule may make copies */
+		__u64 delay = fate_quantile(table, fate_draw(hash, DRAW_VALUES + i));
+
+		if (i == 0)
+			first = delay;
+		verdict->delays[i] += delay;
+	}
+	verdict->delayed = 1;
+	return first;
+}
+
+static long fate_apply(__u32 number, void *context)
+{
+	struct fate_walk *walk = context;
+	struct fault_verdict *verdict = walk->verdict;
+	struct fault_fired *fired;
+	struct fault_rule *rule;
+	__u64 hash, argument = 0;
+
+	if (number >= FATE_MAX_RULES)
+		return 1;
+	rule = &walk->rules->rules[number];
+	if (!fate_matches(rule, &walk->packet))
+		return 0;
+	hash = fate_hash(walk->rules->seed, number, &walk->packet);
+	if (fate_draw(hash, DRAW_MEETS) >> 1 >= rule->p)
+		return 0;
+	switch (rule->action) {
+	case FAULT_BURST:
+		if (!fate_bad(walk->rules->seed, number, rule, &walk->packet))
+			return 0;
+		verdict->drop = 1;
+		break;
+	case FAULT_DROP:
+		verdict->drop = 1;
+		break;
+	case FAULT_DUPLICATE:
+		argument = rule->count;
+		verdict->copies += rule->count;
+		if (verdict->copies > FATE_MAX_COPIES)
+			verdict->copies = FATE_MAX_COPIES;
+		break;
+	case FAULT_CORRUPT:
+		argument = fate_flip(verdict, hash, rule->count, walk->bits);
+		break;
+	case FAULT_DELAY:
+		argument = fate_delay(verdict, hash, rule->quantiles);
+		break;
+	case FAULT_REORDER:
+		argument = rule->count;
+		verdict->behind += rule->count;
+		verdict->within += rule->within;
+		break;
+	}
+	fired = &verdict->firings[verdict->fired & (FATE_MAX_RULES - 1)];
+	fired->argument = argument;
+	fired->rule = number;
+	fired->action = rule->action;
+	verdict->fired += 1;
+	return verdict->drop != 0;
+}
+
+/* Judge a frame of `length` bytes. The verdict's memory is the caller's: it is too large for a program's stack. */
+static __always_inline void fate_judge(struct fault_rules *all, const struct fault_packet *packet, __u32 length,
+				       struct fault_verdict *verdict)
+{
+	struct fate_walk walk = { .rules = all, .verdict = verdict, .packet = *packet };
+	int i;
+
+	if (length > FATE_FIRST_BYTE)
+		walk.bits = (length - FATE_FIRST_BYTE) * 8;
+	verdict->drop = verdict->copies = verdict->behind = verdict->bits = verdict->fired = verdict->delayed = 0;
+	verdict->within = 0;
+	for (i = 0; i <= FATE_MAX_COPIES; i++)
+		verdict->delays[i] = 0;
+	bpf_loop(all->count, fate_apply, &walk, 0);
+}

@@ -1,0 +1,167 @@
+"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. Twin of ``struct fault_rules``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from testbed.errors import SpecError
+from testbed.faults.packet import KINDS
+from testbed.faults.quantiles import STEPS, quantiles
+from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder
+from testbed.plan import MAX_HOSTS, FabricPlan
+
+__all__ = ["CERTAIN", "MAX_RULES", "Action", "CompiledRule", "RuleTable", "compile_rules"]
+
+MAX_RULES: Final = 64
+CERTAIN: Final = 1 << 63
+"""Probability 1: all draws of 63 bits are less."""
+_KINDS: Final = 256
+_FIELDS: Final = ("group", "generation", "chunk", "hop", "attempt")
+
+_RULE = np.dtype(
+    [
+        ("p", "<u8"),
+        ("enter", "<u8"),
+        ("stay", "<u8"),
+        ("stationary", "<u8"),
+        ("within", "<u8"),
+        ("action", "<u4"),
+        ("count", "<u4"),
+        ("quantiles", "<u4"),
+        ("reserved", "<u4"),
+        ("ranges", "<u4", (len(_FIELDS), 2)),
+        ("kinds", "<u4", _KINDS // 32),
+        ("receivers", "<u4", MAX_HOSTS),
+    ]
+)
+_RULES = np.dtype([("seed", "<u8"), ("count", "<u4"), ("trace", "<u4"), ("rules", _RULE, MAX_RULES)])
+
+
+class Action(IntEnum):
+    """``enum fault_action``."""
+
+    PASS = 0
+    DROP = 1
+    DUPLICATE = 2
+    CORRUPT = 3
+    DELAY = 4
+    REORDER = 5
+    BURST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """``struct fault_rule``; probabilities are in units of 2**-63.
+
+    :param ranges: Of group, generation, chunk, hop and attempt.
+    :param kinds: Bit mask of kinds.
+    :param receivers: Bit mask of receivers, by sender.
+    :param count: Copies, bits, or frames to be behind.
+    :param quantiles: Index of the delay's table.
+    :param within: Nanoseconds that a reordered frame waits at most.
+    """
+
+    action: Action
+    p: int
+    ranges: tuple[Range, ...]
+    kinds: int
+    receivers: tuple[int, ...]
+    count: int = 0
+    quantiles: int = 0
+    within: int = 0
+    enter: int = 0
+    stay: int = 0
+    stationary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTable:
+    """Rules and the seed that decides for them.
+
+    :param sources: The rules that were compiled, in the same order.
+    :param quantiles: Tables of 1025 delays, nanoseconds.
+    """
+
+    seed: int
+    rules: tuple[CompiledRule, ...]
+    sources: tuple[PacketRule, ...]
+    quantiles: tuple[tuple[int, ...], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether frames may have to wait: a delay line is needed."""
+        return any(rule.action in (Action.DELAY, Action.REORDER) for rule in self.rules)
+
+    def pack(self, trace: bool = False) -> bytes:
+        """``struct fault_rules``.
+
+        :param trace: Frames that no rule meets are logged, too.
+        """
+        packed = np.zeros((), _RULES)
+        packed["seed"], packed["count"], packed["trace"] = self.seed, len(self.rules), trace
+        for place, rule in zip(packed["rules"], self.rules, strict=False):
+            for name in ("p", "enter", "stay", "stationary", "within", "action", "count", "quantiles", "ranges", "receivers"):
+                place[name] = getattr(rule, name)
+            place["kinds"] = np.frombuffer(rule.kinds.to_bytes(_KINDS // 8, "little"), "<u4")
+        return packed.tobytes()
+
+    def pack_quantiles(self) -> list[bytes]:
+        """``struct fault_quantiles``, one a table."""
+        return [np.array(table, "<u8").tobytes() for table in self.quantiles]
+
+
+def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) -> RuleTable:
+    """Resolve rules against a fabric.
+
+    :param seed: Of all draws, modulo 2**64.
+    :raises SpecError: There are too many rules, or one names a host that the fabric does not have.
+    """
+    if len(rules) > MAX_RULES:
+        raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
+    tables: dict[tuple[int, ...], int] = {}
+    compiled = tuple(_compile(rule, plan, tables) for rule in rules)
+    return RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables))
+
+
+def _compile(rule: PacketRule, plan: FabricPlan, tables: dict[tuple[int, ...], int]) -> CompiledRule:
+    ranges = tuple(getattr(rule, name) for name in _FIELDS)
+    kinds = range(_KINDS) if rule.kind is None else [KINDS[name] for name in rule.kind]
+    mask = sum(1 << kind for kind in kinds)
+    match rule:
+        case Drop():
+            own = {}
+        case Duplicate():
+            own = {"count": rule.copies}
+        case Corrupt():
+            own = {"count": rule.bits}
+        case Delay():
+            own = {"quantiles": tables.setdefault(tuple(quantiles(rule).tolist()), len(tables))}
+        case Reorder():
+            own = {"count": rule.behind, "within": round(rule.within * 1e9)}
+        case Burst():
+            stationary = _chance(rule.enter / (rule.enter + rule.leave))
+            own = {"enter": _chance(rule.enter), "stay": CERTAIN - _chance(rule.leave), "stationary": stationary}
+    return CompiledRule(Action[rule.action.upper()], _chance(rule.p), ranges, mask, _receivers(rule.link, plan), **own)
+
+
+def _chance(p: float) -> int:
+    return round(p * CERTAIN)
+
+
+def _receivers(links: Sequence[tuple[str, str]], plan: FabricPlan) -> tuple[int, ...]:
+    masks = [0] * MAX_HOSTS
+    for link in links:
+        senders, receivers = ([host.rank for host in plan.hosts] if end == "*" else [plan.host(end).rank] for end in link)
+        for sender in senders:
+            for receiver in receivers:
+                masks[sender] |= 1 << receiver
+    return tuple(masks)
+
+
+assert _RULES.itemsize == 16 + MAX_RULES * 256  # struct fault_rules
+assert STEPS == 1024  # FATE_QUANTILES
