@@ -18,7 +18,7 @@ int ring_link(struct xdp_md *ctx)
 {
 	struct work w = {};
 
-	return begin(&w, ctx) && on_frame(&w) == SEND ? XDP_TX : XDP_DROP;
+	return begin(&w, ctx) ? leave(&w, on_frame(&w), true) : XDP_DROP;
 }
 
 /* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
@@ -41,8 +41,9 @@ int ring_bell(struct xdp_md *ctx)
 	return waiting ? bpf_redirect_map(&fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* One of those frames. A frame stays on the CPU where it begins, lap after lap, and so would all that this process rings for: the
- * rank that comes last, which holds everybody's parked frames, would set one CPU to work alone.
+/* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, lap after lap,
+ * and so would all that this process rings for: the rank that comes last, which holds everybody's parked frames, would set one CPU
+ * to work alone.
  */
 SEC("xdp")
 int ring_order(struct xdp_md *ctx)
@@ -51,13 +52,15 @@ int ring_order(struct xdp_md *ctx)
 
 	if (!begin(&w, ctx))
 		return XDP_DROP;
+	if (w.frame->kind != RING_BELL) /* the copy of a frame that has gone on */
+		return leave(&w, on_ask(&w), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && config.cpus > 1) {
 		__u32 cpu = count_up(&w, RING_SPREAD) % config.cpus;
 
 		if (cpu != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&cpus, cpu, XDP_DROP);
 	}
-	return on_order(&w) == SEND ? bpf_redirect(config.uplink, 0) : XDP_DROP;
+	return leave(&w, on_order(&w), false);
 }
 
 /* The same on another CPU. */
@@ -66,7 +69,7 @@ int ring_remote(struct xdp_md *ctx)
 {
 	struct work w = {};
 
-	return begin(&w, ctx) && on_order(&w) == SEND ? bpf_redirect(config.uplink, 0) : XDP_DROP;
+	return begin(&w, ctx) && w.frame->kind == RING_BELL ? leave(&w, on_order(&w), false) : XDP_DROP;
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

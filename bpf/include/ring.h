@@ -18,6 +18,8 @@
 #define RING_FAN_SMALL 8	/* frames that one bell can become */
 #define RING_FAN_LARGE 32
 #define RING_PARKING 256	/* frames that may wait for the local gradient */
+#define RING_PARKING_TRIES 4	/* slots that a chunk may wait in */
+#define RING_ASKS 32		/* chunks that a CPU may have to ask for; a power of two */
 
 struct ring_peer {
 	__u8 mac[ETH_ALEN];
@@ -33,7 +35,8 @@ struct ring_config {
 	__u32 group;
 	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
-	__u32 quench_us;   /* requests for a chunk that was sent anew less than this ago are ignored */
+	__u32 upstream;	   /* who lacks a chunk asks: 0 its owner, 1 the rank before */
+	__u32 gap;	   /* slots by which a result may be late before it is asked for; 0: only the timer asks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that orders are spread over */
 	struct ring_peer peers[RING_MAX_RANKS];
@@ -51,16 +54,15 @@ struct ring_control {
 	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 ordered;	/* orders given since the start */
-	__u32 pad0[8];
+	__u32 quench_us; /* requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is */
+	__u32 pad0[7];
 	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u32 stored; /* results of this generation */
 	__u32 taken;  /* orders taken since the start */
-	__u32 park;   /* next parking slot to try */
 	__u32 rtt_samples; /* of own chunks sent once, from launch to result (RFC 6298, Karn's rule), all since the start */
 	__u32 rtt_max_us;
-	__u32 pad2;
 	__u64 rtt_sum_us;
-	__u32 pad1[6];
+	__u32 pad1[8];
 };
 
 struct ring_chunk {
@@ -68,15 +70,21 @@ struct ring_chunk {
 	__u64 result_sum;
 	__u32 claimed; /* generation that a CPU has begun to store */
 	__u32 done;    /* generation stored; 0: none */
-	__u32 sent_us; /* when it was last sent by its owner, low 32 bits */
-	__u32 attempt; /* of that sending */
+	__u32 sent_us; /* when this rank last sent it as its owner, or asked for it, low 32 bits; 0: not since it is stored */
+	__u32 attempt; /* of that */
+};
+
+/* How far the results of an owner have come without a hole: all before `slot`, and perhaps more. A hint, written without locks. */
+struct ring_front {
+	__u32 generation;
+	__u32 slot;
 };
 
 /* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
 enum ring_order_kind {
 	ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap */
 	ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
-	ORDER_REQUEST,	  /* ask the owner of chunk `chunk` for it */
+	ORDER_REQUEST,	  /* ask for chunk `chunk` */
 	ORDER_PROBE,	  /* ask whether rank `chunk` is there */
 };
 
@@ -84,7 +92,14 @@ struct ring_order {
 	__u32 kind;
 	__u32 generation;
 	__u32 chunk;
-	__u32 attempt;
+	__u32 attempt; /* of a launch or probe */
+};
+
+/* What the programs want sent, on one CPU: given while frames are received, taken by frames that this very CPU receives next. */
+struct ring_asks {
+	__u32 given;
+	__u32 taken;
+	struct ring_order orders[RING_ASKS];
 };
 
 enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };
@@ -107,7 +122,7 @@ enum ring_counter {
 	RING_RESENT,	      /* of these, chunks sent anew and requests */
 	RING_STORED,
 	RING_ANSWERED,	      /* first-lap frames answered from a result */
-	RING_DUPLICATE,	      /* second-lap frames whose result was there */
+	RING_DUPLICATE,	      /* second-lap frames whose result was there, and frames that are parked already */
 	RING_PARKED,
 	RING_BAD_COOKIE,
 	RING_BAD_GENERATION,  /* too old or too new to be of use */
@@ -119,6 +134,7 @@ enum ring_counter {
 	RING_BAD_CHECKSUM,
 	RING_PARKING_FULL,
 	RING_SPREAD,	      /* orders handed to another CPU */
+	RING_GAPS,	      /* results that later ones have overtaken, asked for without the process */
 	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
 	RING_COUNTERS,
 };

@@ -78,6 +78,29 @@ struct {
 	__type(value, __u32);
 } fan_large SEC(".maps");
 
+/* The link and the doorbell's far end: a frame that goes on, and its copy, which asks for a chunk that is missing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32);
+} fan_ask SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ring_asks);
+} asks SEC(".maps");
+
+/* By owner. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RING_MAX_RANKS);
+	__type(key, __u32);
+	__type(value, struct ring_front);
+} fronts SEC(".maps");
+
 /* The other CPUs, each with `ring_remote` to go on there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);

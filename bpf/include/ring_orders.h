@@ -39,28 +39,38 @@ static __always_inline enum outcome replay(struct work *w, __u32 slot)
 	return find_chunk(w) ? on_reduce(w) : GONE;
 }
 
-/* Ask the owner for a chunk. The frame is as long as a chunk, because the answer may not fit where a shorter one has been. */
+/* Ask for a chunk, unless it has come meanwhile. The frame is as long as a chunk, because the answer may not fit where a shorter
+ * one has been. Every asking is another attempt: a fault that meets frames by what they say must not meet all of them.
+ */
 static __always_inline enum outcome request(struct work *w, const struct ring_order *order)
 {
-	__u32 length = tensor_of(w, order->generation)->length;
+	struct ring_tensor *tensor = tensor_of(w, order->generation);
+	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &order->chunk);
+	__u32 length = tensor->length;
 
-	if (!resize(w, length))
+	if (!chunk)
+		return drop(w, RING_BAD_CHUNK);
+	if (chunk->done == order->generation || !resize(w, length))
 		return GONE;
+	chunk->sent_us = now_us();
 	w->frame->kind = RING_REQUEST;
 	w->frame->generation = order->generation;
 	w->frame->chunk = order->chunk;
-	w->frame->attempt = order->attempt;
+	w->frame->attempt = ++chunk->attempt;
+	w->frame->hop = 0;
 	w->frame->last = config.rank;
-	w->frame->tag = tensor_of(w, order->generation)->tag;
+	w->frame->flags = 0;
+	w->frame->tag = tensor->tag;
 	count(w, RING_RESENT);
-	return send(w, order->chunk % config.ranks, length);
+	return send(w, config.upstream ? rank_before(config.rank) : order->chunk % config.ranks, length);
 }
 
-static __always_inline enum outcome probe(struct work *w, __u32 rank)
+static __always_inline enum outcome probe(struct work *w, const struct ring_order *order)
 {
 	w->frame->kind = RING_PROBE;
+	w->frame->attempt = order->attempt;
 	w->frame->last = config.rank;
-	return send(w, rank, 0);
+	return send(w, order->chunk, 0);
 }
 
 /* The next order, if there is one that no other CPU has taken. */
@@ -80,27 +90,58 @@ static __always_inline bool take(struct work *w, struct ring_order *order)
 	return false;
 }
 
+/* What is wanted of the collective at hand: an own chunk, on its first lap, or somebody else's. */
+static __always_inline enum outcome send_order(struct work *w, const struct ring_order *order)
+{
+	if (order->generation != generation_of(w->progress) || order->chunk >= (__u32)w->progress)
+		return drop(w, RING_BAD_GENERATION);
+	if (order->kind == ORDER_REQUEST)
+		return request(w, order);
+	if (order->attempt)
+		count(w, RING_RESENT);
+	return launch(w, order->chunk, order->attempt);
+}
+
 static __always_inline enum outcome on_order(struct work *w)
 {
 	struct ring_order order;
 
-	if (w->frame->kind != RING_BELL)
-		return drop(w, RING_BAD_KIND);
 	if (!take(w, &order))
 		return GONE;
 	switch (order.kind) {
 	case ORDER_LAUNCH:
-		if (order.generation != generation_of(w->progress) || order.chunk >= (__u32)w->progress)
-			return drop(w, RING_BAD_GENERATION);
-		if (order.attempt)
-			count(w, RING_RESENT);
-		return launch(w, order.chunk, order.attempt);
+	case ORDER_REQUEST:
+		return send_order(w, &order);
 	case ORDER_REPLAY:
 		return replay(w, order.chunk);
-	case ORDER_REQUEST:
-		return request(w, &order);
 	case ORDER_PROBE:
-		return probe(w, order.chunk);
+		return probe(w, &order);
 	}
 	return drop(w, RING_BAD_KIND);
+}
+
+/* The frame is free to ask for what is missing. */
+static __always_inline enum outcome on_ask(struct work *w)
+{
+	__u32 zero = 0;
+	struct ring_asks *list = bpf_map_lookup_elem(&asks, &zero);
+	struct ring_order order;
+
+	if (!list || list->given == list->taken)
+		return drop(w, RING_BAD_KIND);
+	order = list->orders[list->taken % RING_ASKS];
+	list->taken += 1;
+	return send_order(w, &order);
+}
+
+/* Where a frame goes in the end. */
+static __always_inline int leave(struct work *w, enum outcome outcome, bool by_link)
+{
+	if (w->asks && outcome == SEND)
+		return bpf_redirect_map(&fan_ask, 0, BPF_F_BROADCAST);
+	if (w->asks)
+		outcome = on_ask(w);
+	if (outcome != SEND)
+		return XDP_DROP;
+	return by_link ? XDP_TX : bpf_redirect(config.uplink, 0);
 }

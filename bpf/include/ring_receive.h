@@ -28,6 +28,10 @@ static __always_inline bool find_chunk(struct work *w)
 		count(w, RING_BAD_CHUNK);
 		return false;
 	}
+	if (!w->frame->generation) { /* what chunks that were never stored have */
+		count(w, RING_BAD_GENERATION);
+		return false;
+	}
 	w->length = w->frame->length;
 	if (w->length > config.chunk_bytes || w->length < RING_BLOCK || w->length % RING_BLOCK) {
 		count(w, RING_BAD_LENGTH);
@@ -77,7 +81,7 @@ static __always_inline enum outcome on_result(struct work *w)
 		if (!result)
 			return GONE;
 		error = payload_store(w->ctx, result, w->length, &sum);
-		if (error || sum != w->frame->checksum) {
+		if (error || sum + seal(w) != w->frame->checksum) {
 			unclaim(w);
 			return drop(w, error ? RING_BAD_LENGTH : RING_BAD_CHECKSUM);
 		}
@@ -91,35 +95,43 @@ static __always_inline enum outcome on_result(struct work *w)
 	return w->frame->flags & RING_FLAG_USEFUL ? launch_next(w) : GONE;
 }
 
-/* Somebody lacks a result of a chunk that this rank owns. */
+/* Somebody lacks a result. Who holds it sends it; its owner, when nobody holds it yet, begins its first lap again. With `upstream` the
+ * request comes from the rank behind this one, goes on against the ring as far as the owner, and does not when this rank asks itself.
+ */
 static __always_inline enum outcome on_request(struct work *w)
 {
-	__u32 generation = w->frame->generation;
-	__u32 now = now_us();
+	__u32 generation = w->frame->generation, now = now_us();
+	bool mine = w->index % config.ranks == config.rank, held = w->chunk->done == generation;
 
-	if (w->index % config.ranks != config.rank)
+	if (config.upstream ? !is_from(w, rank_after(config.rank)) : !mine || !is_from(w, w->frame->last))
 		return drop(w, RING_BAD_RANK);
-	if (config.quench_us && now - w->chunk->sent_us < config.quench_us)
+	/* Never launched: it will be, and nothing is lost yet. */
+	if (!held && (generation != generation_of(w->progress) || w->index >= (__u32)w->progress ||
+		      (mine && w->index / config.ranks >= (__u32)w->control->next)))
+		return drop(w, RING_BAD_GENERATION);
+	if (too_soon(w, w->chunk, now))
 		return GONE;
-	if (w->chunk->done == generation) {
-		w->chunk->sent_us = now;
-		count(w, RING_RESENT);
+	w->chunk->sent_us = now;
+	count(w, RING_RESENT);
+	if (held && config.upstream)
+		return resume(w);
+	if (held) {
 		w->frame->attempt = ++w->chunk->attempt;
 		return answer(w);
 	}
-	/* Never launched: it will be, and nothing is lost yet. */
-	if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress ||
-	    w->index / config.ranks >= (__u32)w->control->next)
-		return drop(w, RING_BAD_GENERATION);
-	count(w, RING_RESENT);
-	return launch(w, w->index, w->chunk->attempt + 1);
+	if (mine)
+		return launch(w, w->index, w->chunk->attempt + 1);
+	if (w->frame->hop + 1 >= config.ranks)
+		return drop(w, RING_BAD_RANK);
+	w->frame->hop += 1;
+	return send(w, rank_before(config.rank), w->length);
 }
 
 static __always_inline enum outcome on_probe(struct work *w)
 {
 	__u32 asker = w->frame->last;
 
-	if (asker >= config.ranks)
+	if (!is_from(w, asker))
 		return drop(w, RING_BAD_RANK);
 	w->frame->kind = RING_ALIVE;
 	w->frame->last = config.rank;
@@ -137,6 +149,8 @@ static __always_inline enum outcome on_alive(struct work *w)
 		.stored = w->frame->chunk,
 	};
 
+	if (!is_from(w, event.rank))
+		return drop(w, RING_BAD_RANK);
 	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 	return GONE;
 }
@@ -176,7 +190,7 @@ static __always_inline enum outcome on_frame(struct work *w)
 		return GONE;
 	if (kind == RING_REQUEST)
 		return on_request(w);
-	if (w->frame->ip.saddr != config.peers[rank_before(config.rank)].ip)
+	if (!is_from(w, rank_before(config.rank)))
 		return drop(w, RING_BAD_RANK);
 	next = w->index + config.ranks;
 	if (kind == RING_REDUCE) {

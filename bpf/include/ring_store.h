@@ -6,8 +6,8 @@
  */
 #pragma once
 
+#include "ring_gap.h"
 #include "ring_payload.h"
-#include "ring_work.h"
 
 /* The frame becomes this rank's own chunk `index` on its first lap. */
 static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 attempt)
@@ -38,7 +38,7 @@ static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 att
 	w->frame->last = 0;
 	w->frame->flags = 0;
 	w->frame->tag = tensor->tag;
-	w->frame->checksum = sum;
+	w->frame->checksum = sum + ring_seal(RING_REDUCE, generation_of(w->progress), index, length, tensor->tag);
 	return send(w, rank_after(config.rank), length);
 }
 
@@ -57,8 +57,8 @@ static __always_inline enum outcome launch_next(struct work *w)
 	return launch(w, index, 0);
 }
 
-/* Turn the frame into lap two of a result that this rank holds: it visits every other rank. */
-static __always_inline enum outcome answer(struct work *w)
+/* Turn the frame into lap two of a result that this rank holds, as its `hop`th hop. */
+static __always_inline enum outcome send_result(struct work *w, __u8 hop, __u8 last)
 {
 	void *result = bpf_map_lookup_elem(&results, &w->index);
 	__u32 length = w->length;
@@ -76,12 +76,31 @@ static __always_inline enum outcome answer(struct work *w)
 	if (*(volatile __u32 *)&w->chunk->claimed != w->frame->generation)
 		return drop(w, RING_OVERTAKEN);
 	w->frame->kind = RING_RESULT;
-	w->frame->hop = 1;
-	w->frame->last = rank_before(config.rank);
+	w->frame->hop = hop;
+	w->frame->last = last;
 	w->frame->flags = 0;
-	w->frame->checksum = sum;
+	w->frame->checksum = sum + seal(w);
 	count(w, RING_ANSWERED);
 	return send(w, rank_after(config.rank), length);
+}
+
+/* A lap two that visits every other rank. */
+static __always_inline enum outcome answer(struct work *w)
+{
+	return send_result(w, 1, rank_before(config.rank));
+}
+
+/* Go on with a lap two that was lost behind this rank: the frame becomes the one that went on from here. */
+static __always_inline enum outcome resume(struct work *w)
+{
+	__u32 owner = w->index % config.ranks;
+	__u32 hops = (config.rank + 1 >= owner ? 0 : config.ranks) + config.rank + 1 - owner; /* since the lap began */
+
+	if (hops >= config.ranks)
+		hops -= config.ranks;
+	if (hops == config.ranks - 1) /* it ended here */
+		return answer(w);
+	return send_result(w, hops + 1, rank_before(rank_before(owner)));
 }
 
 /* A result is in place: make it count, once. */
@@ -92,7 +111,9 @@ static __always_inline void stored(struct work *w, __u64 sum)
 	w->chunk->result_sum = sum;
 	__sync_lock_test_and_set(&w->chunk->done, generation);
 	count(w, RING_STORED);
-	if (w->index % config.ranks == config.rank && !w->frame->attempt && !w->chunk->attempt) {
+	if (w->index % config.ranks != config.rank) {
+		w->chunk->attempt = 0;
+	} else if (!w->frame->attempt && !w->chunk->attempt) {
 		__u32 rtt = now_us() - w->chunk->sent_us;
 
 		__sync_fetch_and_add(&w->control->rtt_samples, 1);
@@ -101,11 +122,13 @@ static __always_inline void stored(struct work *w, __u64 sum)
 		if (rtt > w->control->rtt_max_us)
 			w->control->rtt_max_us = rtt;
 	}
+	w->chunk->sent_us = 0; /* whoever asks for it from now on can have it */
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
 		struct ring_event event = { .kind = RING_EVENT_STORED, .generation = generation };
 
 		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 	}
+	look_back(w);
 }
 
 /* One CPU alone may write a result. */
@@ -125,16 +148,29 @@ static __always_inline void unclaim(struct work *w)
 /* Keep the frame's data until the process has its gradient ready and rings. */
 static __always_inline enum outcome park(struct work *w, bool *ready)
 {
-	__u32 slot = __sync_fetch_and_add(&w->control->park, 1) % RING_PARKING;
-	struct ring_parked *parked = bpf_map_lookup_elem(&parking, &slot);
-	void *data = bpf_map_lookup_elem(&parking_data, &slot);
-	__u32 length = w->frame->length;
+	struct ring_parked *parked;
+	__u32 slot, length = w->frame->length;
 	__u64 progress;
+	void *data;
+	int tries;
 
-	if (!parked || !data || length > config.chunk_bytes || length < RING_BLOCK)
+	if (length > config.chunk_bytes || length < RING_BLOCK)
 		return GONE;
-	if (__sync_val_compare_and_swap(&parked->state, PARKING_FREE, PARKING_FILLING) != PARKING_FREE)
+	for (tries = 0; tries < RING_PARKING_TRIES; tries++) {
+		slot = (w->frame->chunk + tries * (RING_PARKING / RING_PARKING_TRIES)) % RING_PARKING;
+		parked = bpf_map_lookup_elem(&parking, &slot);
+		if (!parked)
+			return GONE;
+		if (__sync_val_compare_and_swap(&parked->state, PARKING_FREE, PARKING_FILLING) == PARKING_FREE)
+			break;
+		if (parked->generation == w->frame->generation && parked->chunk == w->frame->chunk)
+			return drop(w, RING_DUPLICATE);
+	}
+	if (tries == RING_PARKING_TRIES)
 		return drop(w, RING_PARKING_FULL);
+	data = bpf_map_lookup_elem(&parking_data, &slot);
+	if (!data) /* cannot be: the maps are equally long */
+		return GONE;
 	parked->generation = w->frame->generation;
 	parked->chunk = w->frame->chunk;
 	parked->attempt = w->frame->attempt;
@@ -180,7 +216,7 @@ static __always_inline enum outcome reduce(struct work *w)
 	}
 	if (!claim(w))
 		return drop(w, RING_DUPLICATE);
-	expected = w->frame->checksum + w->chunk->input_sum;
+	expected = w->frame->checksum - seal(w) + w->chunk->input_sum;
 	error = payload_add_store(w->ctx, input, result, w->length, &sum);
 	if (error || sum != expected) {
 		unclaim(w);
@@ -191,6 +227,6 @@ static __always_inline enum outcome reduce(struct work *w)
 	w->frame->hop = 1;
 	w->frame->last = rank_before(config.rank);
 	w->frame->flags = RING_FLAG_USEFUL;
-	w->frame->checksum = sum;
+	w->frame->checksum = sum + seal(w);
 	return send(w, rank_after(config.rank), w->length);
 }

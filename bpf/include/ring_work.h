@@ -17,6 +17,7 @@ struct work {
 	__u64 progress; /* as it was when work on this frame began */
 	__u32 index;	/* of the chunk */
 	__u32 length;	/* of the payload of frames in this generation */
+	bool asks;	/* there are chunks to ask for */
 };
 
 static __always_inline __u64 count_up(struct work *w, enum ring_counter counter)
@@ -66,11 +67,31 @@ static __always_inline __u32 now_us(void)
 	return bpf_ktime_get_ns() / 1000;
 }
 
+/* Does the frame come from a rank? */
+static __always_inline bool is_from(struct work *w, __u32 rank)
+{
+	return rank < RING_MAX_RANKS && rank < config.ranks && w->frame->ip.saddr == config.peers[rank].ip;
+}
+
+/* Has the chunk been sent or asked for a moment ago? All ranks that lack it ask at once. */
+static __always_inline bool too_soon(struct work *w, struct ring_chunk *chunk, __u32 now)
+{
+	return chunk->sent_us && now - chunk->sent_us < w->control->quench_us;
+}
+
 /* Has the process begun another collective since this frame's work began? Then what was read may be torn. */
 static __always_inline bool overtaken(struct work *w)
 {
 	barrier();
 	return generation_of(*(volatile __u64 *)&w->control->progress) != generation_of(w->progress);
+}
+
+/* The part of the frame's checksum that stands for its header. */
+static __always_inline __u64 seal(struct work *w)
+{
+	struct ring_frame *f = w->frame;
+
+	return ring_seal(f->kind, f->generation, f->chunk, w->length, f->tag);
 }
 
 /* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked up again afterwards. */

@@ -2,7 +2,7 @@
 /* What stands on the wire: Ethernet, IPv4, UDP, and the ring's header. Twin: testbed/protocol/wire.py.
  *
  * The ring's fields are little endian, as the lanes in the payload are: every host of a testbed is the same machine, and a
- * 64-bit add on the payload must not swap bytes. UDP's checksum is 0 (RFC 768: none); the ring's own covers the payload end to end.
+ * 64-bit add on the payload must not swap bytes. UDP's checksum is 0 (RFC 768: none); the ring's own covers payload and header end to end.
  */
 #pragma once
 
@@ -48,7 +48,7 @@ struct ring_frame {
 	__u64 cookie;	  /* random, agreed when the group forms; keeps other sessions' frames out */
 	__u32 generation; /* number of the collective in the group, from 1 */
 	__u32 chunk;
-	__u64 checksum; /* sum of the payload's 64-bit words */
+	__u64 checksum; /* sum of the payload's 64-bit words, and the seal */
 	__u8 attempt;	/* 0, then 1 more for each time that the chunk is sent anew */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
 	__u8 last;	/* rank where lap two ends, or whom a request or probe is about */
@@ -60,6 +60,17 @@ struct ring_frame {
 _Static_assert(sizeof(struct ring_frame) == 80, "twin: testbed/protocol/wire.py");
 _Static_assert(__builtin_offsetof(struct ring_frame, cookie) % 8 == 0, "one load");
 _Static_assert(__builtin_offsetof(struct ring_frame, checksum) % 8 == 0, "one load");
+
+/* What a checksum begins with, so that a frame adds up only as the one that its header says it is: a partial sum whose kind is changed
+ * into a result's on its way does not. The multipliers are those of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+ */
+static __always_inline __u64 ring_seal(__u8 kind, __u32 generation, __u32 chunk, __u16 length, __u16 tag)
+{
+	__u64 x = ((__u64)generation << 32 | chunk) * 0xbf58476d1ce4e5b9ull + ((__u64)kind << 32 | (__u32)length << 16 | tag);
+
+	x = (x ^ x >> 30) * 0x94d049bb133111ebull;
+	return x ^ x >> 31;
+}
 
 /* The frame's headers when it is one of ours, else NULL. */
 static __always_inline struct ring_frame *ring_parse(void *data, void *data_end)

@@ -16,6 +16,7 @@ __all__ = [
     "Lanes",
     "Member",
     "OnOverflow",
+    "RecoveryFrom",
     "make_cookie",
     "make_groups",
 ]
@@ -23,6 +24,7 @@ __all__ = [
 Lanes = Literal["int16", "int32"]
 OnOverflow = Literal["error", "saturate"]
 Affinity = Literal["none", "rank"]
+RecoveryFrom = Literal["origin", "upstream"]
 
 MAX_RANKS = 32
 MAX_WINDOW = 256
@@ -58,6 +60,9 @@ class GroupSpec:
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Most float32 elements in one collective.
     :param window: Frames in flight that each owner keeps (in-kernel transports).
+    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends it round
+        again; or ``upstream``, its neighbour, who answers from what it holds or passes the request on towards the owner.
+    :param gap: Chunks of one owner by which a result may be late before the kernel asks for it; 0: only the timer does.
     :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
     :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.
     :param affinity: ``rank`` pins each rank's process to CPU ``rank % cpus``; ``none`` pins nothing.
@@ -73,6 +78,8 @@ class GroupSpec:
     mtu: int = 1500
     capacity: int = 16 << 20
     window: int = 8
+    recovery: RecoveryFrom = "upstream"
+    gap: int = 16
     timeout: float = 10.0
     on_overflow: OnOverflow = "error"
     affinity: Affinity = "none"
@@ -98,6 +105,8 @@ class GroupSpec:
         require(MTU_RANGE[0] <= self.mtu <= MTU_RANGE[1], "mtu", "{}..{}".format(*MTU_RANGE))
         require(0 <= self.capacity < 1 << 31, "capacity", "0..2^31-1 elements")
         require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
+        require(self.recovery in get_args(RecoveryFrom), "recovery", " or ".join(get_args(RecoveryFrom)))
+        require(0 <= self.gap <= 4096, "gap", "0..4096 chunks")
         require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
         require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))
         require(self.affinity in get_args(Affinity), "affinity", " or ".join(get_args(Affinity)))

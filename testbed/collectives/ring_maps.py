@@ -12,7 +12,7 @@ from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_vo
 
 from testbed.collectives.group import Member
 from testbed.collectives.lanes import NativeLanes
-from testbed.protocol.memory import COUNTERS, ORDERS, PARKING, EventKind, Order
+from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, EventKind, Order
 from testbed.protocol.wire import (
     BLOCK,
     FRAME_BYTES,
@@ -45,11 +45,13 @@ __all__ = [
     "Event",
     "EventKind",
     "Frame",
+    "Front",
     "Kind",
     "NativeRing",
     "Order",
     "Parked",
     "Peer",
+    "RingAsks",
     "RingOrder",
     "Tensor",
     "peer",
@@ -75,7 +77,8 @@ class Config(ctypes.Structure):
         ("group", c_uint32),
         ("chunk_bytes", c_uint32),
         ("chunks", c_uint32),
-        ("quench_us", c_uint32),
+        ("upstream", c_uint32),
+        ("gap", c_uint32),
         ("uplink", c_uint32),
         ("cpus", c_uint32),
         ("peers", Peer * MAX_RANKS),
@@ -96,16 +99,15 @@ class Control(ctypes.Structure):
         ("tensors", Tensor * 2),
         ("wake_at", c_uint32),
         ("ordered", c_uint32),
-        ("pad0", c_uint32 * 8),
+        ("quench_us", c_uint32),
+        ("pad0", c_uint32 * 7),
         ("next", c_uint64),
         ("stored", c_uint32),
         ("taken", c_uint32),
-        ("park", c_uint32),
         ("rtt_samples", c_uint32),
         ("rtt_max_us", c_uint32),
-        ("pad2", c_uint32),
         ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 6),
+        ("pad1", c_uint32 * 8),
     ]
 
 
@@ -126,6 +128,18 @@ class RingOrder(ctypes.Structure):
     """``struct ring_order``."""
 
     _fields_ = [("kind", c_uint32), ("generation", c_uint32), ("chunk", c_uint32), ("attempt", c_uint32)]
+
+
+class RingAsks(ctypes.Structure):
+    """``struct ring_asks``."""
+
+    _fields_ = [("given", c_uint32), ("taken", c_uint32), ("orders", RingOrder * ASKS)]
+
+
+class Front(ctypes.Structure):
+    """``struct ring_front``."""
+
+    _fields_ = [("generation", c_uint32), ("slot", c_uint32)]
 
 
 class Parked(ctypes.Structure):

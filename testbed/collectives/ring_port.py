@@ -38,7 +38,7 @@ _CHUNK = np.dtype(
 )
 _RING_BUFFER_HEADER = 8
 _QUENCH_US = 2000
-"""Owners ignore requests for a chunk that they have sent less than this ago: all ranks that lack it ask at once."""
+"""Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known: all ask at once."""
 _YIELDS = 64
 """Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small collective takes."""
 
@@ -84,7 +84,8 @@ class RingPort:
             group=spec.group_id,
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
-            quench_us=_QUENCH_US,
+            upstream=int(spec.recovery == "upstream"),
+            gap=spec.gap,
             cpus=len(cpus),
             uplink=socket.if_nametoindex(LINK),
         )
@@ -114,7 +115,10 @@ class RingPort:
         self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
         self.parking = shared["parking"].view(np.uint8)
         self.orders = shared["orders"].view(np.uint8)
+        self.control.quench_us = _QUENCH_US
         far = socket.if_nametoindex(BELL_FAR)
+        for index, device in enumerate((socket.if_nametoindex(LINK), far)):
+            shared["fan_ask"].update(index, device)
         for fan, width in (("fan_small", maps.FAN_SMALL), ("fan_large", maps.FAN_LARGE)):
             for index in range(width):
                 shared[fan].update(index, far)
@@ -218,6 +222,10 @@ class RingPort:
     def set_timeout(self, seconds: float) -> None:
         """How long `reduce` waits before it gives a collective to the recovery."""
         self._native.timeout_ns = int(seconds * 1e9)
+
+    def set_quench(self, seconds: float) -> None:
+        """How long ago a chunk must have been sent or asked for, for a request to count."""
+        self.control.quench_us = int(seconds * 1e6)
 
     def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""

@@ -17,6 +17,10 @@ from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
 
+_QUENCH = 2e-3
+_LEAST_QUENCH = 100e-6
+"""Seconds: bounds of how long a request keeps others for the same chunk from counting, which is two round trips."""
+
 _SILENT = 3
 """Probes in a row that a rank must have left unanswered to count as silent."""
 
@@ -69,6 +73,7 @@ class Recovery:
         port.set_timeout(self.timer.timeout)
         #: Times that the timer has expired.
         self.rounds = 0
+        self._probes = 0
         self._samples = 0
         self._rtt_sum = 0
         self._peers = {member.rank: _Peer() for member in port.spec.members if member.rank != port.spec.rank}
@@ -135,7 +140,8 @@ class Recovery:
     def _probe(self, generation: int, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._peers[rank].unanswered += 1
-            self.port.order(Order.PROBE, generation, rank)
+            self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
+            self.port.order(Order.PROBE, generation, rank, self._probes & 0xFF)
         self.port.flush()
 
     def _note(self) -> None:
@@ -149,6 +155,7 @@ class Recovery:
             self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
+            self.port.set_quench(min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _QUENCH))
 
     def _ask(self, front: _Front, stalled: bool) -> None:
         """Have sent again what seems lost."""
@@ -157,7 +164,7 @@ class Recovery:
         for chunk in plea.request:
             port.order(Order.REQUEST, generation, front.first + chunk)
         for chunk in plea.resend:
-            attempt = int(port.records["attempt"][front.first + chunk]) + 1
+            attempt = int(port.records["attempt"][front.first + chunk]) + 1 & 0xFF or 1
             port.order(Order.LAUNCH, generation, front.first + chunk, attempt)
         if plea.claim:
             # The tokens that would have launched these are lost. One may have come after all by now, and taken the first slots.

@@ -27,11 +27,11 @@ struct tensor {
 struct control {
 	uint64_t progress;
 	struct tensor tensors[2];
-	uint32_t wake_at, ordered, pad0[8];
+	uint32_t wake_at, ordered, quench_us, pad0[7];
 	uint64_t next;
-	uint32_t stored, taken, park, rtt_samples, rtt_max_us, pad2;
+	uint32_t stored, taken, rtt_samples, rtt_max_us;
 	uint64_t rtt_sum_us;
-	uint32_t pad1[6];
+	uint32_t pad1[8];
 };
 
 struct parked {

@@ -12,13 +12,16 @@ import numpy as np
 from testbed.protocol.wire import Endpoint, Frame
 
 __all__ = [
+    "ASKS",
     "COUNTERS",
     "ORDERS",
     "PARKING",
+    "PARKING_TRIES",
     "Chunk",
     "Config",
     "Event",
     "EventKind",
+    "Front",
     "Memory",
     "Order",
     "OrderEntry",
@@ -27,6 +30,12 @@ __all__ = [
 
 PARKING = 256
 """Frames that may wait for the local gradient."""
+
+PARKING_TRIES = 4
+"""Slots that a chunk may wait in."""
+
+ASKS = 32
+"""Chunks that a CPU may have to ask for."""
 
 ORDERS = 1024
 """Orders that may wait to be taken."""
@@ -49,6 +58,7 @@ COUNTERS = (
     "bad_checksum",
     "parking_full",
     "spread",
+    "gaps",
     "overtaken",
 )
 """``enum ring_counter``."""
@@ -94,8 +104,9 @@ class Config:
 
     :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of `BLOCK`.
     :param chunks: Capacity.
-    :param quench_us: Requests for a chunk that was sent anew less than this ago are ignored; 0: none is.
     :param peers: Addresses of all ranks.
+    :param upstream: Who lacks a chunk asks the rank before it, not the chunk's owner.
+    :param gap: Slots by which a result may be late before it is asked for; 0: only the timer asks.
     """
 
     cookie: int
@@ -104,8 +115,9 @@ class Config:
     group: int
     chunk_bytes: int
     chunks: int
-    quench_us: int
     peers: tuple[Endpoint, ...]
+    upstream: bool = False
+    gap: int = 0
 
     @property
     def after(self) -> int:
@@ -125,6 +137,14 @@ class Tensor:
     total: int = 0
     length: int = 0
     tag: int = 0
+
+
+@dataclass(slots=True)
+class Front:
+    """``struct ring_front``."""
+
+    generation: int = 0
+    slot: int = 0
 
 
 @dataclass(slots=True)
@@ -148,7 +168,10 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_generation: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
+    :param quench_us: Requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is.
     :param orders: Given and not taken.
+    :param asks: What the programs want sent: launches and requests.
+    :param fronts: By owner, how far its results have come without a hole.
     :param parking: What is parked in each slot.
     """
 
@@ -159,12 +182,13 @@ class Memory:
     next_slot: int = 0
     stored: int = 0
     wake_at: int = 0
-    park: int = 0
     rtt_samples: int = 0
     rtt_sum_us: int = 0
     rtt_max_us: int = 0
+    quench_us: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
     orders: deque[OrderEntry] = field(default_factory=deque)
+    asks: deque[OrderEntry] = field(default_factory=deque)
     events: list[Event] = field(default_factory=list)
     parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)
 
@@ -172,5 +196,6 @@ class Memory:
         shape = self.config.chunks, self.config.chunk_bytes // 8
         self.inputs = np.zeros(shape, np.uint64)
         self.results = np.zeros(shape, np.uint64)
+        self.fronts = [Front() for _ in range(self.config.ranks)]
         self.chunks = [Chunk() for _ in range(self.config.chunks)]
         self.counters = dict.fromkeys(COUNTERS, 0)

@@ -11,28 +11,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from testbed.protocol.generation import generation_after
-from testbed.protocol.memory import PARKING, Event, EventKind, Memory, Order, OrderEntry, Tensor
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, VERSION, Frame, Kind, checksum
+from testbed.protocol.memory import PARKING, PARKING_TRIES, Event, EventKind, Order, OrderEntry
+from testbed.protocol.sending import U32, U64, Sender
+from testbed.protocol.wire import BLOCK, USEFUL, VERSION, Frame, Kind, checksum, seal
 
 __all__ = ["Rank"]
 
-_U32 = 0xFFFFFFFF
-_U64 = 0xFFFFFFFFFFFFFFFF
 
-
-class Rank(Memory):
+class Rank(Sender):
     """The programs of one rank, and the memory that they work on."""
 
     def on_frame(self, frame: Frame, now_us: int = 0) -> Frame | None:
         """A frame has come in by the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :returns: The frame that goes out by the same link, if any. The one passed in is not changed.
+        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as well, a copy
+            of it comes back by the doorbell, and is given to `on_order`.
         """
         return self._run(self._on_frame, frame, now_us)
 
     def on_order(self, bell: Frame, now_us: int = 0) -> Frame | None:
         """One of the frames that a bell was made into has come back: carry out the next order (``ring_order``).
+
+        Or it is the copy of a frame that has gone on: ask for a chunk that is missing.
 
         :returns: The frame that goes out by the link, if any.
         """
@@ -40,9 +41,15 @@ class Rank(Memory):
 
     def _run(self, program: Callable[[Frame, int], Frame | None], frame: Frame, now_us: int) -> Frame | None:
         """``begin`` of the twin: what every frame must be before anything is looked at that it names."""
+        self.asking = False
         if frame.header.cookie != self.config.cookie or frame.header.version != VERSION:
             return self._drop("bad_cookie")
-        return program(frame.copy(), now_us & _U32)
+        frame = frame.copy()
+        out = program(frame, now_us & U32)
+        if out is not None or not self.asking:
+            return out
+        self.asking = False  # a frame that goes nowhere asks by itself
+        return self._on_ask(frame, now_us & U32)
 
     def _on_frame(self, frame: Frame, now: int) -> Frame | None:
         kind = frame.header.kind
@@ -56,7 +63,7 @@ class Rank(Memory):
             return None
         if kind == Kind.REQUEST:
             return self._on_request(frame, now)
-        if frame.source.ip != self.config.peers[self.config.before].ip:
+        if not self._is_from(frame, self.config.before):
             return self._drop("bad_rank")
         return self._on_reduce(frame, now) if kind == Kind.REDUCE else self._on_result(frame, now)
 
@@ -83,7 +90,7 @@ class Rank(Memory):
             # No sum can be whole without this rank's part: a forgery, or a frame of another age.
             return self._drop("bad_generation")
         else:
-            if not self._store(frame, header.checksum, now):
+            if not self._store(frame, header.checksum - seal(header) & U64, now):
                 return None
             header.flags |= USEFUL
         if config.rank != header.last:
@@ -92,28 +99,37 @@ class Rank(Memory):
         return self._launch_next(frame, now) if header.flags & USEFUL else None
 
     def _on_request(self, frame: Frame, now: int) -> Frame | None:
+        """Somebody lacks a result: send it, begin its first lap again, or pass the request on towards its owner."""
         header, config = frame.header, self.config
-        chunk = self.chunks[header.chunk]
-        if header.chunk % config.ranks != config.rank:
+        chunk, mine = self.chunks[header.chunk], header.chunk % config.ranks == config.rank
+        held = chunk.done == header.generation
+        asker = config.after if config.upstream else header.last
+        if not self._is_from(frame, asker) or not (mine or config.upstream):
             return self._drop("bad_rank")
-        if config.quench_us and (now - chunk.sent_us & _U32) < config.quench_us:
+        # Never launched: it will be, and nothing is lost yet.
+        launched = header.chunk < self.ready and (not mine or header.chunk // config.ranks < self.next_slot)
+        if not held and (header.generation != self.generation or not launched):
+            return self._drop("bad_generation")
+        if self._too_soon(header.chunk, now):
             return None
-        if chunk.done == header.generation:
-            chunk.sent_us = now
-            self._count("resent")
+        chunk.sent_us = now
+        self._count("resent")
+        if held and config.upstream:
+            return self._resume(frame)
+        if held:
             chunk.attempt += 1
             header.attempt = chunk.attempt & 0xFF
             return self._answer(frame)
-        # Never launched: it will be, and nothing is lost yet.
-        launched = header.chunk < self.ready and header.chunk // config.ranks < self.next_slot
-        if header.generation != self.generation or not launched:
-            return self._drop("bad_generation")
-        self._count("resent")
-        return self._launch(frame, header.chunk, chunk.attempt + 1, now)
+        if mine:
+            return self._launch(frame, header.chunk, chunk.attempt + 1, now)
+        if header.hop + 1 >= config.ranks:
+            return self._drop("bad_rank")
+        header.hop += 1
+        return self._send(frame, config.before, header.length)
 
     def _on_probe(self, frame: Frame) -> Frame | None:
         header, asker = frame.header, frame.header.last
-        if asker >= self.config.ranks:
+        if not self._is_from(frame, asker):
             return self._drop("bad_rank")
         header.kind, header.last = Kind.ALIVE, self.config.rank
         header.generation, header.chunk = self.generation, self.stored
@@ -121,35 +137,47 @@ class Rank(Memory):
 
     def _on_alive(self, frame: Frame) -> Frame | None:
         header = frame.header
+        if not self._is_from(frame, header.last):
+            return self._drop("bad_rank")
         self.events.append(Event(EventKind.ALIVE, header.last, header.generation, header.chunk))
         return None
 
     def _on_order(self, frame: Frame, now: int) -> Frame | None:
         if frame.header.kind != Kind.BELL:
-            return self._drop("bad_kind")
+            return self._on_ask(frame, now)
         if not self.orders:
             return None
         order = self.orders.popleft()
-        if order.kind == Order.LAUNCH:
-            if order.generation != self.generation or order.chunk >= self.ready:
-                return self._drop("bad_generation")
-            if order.attempt:
-                self._count("resent")
-            return self._launch(frame, order.chunk, order.attempt, now)
+        if order.kind in (Order.LAUNCH, Order.REQUEST):
+            return self._send_order(frame, order, now)
         if order.kind == Order.REPLAY:
             return self._replay(frame, order.chunk, now)
-        if order.kind == Order.REQUEST:
-            return self._request(frame, order)
         if order.kind == Order.PROBE:
-            frame.header.kind, frame.header.last = Kind.PROBE, self.config.rank
+            frame.header.kind, frame.header.attempt, frame.header.last = Kind.PROBE, order.attempt & 0xFF, self.config.rank
             return self._send(frame, order.chunk, 0)
         return self._drop("bad_kind")
+
+    def _on_ask(self, frame: Frame, now: int) -> Frame | None:
+        """The frame is free to ask for what is missing."""
+        return self._send_order(frame, self.asks.popleft(), now) if self.asks else self._drop("bad_kind")
+
+    def _send_order(self, frame: Frame, order: OrderEntry, now: int) -> Frame | None:
+        """What is wanted of the collective at hand: an own chunk, on its first lap, or somebody else's."""
+        if order.generation != self.generation or order.chunk >= self.ready:
+            return self._drop("bad_generation")
+        if order.kind == Order.REQUEST:
+            return self._request(frame, order, now)
+        if order.attempt:
+            self._count("resent")
+        return self._launch(frame, order.chunk, order.attempt, now)
 
     def _find_chunk(self, frame: Frame) -> bool:
         """Refuse a frame if what it says cannot be true of the chunk that it names."""
         header, config = frame.header, self.config
         if header.chunk >= config.chunks:
             return self._refuse("bad_chunk")
+        if not header.generation:
+            return self._refuse("bad_generation")  # what chunks that were never stored have
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
         if header.generation != self.generation:
@@ -164,9 +192,14 @@ class Rank(Memory):
 
     def _park(self, frame: Frame) -> Frame | None:
         """Keep the frame until the process has its gradient ready and rings."""
-        slot = self.park % PARKING
-        self.park += 1
-        if self.parking[slot] is not None:
+        for step in range(PARKING_TRIES):
+            slot = (frame.header.chunk + step * (PARKING // PARKING_TRIES)) % PARKING
+            waiting = self.parking[slot]
+            if waiting is None:
+                break
+            if (waiting.header.generation, waiting.header.chunk) == (frame.header.generation, frame.header.chunk):
+                return self._drop("duplicate")
+        else:
             return self._drop("parking_full")
         words = frame.header.length // 8
         if frame.payload.size < words:
@@ -193,18 +226,19 @@ class Rank(Memory):
         """Lap one, input ready: add it; the last rank of the lap has the sum."""
         header, config = frame.header, self.config
         words = header.length // 8
-        expected = header.checksum + self.chunks[header.chunk].input_sum & _U64
+        mine = self.chunks[header.chunk].input_sum
         frame.payload[:words] += self.inputs[header.chunk, : min(words, frame.payload.size)]
         if header.hop + 1 < config.ranks:
             if frame.payload.size < words:
                 return self._drop("bad_length")
-            header.checksum = expected
+            header.checksum = header.checksum + mine & U64
             header.hop += 1
             return self._send(frame, config.after, header.length)
+        expected = header.checksum - seal(header) + mine & U64
         if not self._store(frame, expected, now):
             return None
         header.kind, header.hop, header.last, header.flags = Kind.RESULT, 1, config.before, USEFUL
-        header.checksum = expected
+        header.checksum = expected + seal(header) & U64
         return self._send(frame, config.after, header.length)
 
     def _store(self, frame: Frame, expected: int, now: int) -> bool:
@@ -218,74 +252,16 @@ class Rank(Memory):
         chunk.result_sum, chunk.claimed, chunk.done = expected, self.generation, self.generation
         self._count("stored")
         own = frame.header.chunk % self.config.ranks == self.config.rank
-        if own and not frame.header.attempt and not chunk.attempt:
-            rtt = now - chunk.sent_us & _U32
+        if not own:
+            chunk.attempt = 0
+        elif not frame.header.attempt and not chunk.attempt:
+            rtt = now - chunk.sent_us & U32
             self.rtt_samples += 1
             self.rtt_sum_us += rtt
             self.rtt_max_us = max(self.rtt_max_us, rtt)
+        chunk.sent_us = 0  # whoever asks for it from now on can have it
         self.stored += 1
         if self.stored == self.wake_at:
             self.events.append(Event(EventKind.STORED, 0, self.generation, 0))
+        self._look_back(frame.header.chunk, now)
         return True
-
-    def _answer(self, frame: Frame) -> Frame | None:
-        """Turn the frame into lap two of a result that this rank holds: it visits every other rank."""
-        header, config, chunk = frame.header, self.config, self.chunks[frame.header.chunk]
-        frame.resize(header.length)
-        frame.payload[:] = self.results[header.chunk, : header.length // 8]
-        if chunk.claimed != header.generation:
-            return self._drop("overtaken")
-        header.kind, header.hop, header.last, header.flags = Kind.RESULT, 1, config.before, 0
-        header.checksum = chunk.result_sum
-        self._count("answered")
-        return self._send(frame, config.after, header.length)
-
-    def _launch(self, frame: Frame, index: int, attempt: int, now: int) -> Frame | None:
-        """The frame becomes this rank's own chunk ``index`` on its first lap."""
-        header, chunk, tensor = frame.header, self.chunks[index], self._tensor(self.generation)
-        frame.resize(tensor.length)
-        frame.payload[:] = self.inputs[index, : tensor.length // 8]
-        chunk.sent_us, chunk.attempt = now, attempt & 0xFF
-        header.kind, header.generation, header.chunk = Kind.REDUCE, self.generation, index
-        header.attempt, header.hop, header.last, header.flags = attempt & 0xFF, 1, 0, 0
-        header.tag, header.checksum = tensor.tag, chunk.input_sum
-        return self._send(frame, self.config.after, tensor.length)
-
-    def _launch_next(self, frame: Frame, now: int) -> Frame | None:
-        """The frame is at liberty: it carries on as this rank's next chunk, if there is one that is ready."""
-        index = self.config.rank + self.config.ranks * self.next_slot
-        self.next_slot += 1
-        if self.next_generation != self.generation or index >= self.ready:
-            return None
-        return self._launch(frame, index, 0, now)
-
-    def _request(self, frame: Frame, order: OrderEntry) -> Frame | None:
-        """Ask the owner for a chunk, in a frame as long as the answer."""
-        header, tensor = frame.header, self._tensor(order.generation)
-        frame.resize(tensor.length)
-        header.kind, header.generation, header.chunk = Kind.REQUEST, order.generation, order.chunk
-        header.attempt, header.last, header.tag = order.attempt & 0xFF, self.config.rank, tensor.tag
-        self._count("resent")
-        return self._send(frame, order.chunk % self.config.ranks, tensor.length)
-
-    def _send(self, frame: Frame, to: int, length: int) -> Frame:
-        """Address the frame; its kind and payload are in place."""
-        frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
-        frame.header.length = length
-        self._count("sent")
-        self._count("sent_bytes", FRAME_BYTES + length)
-        return frame
-
-    def _tensor(self, generation: int) -> Tensor:
-        return self.tensors[generation & 1]
-
-    def _count(self, counter: str, by: int = 1) -> None:
-        self.counters[counter] += by
-
-    def _drop(self, reason: str) -> Frame | None:
-        self._count(reason)
-        return None
-
-    def _refuse(self, reason: str) -> bool:
-        self._count(reason)
-        return False

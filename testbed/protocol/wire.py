@@ -5,7 +5,7 @@ A frame is Ethernet, IPv4, UDP, the ring's header of 38 bytes, and a payload of 
     0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 38 | 80 payload
 
 The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian as everywhere. UDP's
-checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words, modulo 2**64.
+checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words and the header's `seal`, modulo 2**64.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "decode",
     "encode",
     "ip_sum",
+    "seal",
 ]
 
 Words = NDArray[np.uint64]
@@ -58,6 +59,7 @@ MAX_RANKS = 32
 USEFUL = 1
 """Flag: a rank of this lap stored a result that it did not have."""
 
+_U64 = 0xFFFFFFFFFFFFFFFF
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _UDP = struct.Struct("!HHHH")
@@ -148,6 +150,17 @@ class Frame:
 def checksum(words: Words) -> int:
     """Sum of the words modulo 2**64: sums of payloads have the sum of their checksums."""
     return int(words.sum(dtype=np.uint64))
+
+
+def seal(header: Header) -> int:
+    """What a checksum begins with: a frame adds up only as the one that its header says it is (``ring_seal``).
+
+    A mix of kind, generation, chunk, length and tag with the multipliers of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+    """
+    first = header.generation << 32 | header.chunk
+    x = first * 0xBF58476D1CE4E5B9 + (header.kind << 32 | header.length << 16 | header.tag) & _U64
+    x = (x ^ x >> 30) * 0x94D049BB133111EB & _U64
+    return x ^ x >> 31
 
 
 def encode(frame: Frame) -> bytes:

@@ -25,6 +25,8 @@ STRUCTURES = {
     "ring_chunk": maps.Chunk,
     "ring_tensor": maps.Tensor,
     "ring_order": maps.RingOrder,
+    "ring_asks": maps.RingAsks,
+    "ring_front": maps.Front,
     "ring_parked": maps.Parked,
     "ring_config": maps.Config,
     "ring_peer": maps.Peer,

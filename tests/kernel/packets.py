@@ -9,7 +9,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import BLOCK, PORT, Kind, Words, checksum
+from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, seal
 from tests.kernel.twin import KernelRank
 from tests.native.process import NativeProcess
 from tests.protocol.network import COOKIE, GROUP, config, endpoints
@@ -39,13 +39,14 @@ def packet(payload: Words | None = None, source: int = RANK - 1, port: int = POR
         "generation": GENERATION,
         "tag": TAG,
         "length": 8 * words.size,
-        "checksum": checksum(words),
-    }
+    } | fields
+    said = Header(**{name: good.get(name, 0) for name in ("kind", "generation", "chunk", "length", "tag")})
+    good.setdefault("checksum", checksum(words) + seal(said) & (1 << 64) - 1)
     frame = (
         Ether(dst=PEERS[RANK].mac, src=PEERS[source].mac)
         / IP(src=PEERS[source].ip, dst=PEERS[RANK].ip, id=0, flags="DF")
         / UDP(sport=PORT, dport=port, chksum=0)
-        / RingHeader(**good | fields)
+        / RingHeader(**good)
         / Raw(words.tobytes())
     )
     return bytes(frame)
@@ -87,8 +88,8 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 
 @contextmanager
-def loaded(quench_us: int = 0, chunks: int = CHUNKS) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, quench_us=quench_us))
+def loaded(chunks: int = CHUNKS, upstream: bool = False, gap: int = 0) -> Iterator[tuple[KernelRank, NativeProcess]]:
+    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap))
     shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
     with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
         yield kernel, native

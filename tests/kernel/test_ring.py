@@ -10,9 +10,9 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.memory import ORDERS, PARKING, Event, EventKind, Order
+from testbed.protocol.memory import ORDERS, PARKING, PARKING_TRIES, Event, EventKind, Order
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import FRAME_BYTES, PORT, Kind, checksum
+from testbed.protocol.wire import FRAME_BYTES, PORT, Kind, checksum, decode, seal
 from tests.kernel.packets import (
     GENERATION,
     LENGTH,
@@ -30,7 +30,7 @@ from tests.kernel.packets import (
     total_of,
 )
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 SENT = {"sent": 1, "sent_bytes": FRAME_BYTES + LENGTH}
 
@@ -50,6 +50,10 @@ def kernel(both):
 @pytest.fixture
 def native(both, kernel):
     return both[1]
+
+
+def checksum_of(data: bytes) -> int:
+    return decode(data).header.checksum
 
 
 def changes(counters: dict[str, int]) -> dict[str, int]:
@@ -80,6 +84,7 @@ class Row:
 
 
 WRONG = np.uint64(1) + total_of(0)
+EARLY = reduce(0, generation=GENERATION + 1)
 ROWS = [
     # Not the ring's, or not this group's.
     Row("too short for headers", reduce(0)[: FRAME_BYTES - 1]),
@@ -91,6 +96,7 @@ ROWS = [
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
     Row("an unknown kind", reduce(0, kind=6), {"bad_kind": 1}),
     Row("a bell by the link", reduce(0, kind=Kind.BELL), {"bad_kind": 1}),
+    Row("no generation", reduce(0, generation=0), {"bad_generation": 1}),
     Row("generation of long ago", reduce(0, generation=GENERATION - 2), {"bad_generation": 1}),
     Row("generation after the next", reduce(0, generation=GENERATION + 2), {"bad_generation": 1}),
     Row("result of the next generation", result(0, generation=GENERATION + 1), {"bad_generation": 1}),
@@ -115,12 +121,15 @@ ROWS = [
     Row("result that ends nowhere", result(0, last=3), {"bad_rank": 1}),
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
     Row("request for another rank's chunk", reduce(0, kind=Kind.REQUEST), {"bad_rank": 1}),
+    Row("request in another rank's name", packet(kind=Kind.REQUEST, chunk=1, last=2, source=0), {"bad_rank": 1}),
+    Row("probe in another rank's name", packet(kind=Kind.PROBE, last=2, source=0), {"bad_rank": 1}),
+    Row("answer in another rank's name", packet(kind=Kind.ALIVE, last=2, source=0), {"bad_rank": 1}),
     Row("probe by nobody", packet(kind=Kind.PROBE, last=3), {"bad_rank": 1}),
     Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
     Row(
         "wrong lanes on lap two",
-        packet(WRONG, kind=Kind.RESULT, last=1, hop=2, checksum=checksum(total_of(0))),
+        packet(WRONG, kind=Kind.RESULT, last=1, hop=2, checksum=checksum_of(result(0))),
         {"bad_checksum": 1},
     ),
     # Lap one.
@@ -189,6 +198,7 @@ ROWS = [
         before=(result(1),),
     ),
     Row("request for a chunk not launched", packet(kind=Kind.REQUEST, chunk=4), {"bad_generation": 1}),
+    Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
     Row(
         "probe",
         packet(kind=Kind.PROBE, last=2, generation=0, tag=0, source=2),
@@ -212,7 +222,7 @@ def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray 
     assert IP(bytes(seen[IP])).chksum == check
     if words is not None:
         assert data[FRAME_BYTES:] == words.tobytes()
-        assert seen[RingHeader].checksum == checksum(words)
+        assert seen[RingHeader].checksum == checksum(words) + seal(decode(data).header) & (1 << 64) - 1
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -242,19 +252,20 @@ def test_every_reason_has_a_row() -> None:
         ((Order.LAUNCH, GENERATION, 1, 3), XDP_REDIRECT, SENT | {"resent": 1}, 2, {"chunk": 1, "attempt": 3}),
         ((Order.LAUNCH, GENERATION - 1, 1, 0), XDP_DROP, {"bad_generation": 1}, None, None),
         ((Order.LAUNCH, GENERATION, TOTAL, 0), XDP_DROP, {"bad_generation": 1}, None, None),
+        ((Order.REQUEST, GENERATION - 1, 3, 0), XDP_DROP, {"bad_generation": 1}, None, None),
         (
             (Order.REQUEST, GENERATION, 3, 2),
             XDP_REDIRECT,
             SENT | {"resent": 1},
             0,
-            {"kind": Kind.REQUEST, "chunk": 3, "last": RANK, "attempt": 2, "length": LENGTH},
+            {"kind": Kind.REQUEST, "chunk": 3, "last": RANK, "attempt": 1, "hop": 0, "length": LENGTH},
         ),
         (
-            (Order.PROBE, 0, 0, 0),
+            (Order.PROBE, 0, 0, 7),
             XDP_REDIRECT,
             {"sent": 1, "sent_bytes": FRAME_BYTES},
             0,
-            {"kind": Kind.PROBE, "last": RANK},
+            {"kind": Kind.PROBE, "last": RANK, "attempt": 7},
         ),
         ((Order.PROBE, 0, 32, 0), XDP_DROP, {}, None, None),
         ((Order.REPLAY, GENERATION, 0, 0), XDP_DROP, {}, None, None),
@@ -303,17 +314,22 @@ def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) ->
     assert all(parked.state == 0 for parked in kernel.parking)
 
 
-def test_full_parking_drops(kernel) -> None:
-    early = reduce(0, generation=GENERATION + 1)
-    for _ in range(PARKING + 1):
-        assert kernel.run("ring_link", early).retval == XDP_DROP
-    assert changes(kernel.counters()) == {"parked": PARKING, "parking_full": 1}
+def test_full_parking_drops() -> None:
+    """A chunk has a few slots to wait in; here all of one sort meet in them."""
+    step = PARKING // PARKING_TRIES
+    chunks = range(0, 3 * step * (PARKING_TRIES + 2), 3 * step)
+    with loaded(chunks=1 + max(chunks)) as both:
+        kernel, _ = both
+        prepare(*both)
+        for chunk in chunks:
+            assert kernel.run("ring_link", reduce(chunk, generation=GENERATION + 1)).retval == XDP_DROP
+        assert changes(kernel.counters()) == {"parked": PARKING_TRIES, "parking_full": 2}
 
 
 def test_full_queue_of_orders_is_served_in_order(kernel, native) -> None:
     native.control.ordered = native.control.taken = 0xFFFFFFFF - ORDERS // 2
     for index in range(ORDERS):
-        native.order(Order.REQUEST, GENERATION, 3 * (index % 2), index % 256)
+        native.order(Order.PROBE, 0, 0, index % 256)
     for index in range(ORDERS):
         run = kernel.run("ring_order", bell())
         assert Ether(run.data)[RingHeader].attempt == index % 256
@@ -346,9 +362,10 @@ def test_round_trips_are_measured_of_chunks_sent_once(kernel) -> None:
 
 
 def test_requests_that_follow_too_soon_are_ignored() -> None:
-    with loaded(quench_us=60_000_000) as both:
+    with loaded() as both:
         kernel, _ = both
         prepare(*both)
+        kernel.control.quench_us = 60_000_000
         request = packet(kind=Kind.REQUEST, chunk=1, last=2, source=2)
         assert kernel.run("ring_link", request).retval == XDP_DROP
         assert changes(kernel.counters()) == {}
@@ -367,15 +384,14 @@ def test_cut_frames_change_nothing(kernel, name) -> None:
     before = kernel.snapshot()
     for length in range(14, len(ACCEPTED[name])):
         assert kernel.run("ring_link", ACCEPTED[name][:length]).retval == XDP_DROP
-        kernel.control.park = 0  # a slot that was looked at
         assert kernel.snapshot() == before, length
     kernel.run("ring_link", ACCEPTED[name])
     assert kernel.snapshot() != before
 
 
-# Ethertype, IP version and protocol, port; of the ring's header magic, version, cookie, checksum, length, tag; the payload.
-# Other fields say which of several frames it is, all of them good.
-PROTECTED = [12, 13, 14, 23, 36, 37, 42, 43, 44, *range(48, 56), *range(64, 72), *range(76, FRAME_BYTES + LENGTH)]
+# Ethertype, IP version and protocol, port; of the ring's header magic, version, kind, cookie, generation, chunk, checksum, hop, length, tag;
+# the payload. What is left says nothing about sums: attempt, flags, where lap two ends.
+PROTECTED = [12, 13, 14, 23, 36, 37, *range(42, 46), *range(48, 72), 73, *range(76, FRAME_BYTES + LENGTH)]
 
 
 @pytest.mark.parametrize("name", ["end of lap one", "lap two"])

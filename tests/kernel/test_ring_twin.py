@@ -14,7 +14,7 @@ from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
 from tests.protocol.network import Member, Network, collectives, config
 from tests.protocol.test_ring import ACTIONS, SCRIPTS, act
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 CHUNK_BYTES = 2 * BLOCK
 CHUNKS = 8
@@ -27,10 +27,10 @@ class Stock:
     def __init__(self) -> None:
         self.loaded: dict[tuple[int, ...], KernelRank] = {}
 
-    def get(self, rank: int, ranks: int, quench_us: int) -> KernelRank:
-        key = rank, ranks, quench_us
+    def get(self, rank: int, ranks: int, upstream: bool, gap: int) -> KernelRank:
+        key = rank, ranks, upstream, gap
         if key not in self.loaded:
-            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, quench_us=quench_us)
+            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, upstream=upstream, gap=gap)
             self.loaded[key] = KernelRank(setting)
         return self.loaded[key]
 
@@ -44,13 +44,13 @@ def stock() -> Iterator[Stock]:
 
 
 @contextmanager
-def network_of_twins(stock, ranks, todo, window, quench_us, generation) -> Iterator[Network]:
+def network_of_twins(stock, ranks, todo, window=3, quench_us=0, generation=0, upstream=False, gap=0) -> Iterator[Network]:
     network = Network(ranks, todo, window=window, quench_us=quench_us, chunk_bytes=CHUNK_BYTES, generation=generation)
     with ExitStack() as stack:
         for index in range(ranks):
-            kernel = stock.get(index, ranks, quench_us)
-            kernel.reset(generation)
-            rank = TwinRank(kernel.config, generation=generation)
+            kernel = stock.get(index, ranks, upstream, gap)
+            kernel.reset(generation, quench_us)
+            rank = TwinRank(kernel.config, generation=generation, quench_us=quench_us)
             rank.kernel = kernel
             process = TwinProcess(rank, window)
             stack.enter_context(process.native)
@@ -65,15 +65,17 @@ SCENES = {
     "window": st.integers(1, 3),
     "quench_us": st.sampled_from((0, LONG_AGO)),
     "generation": st.sampled_from((0, NEWEST - 1, NEWEST)),
+    "upstream": st.booleans(),
+    "gap": st.sampled_from((0, 1)),
 }
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_twins(stock, ranks, totals, window, quench_us, generation, script) -> None:
+def test_every_step_is_the_twins(stock, ranks, totals, script, quench_us, generation, **scene) -> None:
     """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
     todo = collectives(ranks, totals, after=generation, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_twins(stock, ranks, todo, window, quench_us, generation) as network:
+    with network_of_twins(stock, ranks, todo, quench_us=quench_us, generation=generation, **scene) as network:
         for action, index in script:
             act(network, action, index)
         if not quench_us:
@@ -117,7 +119,7 @@ def forge(network: Network, chance: random.Random) -> None:
         del data[chance.randint(14, len(data)) :]
     elif what == 3:
         data += chance.randbytes(chance.randrange(100))
-    network.emit(member.rank.on_bytes(bytes(data)))
+    network.emit_all(member.rank, member.rank.on_bytes(bytes(data)))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -126,7 +128,7 @@ def test_forged_frames_are_judged_alike(stock, seed) -> None:
     chance = random.Random(seed)
     ranks = chance.choice((2, 3, 4))
     todo = collectives(ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed)
-    with network_of_twins(stock, ranks, todo, window=3, quench_us=0, generation=0) as network:
+    with network_of_twins(stock, ranks, todo, upstream=seed % 2 == 1, gap=seed % 3) as network:
         for member in network.members:
             member.verified = False
         forged = 0

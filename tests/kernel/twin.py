@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.collectives import ring_maps as maps
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
-from testbed.protocol.memory import COUNTERS, ORDERS, PARKING, Config, Event, EventKind, OrderEntry
+from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, Config, Event, EventKind, OrderEntry
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, ip_sum
@@ -31,7 +31,8 @@ class KernelRank:
             group=config.group,
             chunk_bytes=config.chunk_bytes,
             chunks=config.chunks,
-            quench_us=config.quench_us,
+            upstream=config.upstream,
+            gap=config.gap,
             uplink=LOOPBACK,
         )
         me = config.peers[config.rank]
@@ -56,7 +57,7 @@ class KernelRank:
     def close(self) -> None:
         self.object.close()
 
-    def reset(self, generation: int = 0) -> None:
+    def reset(self, generation: int = 0, quench_us: int = 0) -> None:
         """As new, but for the generation that the process is said to have entered."""
         for memory in (self.inputs, self.results, *self.bytes.values()):
             memory[:] = 0
@@ -64,7 +65,11 @@ class KernelRank:
         counters = self.object.maps["counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        self.control.progress = generation << 32
+        for name in ("asks", "fronts"):
+            table = self.object.maps[name]
+            for key in range(table.max_entries):
+                table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
+        self.control.progress, self.control.quench_us = generation << 32, quench_us
 
     def run(self, program: str, data: bytes) -> TestRun:
         return self.object.programs[program].test_run(data)
@@ -83,6 +88,13 @@ class KernelRank:
             self.consumer[0] += 8 + ctypes.sizeof(maps.Event)
         return found
 
+    def asks(self) -> list[OrderEntry]:
+        """What the programs want sent, all CPUs' together: test runs stay on one."""
+        table = self.object.maps["asks"]
+        queues = (maps.RingAsks * table.per_cpu).from_buffer_copy(table.lookup(0))
+        entries = [queue.orders[index % ASKS] for queue in queues for index in range(queue.taken, queue.given)]
+        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt) for entry in entries]
+
     def snapshot(self) -> tuple[bytes, ...]:
         """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
         done, parked = self.records["done"] != 0, self.bytes["parking"].view(np.uint32)[:, 0] != FREE
@@ -96,15 +108,20 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
-        for name in ("stored", "wake_at", "park", "rtt_samples"):
+        for name in ("stored", "wake_at", "rtt_samples", "quench_us"):
             assert getattr(control, name) == getattr(rank, name), name
         waiting = control.ordered - control.taken & 0xFFFFFFFF
         entries = (self.orders[(control.taken + index) % ORDERS] for index in range(waiting))
         assert [OrderEntry(e.kind, e.generation, e.chunk, e.attempt) for e in entries] == list(rank.orders)
+        assert self.asks() == list(rank.asks)
+        for owner, expected in enumerate(rank.fronts):
+            front = maps.Front.from_buffer_copy(self.object.maps["fronts"].lookup(owner))
+            assert (front.generation, front.slot) == (expected.generation, expected.slot), owner
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
             for name in ("input_sum", "claimed", "done", "attempt"):
                 assert int(record[name]) == getattr(chunk, name), (index, name)
+            assert bool(record["sent_us"]) == bool(chunk.sent_us), index
             if chunk.done and chunk.claimed == chunk.done:
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.done & 1].length // 8
@@ -151,7 +168,7 @@ class TwinRank(Rank):
     ) -> Frame | None:
         run = self.kernel.run(program, encode(frame) if data is None else data)
         out = twin(frame, time.monotonic_ns() // 1000)
-        assert run.retval == (XDP_DROP if out is None else verdict)
+        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.asking else verdict)
         if out is not None:
             assert run.data == encode(out)
         self.kernel.assert_same(self)

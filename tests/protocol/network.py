@@ -20,8 +20,8 @@ def endpoints(ranks: int) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(f"02:00:00:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}") for rank in range(ranks))
 
 
-def config(rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, quench_us: int = 0) -> Config:
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, quench_us, endpoints(ranks))
+def config(rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, upstream: bool = False, gap: int = 0) -> Config:
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, gap)
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,14 @@ class Network:
         quench_us: int = 0,
         chunk_bytes: int = BLOCK,
         generation: int = 0,
+        upstream: bool = False,
+        gap: int = 0,
     ) -> None:
         capacity = max(collective.total for collective in todo)
         self.members = []
         for rank in range(ranks):
-            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, quench_us=quench_us)
-            self.members.append(Member(Rank(setting, generation=generation), window, todo))
+            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap)
+            self.members.append(Member(Rank(setting, generation=generation, quench_us=quench_us), window, todo))
         self.flying: list[Frame] = []
         self.now_us = 0
 
@@ -120,18 +122,25 @@ class Network:
         if frame is not None:
             self.flying.append(frame)
 
+    def emit_all(self, rank: Rank, frame: Frame | None) -> None:
+        """A frame, and what its copies ask for that come back by the doorbell."""
+        while frame is not None:
+            self.emit(frame)
+            frame = rank.on_order(frame, self.now_us) if rank.asking else None
+
     def deliver(self, index: int = 0) -> None:
         self.now_us += TICK_US
         frame = self.flying.pop(index)
         to = int(frame.destination.ip.rpartition(".")[2]) - 1
         assert frame.destination == self.members[to].rank.config.peers[to]
-        self.emit(self.members[to].rank.on_frame(frame, self.now_us))
+        rank = self.members[to].rank
+        self.emit_all(rank, rank.on_frame(frame, self.now_us))
 
     def serve(self, index: int) -> None:
         """A bell of this rank's has come back."""
         self.now_us += TICK_US
         member = self.members[index]
-        self.emit(member.rank.on_order(member.process.bell(), self.now_us))
+        self.emit_all(member.rank, member.rank.on_order(member.process.bell(), self.now_us))
 
     @property
     def finished(self) -> bool:

@@ -15,8 +15,11 @@ from testbed.protocol.ring import Rank
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, Header, Kind
 from tests.protocol.network import Network, collectives, config
 
-ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "timer")
+ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "misread", "timer")
 """A healthy network most of the time: what delivers is drawn more often."""
+
+FIELDS = ("kind", "generation", "chunk", "checksum", "attempt", "hop", "last", "flags", "length", "tag")
+WIDTHS = {"generation": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16}
 
 # Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
 SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400)
@@ -41,6 +44,9 @@ def act(network: Network, action: str, index: int) -> None:
         flying.append(flying[index % len(flying)].copy())
     elif action == "damage" and (frame := flying[index % len(flying)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
+    elif action == "misread":
+        header, field = flying[index % len(flying)].header, FIELDS[index % len(FIELDS)]
+        setattr(header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8))
 
 
 @settings(max_examples=200)
@@ -50,12 +56,14 @@ def act(network: Network, action: str, index: int) -> None:
     window=st.integers(1, 3),
     quench_us=st.sampled_from((0, 50)),
     generation=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
+    upstream=st.booleans(),
+    gap=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, window, quench_us, generation, script):
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, quench_us, generation, script, **scene):
     """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
     todo = collectives(ranks, totals, after=generation, words=16, seed=len(script))
-    network = Network(ranks, todo, window=window, quench_us=quench_us, chunk_bytes=2 * BLOCK, generation=generation)
+    network = Network(ranks, todo, quench_us=quench_us, chunk_bytes=2 * BLOCK, generation=generation, **scene)
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -159,6 +167,59 @@ def test_every_frame_lost_once_is_recovered_from():
         network.emit = lossy
         network.run()
         assert network.total("resent") > 0
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_gaps_are_closed_without_a_timer(ranks, upstream):
+    """One loss at each place in turn, of a chunk that others of its owner follow: the kernel alone asks for it."""
+    todo = collectives(ranks, [8 * ranks])
+    lossless = Network(ranks, todo)
+    lossless.run()
+    for place in range(lossless.total("sent")):
+        network = Network(ranks, todo, upstream=upstream, gap=2)
+        emit, chunks = network.emit, []
+
+        def lossy(frame, emit=emit, chunks=chunks, place=place):
+            if frame is not None:
+                chunks.append(frame.header.chunk)
+                if len(chunks) == place + 1:
+                    return
+            emit(frame)
+
+        network.emit = lossy
+        followed = True
+        try:
+            network.run(timers=False, rounds=20)
+        except AssertionError:
+            followed = False
+        assert followed or chunks[place] // ranks >= 8 - 4, (place, chunks[place])
+        assert network.total("gaps") > 0 or not followed or chunks[place] // ranks >= 8 - 4
+
+
+def test_upstream_goes_on_where_a_second_lap_was_lost():
+    """The neighbour's answer is the frame that was lost, with another attempt, and ends where that would have."""
+    network = Network(4, collectives(4, [4 * 8]), upstream=True, gap=1, quench_us=5000)
+    network.now_us = 1 << 20
+    emit, sent = network.emit, []
+
+    def lossy(frame):
+        header = frame.header
+        sent.append(frame)
+        if header.kind == Kind.RESULT and header.chunk == 4 and header.hop == 2 and not header.attempt:
+            return
+        emit(frame)
+
+    network.emit = lossy
+    network.run(timers=False)
+    requests = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    # The rank behind asks as well, and its neighbour, who does so already, passes nothing on.
+    ways = [(frame.source.ip, frame.destination.ip) for frame in requests]
+    assert ways == [("10.0.0.2", "10.0.0.1"), ("10.0.0.3", "10.0.0.2")]
+    lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == (Kind.RESULT, 4, 2))
+    assert (again.source, again.destination) == (lost.source, lost.destination)
+    assert (again.header.last, again.header.attempt, again.header.flags) == (lost.header.last, 1, 0)
+    assert network.total("sent") == 2 * 3 * 32 + 3  # two requests, one answer: what follows is the lap that was to come
 
 
 def test_tokens_that_are_lost_without_a_result_are_claimed_anew():
