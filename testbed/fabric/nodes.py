@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from testbed.fabric.core import Fabric
 
-__all__ = ["DOORBELL", "Bridge", "Host", "NamespaceNode", "SilentIntf", "VethLink"]
+__all__ = ["DOORBELL", "Bridge", "Host", "NamespaceNode", "SilentIntf", "VethLink", "carries_frames"]
 
 #: A host's doorbell: frames are sent into the first, XDP meets them at the second.
 DOORBELL = ("bell0", "bell1")
@@ -47,6 +47,16 @@ BRIDGE_PORT = {"learning": 0, "unicast_flood": 0, "mcast_flood": 0, "bcast_flood
 
 # `cat` in place of the shell, so that the process id stays that of the namespaces' holder.
 HOLDER = ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder"]
+
+
+def carries_frames(link: Any) -> bool:
+    """Whether an end of a link carries frames: it is up, and forwards where it is a bridge's port.
+
+    :param link: As netlink shows it (RTM_GETLINK).
+    """
+    slave = link.get(("linkinfo", "slave_data"))
+    forwards = slave is None or slave.get("state") == 3  # BR_STATE_FORWARDING
+    return link.get("operstate") == "UP" and forwards
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
@@ -114,15 +124,9 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         That is later than "up": the kernel's link watcher sees a carrier, then starts the device's queues and
         tells the bridge, which lets the port forward.
         """
-        for link in self.namespace.request("get_links"):
-            if link.get(("linkinfo", "kind")) != "veth":
-                continue  # the loopback has no carrier, and the bridge's own is of no use here
-            if link.get("operstate") != "UP":
-                return False
-            slave = link.get(("linkinfo", "slave_data"))
-            if slave is not None and slave.get("state") != 3:  # BR_STATE_FORWARDING
-                return False
-        return True
+        # The loopback has no carrier, and the bridge's own is of no use here.
+        links = self.namespace.request("get_links")
+        return all(carries_frames(link) for link in links if link.get(("linkinfo", "kind")) == "veth")
 
     def wait_ready(self, deadline: float) -> None:
         """Wait until :meth:`ready`, or until ``deadline`` on the monotonic clock.

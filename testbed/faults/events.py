@@ -1,0 +1,181 @@
+"""Events: what happens to hosts and links at a time, whatever is sent then. One model an action. Pure."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from testbed.errors import SpecError
+from testbed.faults.units import parse_seconds
+
+__all__ = ["AnyEvent", "Event", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_overlap"]
+
+MAX_TIME = 86400.0  # seconds
+LEAST_SHARE = 0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        raise ValueError
+    try:
+        return parse_seconds(value)
+    except SpecError:
+        raise ValueError from None
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    names = tuple(value.split(",")) if isinstance(value, str) else ()
+    if not names or not all(re.fullmatch(r"h[1-9]\d*", name) for name in names) or len(set(names)) < len(names):
+        raise ValueError
+    return names
+
+
+def _sets(value: object) -> tuple[tuple[str, ...], ...]:
+    sets = tuple(_hosts(part) for part in value.split("|")) if isinstance(value, str) else ()
+    names = [name for part in sets for name in part]
+    if len(sets) < 2 or len(set(names)) < len(names):
+        raise ValueError
+    return sets
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
+Sets = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_sets)]
+
+_TIME = "seconds, or a time with a unit such as 200ms, {} a day"
+_HOSTS = "hosts such as h2, several by comma, each once"
+
+
+class Event(BaseModel):
+    """What all events say.
+
+    The description of a field is what it allows; errors quote it.
+
+    :param at: Seconds after the start of the turn.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    at: Seconds = Field(0.0, ge=0, le=MAX_TIME, description=_TIME.format("up to"))
+
+    action: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts that it is about."""
+        raise NotImplementedError
+
+    @property
+    def end(self) -> float | None:
+        """Seconds after the start of the turn; ``None``: it is in force until the turn's end."""
+        return None
+
+
+class _Lasting(Event):
+    """An event with an end.
+
+    :param duration: Seconds; the key is ``for``. Without it, it is in force until the turn's end.
+    """
+
+    duration: Seconds | None = Field(None, alias="for", gt=0, le=MAX_TIME, description=_TIME.format("more than 0, up to"))
+
+    @property
+    def end(self) -> float | None:
+        return None if self.duration is None else self.at + self.duration
+
+
+class _OfHosts(Event):
+    """An event of hosts; ``host`` is another word for ``hosts``.
+
+    :param hosts: Their names.
+    """
+
+    hosts: Hosts = Field(description=_HOSTS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and "host" in keys and "hosts" not in keys:
+            keys = {"hosts" if key == "host" else key: value for key, value in keys.items()}
+        return keys
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.hosts
+
+
+class LinkDown(_Lasting, _OfHosts):
+    """The switch's end of each host's link is down."""
+
+    action: Literal["link-down"] = "link-down"
+
+
+class Partition(_Lasting):
+    """Frames from a host of one set to a host of another are lost. Hosts of no set are cut off from nobody.
+
+    :param sets: Names of hosts; as text, ``h1,h2|h3,h4``.
+    """
+
+    action: Literal["partition"] = "partition"
+    sets: Sets = Field(description="two or more sets of hosts such as h1,h2|h3,h4, each host once")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts of all sets."""
+        return tuple(name for part in self.sets for name in part)
+
+
+class Kill(_OfHosts):
+    """The workers of each host are killed (SIGKILL). They do not come back."""
+
+    action: Literal["kill"] = "kill"
+
+
+class Pause(_Lasting, _OfHosts):
+    """All processes of each host are stopped (SIGSTOP), and go on at the end (SIGCONT)."""
+
+    action: Literal["pause"] = "pause"
+
+
+class Slow(_Lasting, _OfHosts):
+    """All processes of a host get no more than a share of one CPU.
+
+    :param share: Of one CPU.
+    """
+
+    action: Literal["slow"] = "slow"
+    share: float = Field(ge=LEAST_SHARE, le=1, description=f"a number from {LEAST_SHARE} to 1")
+
+
+AnyEvent = Annotated[LinkDown | Partition | Kill | Pause | Slow, Field(discriminator="action")]
+
+MODELS: dict[str, type[Event]] = {
+    str(model.model_fields["action"].default): model for model in get_args(get_args(AnyEvent)[0])
+}
+
+
+def check_overlap(events: Sequence[Event]) -> None:
+    """Check that no two events have a hold of the same thing at the same time: the end of one would end the other, too.
+
+    :raises SpecError: Two have; the text says which.
+    """
+    for number, second in enumerate(events):
+        for first in events[:number]:
+            both = set(first.names) & set(second.names)
+            if both and _holds(first) == _holds(second) != "kill" and _at_once(first, second):
+                raise SpecError(
+                    f"{second.action} of {', '.join(sorted(both))} at {second.at:g} s and {first.action} at {first.at:g} s are "
+                    "in force at once: the end of one would end the other; allowed is one at a time"
+                )
+
+
+def _holds(event: Event) -> str:
+    """Return what an event has a hold of: pause and slow both stop and continue processes."""
+    return "pause" if event.action == "slow" else event.action
+
+
+def _at_once(first: Event, second: Event) -> bool:
+    return (first.end is None or second.at < first.end) and (second.end is None or first.at < second.end)

@@ -1,0 +1,111 @@
+"""A host's processes that die, stand still, or get little of the CPU."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from testbed.errors import SpecError
+from testbed.fabric import Fabric
+from testbed.fabric.cgroup import CpuGroup, find_hierarchy
+from testbed.faults.events import LEAST_SHARE
+from testbed.worker import Workers
+
+__all__ = ["kill", "paused", "processes_in", "slow"]
+
+CYCLE = 0.02  # seconds of a turn of stopping and continuing
+
+
+def kill(workers: Workers, host: str) -> None:
+    """Kill a host's workers (SIGKILL); see :meth:`testbed.worker.Workers.kill` for what becomes of calls.
+
+    :raises SpecError: There is no such host.
+    """
+    workers.fabric.plan.host(host)
+    workers.kill(host)
+
+
+@contextmanager
+def paused(fabric: Fabric, host: str) -> Iterator[None]:
+    """Stop all processes of a host (SIGSTOP); they go on at the end (SIGCONT).
+
+    :raises SpecError: There is no such host.
+    """
+    fabric.plan.host(host)
+    stopped: set[int] = set()
+    try:
+        _stop(fabric, host, stopped)
+        yield
+    finally:
+        _signal(stopped, signal.SIGCONT)
+
+
+@contextmanager
+def slow(fabric: Fabric, host: str, share: float) -> Iterator[str]:
+    """Hold all processes of a host together to a share of one CPU.
+
+    By a control group where this process may make one, else by stopping and continuing them in turns of 20 ms.
+
+    :param share: Of one CPU, 0.01 to 1.
+    :return: Which of both: ``cgroup`` or ``signals``.
+    :raises SpecError: There is no such host, or no such share.
+    """
+    fabric.plan.host(host)
+    if not LEAST_SHARE <= share <= 1:
+        raise SpecError(f"share = {share}: allowed is a number from {LEAST_SHARE} to 1")
+    hierarchy = find_hierarchy()
+    if hierarchy is None:
+        with duty_cycle(fabric, host, share):
+            yield "signals"
+        return
+    with CpuGroup(hierarchy, fabric.run_id, host, share) as group:
+        moved: set[int] = set()
+        while new := set(processes_in(fabric, host)) - moved:  # until none was started meanwhile
+            group.add(new)
+            moved |= new
+        yield "cgroup"
+
+
+@contextmanager
+def duty_cycle(fabric: Fabric, host: str, share: float) -> Iterator[None]:
+    """Stop and continue the processes of a host in turns, so that they may run for a share of the time."""
+    ended = threading.Event()
+
+    def turns() -> None:
+        while not ended.wait(CYCLE * share):
+            with paused(fabric, host):
+                ended.wait(CYCLE * (1 - share))
+
+    thread = threading.Thread(target=turns, name=f"share of {host}")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def processes_in(fabric: Fabric, host: str) -> list[int]:
+    """Process ids in a host's network namespace, without the one that holds it: it does nothing, but it must be able to end."""
+    holder = fabric.hosts[host].pid
+    namespace = os.readlink(f"/proc/{holder}/ns/net")
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if os.readlink(directory / "ns/net") == namespace:
+                found.append(int(directory.name))
+    return [pid for pid in found if pid != holder]
+
+
+def _stop(fabric: Fabric, host: str, stopped: set[int]) -> None:
+    while new := set(processes_in(fabric, host)) - stopped:  # until none was started meanwhile
+        stopped |= new
+        _signal(new, signal.SIGSTOP)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,136 @@
+"""A timeline: events begin at their time after the start, end at theirs, and all that are in force end with it."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from testbed.fabric import Fabric
+from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow, check_overlap
+from testbed.faults.link import link_down
+from testbed.faults.processes import kill, paused, slow
+from testbed.worker import Workers
+
+__all__ = ["Occurrence", "Partitions", "Timeline"]
+
+
+class Partitions(Protocol):
+    """What can cut sets of hosts off from each other: :class:`testbed.faults.injector.Injector`."""
+
+    def partition(self, sets: Sequence[Sequence[str]]) -> AbstractContextManager[Any]:
+        """Drop frames between hosts of different sets, inside the context; called by the timeline's thread."""
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """An event that has happened.
+
+    :param number: Index of the event.
+    :param begun: When it had been done, seconds of the monotonic clock.
+    :param ended: When it had been undone; ``None``: it was not, since a death has no end.
+    """
+
+    number: int
+    event: Event
+    begun: float
+    ended: float | None = None
+
+
+class Timeline:
+    """Lets events happen, in a thread of its own, from entering the context until leaving it. May be entered again.
+
+    :param fabric: A fabric that is up.
+    :param workers: Its workers.
+    :param events: In any order.
+    :param partitions: Does the partitions.
+    :raises SpecError: A host is not in the fabric, or two events have a hold of the same host at once.
+    """
+
+    def __init__(self, fabric: Fabric, workers: Workers, events: Sequence[Event], partitions: Partitions | None = None) -> None:
+        check_overlap(events)
+        for event in events:
+            for name in event.names:
+                fabric.plan.host(name)
+            if isinstance(event, Partition) and partitions is None:
+                raise ValueError("a partition needs something that does it")
+        self._fabric = fabric
+        self._workers = workers
+        self._events = tuple(events)
+        self._partitions = partitions
+        self._log: list[Occurrence] = []
+        #: Start, seconds of the monotonic clock: times of events count from here.
+        self.started = 0.0
+
+    def __enter__(self) -> Self:
+        self._over = threading.Event()
+        self._error: Exception | None = None
+        self._log.clear()
+        self.started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="timeline") if self._events else None
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+        if self._error and kind is None:
+            raise self._error
+
+    def log(self) -> list[Occurrence]:
+        """What has happened since the start, in order of its beginning."""
+        return list(self._log)
+
+    def _run(self) -> None:
+        """Take each step at its time; at the end, undo what is still in force, the last one first."""
+        steps: list[tuple[float, bool, Callable[[], None]]] = []  # at the same time, ends come before beginnings
+        try:
+            with ExitStack() as all_in_force:
+                for number, event in enumerate(self._events):
+                    in_force = all_in_force.enter_context(ExitStack())
+                    steps.append((event.at, True, self._beginning(number, event, in_force)))
+                    if event.end is not None:
+                        steps.append((event.end, False, in_force.close))
+                for moment, _, step in sorted(steps, key=lambda entry: entry[:2]):
+                    if self._over.wait(max(0.0, self.started + moment - time.monotonic())):
+                        return
+                    step()
+                self._over.wait()
+        except Exception as error:  # raised again in the thread that leaves the context
+            self._error = error
+
+    def _beginning(self, number: int, event: Event, in_force: ExitStack) -> Callable[[], None]:
+        def begin() -> None:
+            place = len(self._log)
+            in_force.callback(lambda: self._end(place, event))
+            self._apply(event, in_force)
+            self._log.append(Occurrence(number, event, time.monotonic()))
+
+        return begin
+
+    def _end(self, place: int, event: Event) -> None:
+        if place < len(self._log) and not isinstance(event, Kill):
+            known = self._log[place]
+            self._log[place] = Occurrence(known.number, event, known.begun, time.monotonic())
+
+    def _apply(self, event: Event, in_force: ExitStack) -> None:
+        match event:
+            case LinkDown():
+                for host in event.hosts:
+                    in_force.enter_context(link_down(self._fabric, host))
+            case Partition():
+                assert self._partitions
+                in_force.enter_context(self._partitions.partition(event.sets))
+            case Kill():
+                for host in event.hosts:
+                    kill(self._workers, host)
+            case Pause():
+                for host in event.hosts:
+                    in_force.enter_context(paused(self._fabric, host))
+            case Slow():
+                for host in event.hosts:
+                    in_force.enter_context(slow(self._fabric, host, event.share))

@@ -1,0 +1,182 @@
+"""Events on real hosts: each is in force from its time to its end, and undone however the block is left."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import SpecError, WorkerDied
+from testbed.fabric import Fabric
+from testbed.fabric.cgroup import CpuGroup, find_hierarchy, remove_groups
+from testbed.faults.events import Kill, LinkDown, Pause, Slow
+from testbed.faults.link import link_down
+from testbed.faults.processes import duty_cycle, kill, paused, processes_in, slow
+from testbed.faults.timeline import Timeline
+from testbed.plan import plan_fabric
+from testbed.worker import Workers
+from tests.fabric.helpers import wait_until
+from tests.faults import event_calls
+
+pytestmark = pytest.mark.net
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    with Fabric(plan_fabric("star", 3, "xdp")) as fabric:
+        yield fabric
+
+
+@pytest.fixture
+def workers(fabric: Fabric) -> Iterator[Workers]:
+    with Workers(fabric) as workers:
+        yield workers
+
+
+def reaches(fabric: Fabric, source: str, target: str) -> bool:
+    return fabric.run(source, ["ping", "-q", "-c", "1", "-W", "0.3", target]).returncode == 0
+
+
+def states(fabric: Fabric, host: str) -> set[str]:
+    """States of a host's processes (proc_pid_stat(5), field 3)."""
+    found = set()
+    for pid in processes_in(fabric, host):
+        found.add(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+@pytest.mark.parametrize("datapath", ["xdp", "sockets"])
+def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(fabric: Fabric, workers: Workers, datapath: str) -> None:
+    fabric.set_datapath(datapath)  # type: ignore[arg-type]
+    table = fabric.run("s1", ["bridge", "fdb", "show"]).stdout
+    programs = fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp")
+    assert (programs > 0) == (datapath == "xdp")
+    assert reaches(fabric, "h1", "h2")
+    with link_down(fabric, "h2"):
+        assert not reaches(fabric, "h1", "h2")
+        assert not reaches(fabric, "h2", "h3")
+        assert reaches(fabric, "h1", "h3")
+    assert reaches(fabric, "h1", "h2")  # at once: no frame is lost after the end
+    assert reaches(fabric, "h2", "h3")
+    assert sorted(fabric.run("s1", ["bridge", "fdb", "show"]).stdout.splitlines()) == sorted(table.splitlines())
+    assert fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp") == programs
+
+
+def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
+    with pytest.raises(ZeroDivisionError), link_down(fabric, "h2"):
+        raise ZeroDivisionError
+    assert reaches(fabric, "h1", "h2")
+
+
+def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
+    child = fabric.popen("h3", ["sleep", "100"], track="a sleeper")
+    with pytest.raises(ZeroDivisionError), paused(fabric, "h3"):
+        assert {workers["h3"].pid, child.pid} <= set(processes_in(fabric, "h3"))
+        assert fabric.hosts["h3"].pid not in processes_in(fabric, "h3")
+        assert states(fabric, "h3") == {"T"}
+        assert states(fabric, "h2") == {"S"}
+        assert workers["h1"].call(event_calls.spin, seconds=0.0) >= 0
+        raise ZeroDivisionError
+    assert "T" not in states(fabric, "h3")
+    assert workers["h3"].call(event_calls.spin, seconds=0.0) >= 0
+    child.kill()
+    child.wait()
+
+
+def test_a_killed_host_is_left_out(fabric: Fabric, workers: Workers) -> None:
+    kill(workers, "h2")
+    answers = workers.call_all(event_calls.spin, dict.fromkeys(("h1", "h2", "h3"), {"seconds": 0.0}), errors="return")
+    assert isinstance(answers["h2"], WorkerDied)
+    assert answers["h2"].status == -signal.SIGKILL
+    assert min(answers["h1"], answers["h3"]) >= 0
+    with pytest.raises(SpecError, match="host: 's1' is not in this fabric; hosts are h1, h2, h3"):
+        kill(workers, "s1")
+
+
+def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
+    with slow(fabric, "h2", share=0.1) as how:
+        held = workers["h2"].call(event_calls.spin, seconds=0.5)
+    assert how == ("cgroup" if find_hierarchy() else "signals")
+    assert held < 0.15  # of a CPU, a period of the scheduler more than its share
+    assert workers["h2"].call(event_calls.spin, seconds=0.2) > 2 * held * 0.2  # nothing holds it any more
+    assert not list(remove_groups(fabric.run_id))
+
+
+def test_turns_of_stopping_hold_a_host_to_its_share(fabric: Fabric, workers: Workers) -> None:
+    with duty_cycle(fabric, "h2", 0.2):
+        held = workers["h2"].call(event_calls.spin, seconds=0.5)
+    assert held < 0.6
+    assert "T" not in states(fabric, "h2")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 1.5])
+def test_a_share_is_part_of_a_cpu(fabric: Fabric, share: float) -> None:
+    with (
+        pytest.raises(SpecError, match=rf"share = {share}: allowed is a number from 0.01 to 1"),
+        slow(fabric, "h1", share),
+    ):
+        pass
+
+
+@pytest.mark.skipif(find_hierarchy() is None, reason="no control group may be made here")
+def test_a_group_that_was_left_is_found_by_its_name(fabric: Fabric) -> None:
+    hierarchy = find_hierarchy()
+    assert hierarchy
+    group = CpuGroup(hierarchy, fabric.run_id, "h1", 0.5)
+    process = subprocess.Popen(["sleep", "100"])
+    group.add([process.pid])
+    assert list(remove_groups(fabric.run_id)) == [group.path]
+    assert not group.path.exists()
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_a_timeline_does_and_undoes(fabric: Fabric, workers: Workers) -> None:
+    events = [
+        LinkDown.model_validate({"at": 0.1, "for": 0.1, "host": "h2"}),
+        Pause.model_validate({"at": 0.05, "for": 0.1, "hosts": "h3"}),
+        Slow.model_validate({"hosts": "h1", "share": 0.5}),
+    ]
+    with Timeline(fabric, workers, events) as timeline:
+        wait_until(lambda: len(timeline.log()) == 3 and timeline.log()[1].ended is not None and timeline.log()[2].ended is not None)
+        assert timeline.log()[0].ended is None
+        assert reaches(fabric, "h1", "h2")
+    log = timeline.log()
+    assert [entry.number for entry in log] == [2, 1, 0]
+    for entry in log:
+        assert entry.begun >= timeline.started + entry.event.at
+        assert entry.ended
+        assert entry.ended >= timeline.started + (entry.event.end or 0)
+    assert "T" not in states(fabric, "h3")
+    assert not list(remove_groups(fabric.run_id))
+
+
+def test_leaving_early_undoes_what_is_in_force_and_does_no_more(fabric: Fabric, workers: Workers) -> None:
+    events = [LinkDown(hosts="h2"), Pause(hosts="h3"), Pause(at=3600, hosts="h1")]  # type: ignore[arg-type]
+    begun = time.monotonic()
+    with pytest.raises(ZeroDivisionError), Timeline(fabric, workers, events) as timeline:
+        wait_until(lambda: len(timeline.log()) == 2)
+        assert states(fabric, "h3") == {"T"}
+        raise ZeroDivisionError
+    assert time.monotonic() - begun < 60
+    assert [entry.number for entry in timeline.log()] == [0, 1]
+    assert all(entry.ended for entry in timeline.log())
+    assert "T" not in states(fabric, "h3")
+    assert reaches(fabric, "h1", "h2")
+
+
+def test_a_worker_killed_on_time_is_returned(fabric: Fabric, workers: Workers, tmp_path: Path) -> None:
+    with Timeline(fabric, workers, [Kill(at=0.1, hosts="h2")]) as timeline:  # type: ignore[arg-type]
+        answers = workers.call_all(event_calls.spin, {"h1": {"seconds": 0.3}, "h2": {"seconds": 60.0}}, errors="return")
+    assert isinstance(answers["h2"], WorkerDied)
+    assert answers["h1"] > 0
+    (entry,) = timeline.log()
+    assert entry.ended is None  # a death has no end
+
+
+def test_events_of_hosts_that_are_not_there_are_refused(fabric: Fabric, workers: Workers) -> None:
+    with pytest.raises(SpecError, match="host: 'h9' is not in this fabric; hosts are h1, h2, h3"):
+        Timeline(fabric, workers, [Pause(hosts="h9")])  # type: ignore[arg-type]
