@@ -30,16 +30,17 @@ class RunFolder(Closing):
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
-        self._made = not path.exists()
         try:
+            self._made = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
             self._clear(overwrite)
             with tempfile.TemporaryFile(dir=path) as probe:
                 probe.write(bytes(4096))
+            free = shutil.disk_usage(path).free
         except OSError as error:
             raise StorageError(f"--out {path}: cannot be written: {reason(error)}; choose another folder") from error
-        free = shutil.disk_usage(path).free
         if free < LEAST_FREE:
+            self.close()
             raise StorageError(f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
 
     @classmethod

@@ -1,5 +1,7 @@
 """``testbed run``: what it says when it cannot begin, and its exit status."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,40 @@ def test_default_folder_is_named_by_scenario_and_time() -> None:
     folder = default_folder(parse_scenario({"scenario": {"name": "abc"}, "dataset": {"name": "synthetic"}}))
     assert folder.parent == Path("runs")
     assert folder.name.startswith("abc-20")
+
+
+FILLED = """
+import subprocess, sys
+from pathlib import Path
+scenario, disk = sys.argv[1:]
+settings = ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", "model.hidden=16", "training.epochs=1")
+command = [sys.executable, "-c", "from testbed.cli import main; main()", "run", scenario, "--out", f"{disk}/run"]
+for setting in settings:
+    command += ["--set", setting]
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    for line in process.stderr:
+        if line.startswith("building"):  # the first manifest is written
+            with open(f"{disk}/filler", "wb", buffering=0) as file:
+                try:
+                    while file.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+    print(line, end="")
+print(process.returncode, sorted(path.name for path in Path(disk, "run").iterdir()))
+"""
+
+
+@pytest.mark.net
+def test_a_disk_that_gets_full_meanwhile(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # A mount namespace of its own: the small disk goes with the process.
+    mounted = 'mount -t tmpfs -o size=80m none "$3" && exec "$0" -c "$1" "$2" "$3"'
+    command = ["unshare", "--mount", "sh", "-c", mounted, sys.executable, FILLED, str(scenario), str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        f"error: {disk}/run/results.parquet: cannot be written: No space left on device",
+        "1 ['manifest.json']",
+    ], done.stderr

@@ -82,6 +82,7 @@ def test_full_disk_is_noticed_before_the_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StorageError, match="its disk has 63 MiB left: needed are 64 MiB"):
         RunFolder(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.report import make_report
@@ -76,6 +77,10 @@ def test_failed_run_says_so_in_its_manifest(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["status"] == "failed"
     assert "learning_rate = 100.0 may be too large" in manifest["error"]
+    measured = pd.read_parquet(tmp_path / "run" / "results.parquet")
+    assert measured[measured["metric"] == "epoch_time"]["epoch"].tolist() == [0, 0, 0]  # of three ranks
+    with pytest.raises(SpecError, match="its status is failed"):
+        load_run(tmp_path / "run")
 
 
 def test_more_hosts_than_training_vertices(tmp_path: Path) -> None:
