@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* The fault programs: what a host sends meets its fate at the switch port that the host is attached to.
+ *
+ * impair_xdp stands in for the switch's own program and forwards as that does. impair_tc is for ports whose frames go on to the
+ * bridge. Both need the switch's forwarding table for copies and held frames, which leave without passing the bridge.
+ */
+#include "forward.h"
+#include "impair.h"
+
+#include <linux/pkt_cls.h>
+
+/* The entrance of the delay line. */
+const volatile __u32 hold_ifindex = 0;
+
+/* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for each copy. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, SWITCH_MAX_PORTS * (FATE_MAX_COPIES + 1));
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_DEVMAP);
+		__uint(max_entries, FATE_MAX_COPIES + 1);
+		__uint(key_size, sizeof(__u32));
+		__uint(value_size, sizeof(__u32));
+	});
+} fans SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+} entrance SEC(".maps");
+
+static __always_inline bool must_wait(const struct fault_verdict *verdict)
+{
+	return verdict->delayed || verdict->behind;
+}
+
+static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict, const struct fault_packet *packet,
+				    struct fault_link *link, __u32 ifindex)
+{
+	struct held *held;
+
+	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*held)))
+		goto unplaced;
+	held = (void *)(long)ctx->data;
+	if ((void *)(held + 1) > (void *)(long)ctx->data_end)
+		goto unplaced;
+	fault_hold(held, verdict, packet, link, ifindex);
+	return bpf_redirect_map(&entrance, 0, XDP_DROP);
+unplaced:
+	__sync_fetch_and_add(&link->unplaced, 1);
+	return XDP_DROP;
+}
+
+static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copies, struct switch_destination *to,
+				   struct fault_link *link)
+{
+	__u32 index = to->port * (FATE_MAX_COPIES + 1) + copies;
+	void *fan = bpf_map_lookup_elem(&fans, &index);
+
+	if (!fan) {
+		__sync_fetch_and_add(&link->unplaced, 1);
+		return switch_forward(ctx);
+	}
+	switch_count(to->port, copies + 1, (copies + 1) * length);
+	return bpf_redirect_map(fan, 0, BPF_F_BROADCAST);
+}
+
+SEC("xdp")
+int impair_xdp(struct xdp_md *ctx)
+{
+	struct fault_head head = {};
+	struct fault_packet packet = {};
+	struct switch_destination *to;
+	struct fault_verdict *verdict = NULL;
+	struct fault_link *link = NULL;
+	__u8 byte;
+	__u32 i;
+
+	head.length = bpf_xdp_get_buff_len(ctx);
+	head.size = fault_head_size(head.length);
+	if (!head.size || bpf_xdp_load_bytes(ctx, 0, &head.frame, head.size))
+		return switch_forward(ctx);
+	switch (fault_decide(&head, &packet, &link, &verdict)) {
+	case FAULT_NONE:
+		return switch_forward(ctx);
+	case FAULT_LOSE:
+		return XDP_DROP;
+	case FAULT_MEET:
+		break;
+	}
+	if (!verdict || !link)
+		return XDP_ABORTED;
+	for (i = 0; i < FATE_MAX_BITS && i < verdict->bits; i++) {
+		__u32 bit = verdict->flips[i];
+
+		if (bpf_xdp_load_bytes(ctx, bit / 8, &byte, 1))
+			continue;
+		byte ^= 1 << bit % 8;
+		bpf_xdp_store_bytes(ctx, bit / 8, &byte, 1);
+	}
+	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.h_dest);
+	if (to && must_wait(verdict))
+		return hold_xdp(ctx, verdict, &packet, link, to->ifindex);
+	fault_passed(link);
+	if (to && verdict->copies)
+		return fan_out(ctx, head.length, verdict->copies & FATE_MAX_COPIES, to, link);
+	return switch_forward(ctx);
+}
+
+static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *verdict, const struct fault_packet *packet,
+				   struct fault_link *link, __u32 ifindex)
+{
+	struct held held;
+
+	if (bpf_skb_change_head(skb, sizeof(held), 0)) {
+		__sync_fetch_and_add(&link->unplaced, 1);
+		return TC_ACT_SHOT;
+	}
+	fault_hold(&held, verdict, packet, link, ifindex);
+	bpf_skb_store_bytes(skb, 0, &held, sizeof(held), 0);
+	return bpf_redirect(hold_ifindex, 0);
+}
+
+SEC("tc")
+int impair_tc(struct __sk_buff *skb)
+{
+	struct fault_head head = {};
+	struct fault_packet packet = {};
+	struct switch_destination *to;
+	struct fault_verdict *verdict = NULL;
+	struct fault_link *link = NULL;
+	__u8 byte;
+	__u32 i;
+
+	head.length = skb->len;
+	head.size = fault_head_size(head.length);
+	if (!head.size || bpf_skb_load_bytes(skb, 0, &head.frame, head.size))
+		return TC_ACT_UNSPEC;
+	switch (fault_decide(&head, &packet, &link, &verdict)) {
+	case FAULT_NONE:
+		return TC_ACT_UNSPEC;
+	case FAULT_LOSE:
+		return TC_ACT_SHOT;
+	case FAULT_MEET:
+		break;
+	}
+	if (!verdict || !link)
+		return TC_ACT_UNSPEC;
+	for (i = 0; i < FATE_MAX_BITS && i < verdict->bits; i++) {
+		__u32 bit = verdict->flips[i];
+
+		if (bpf_skb_load_bytes(skb, bit / 8, &byte, 1))
+			continue;
+		byte ^= 1 << bit % 8;
+		bpf_skb_store_bytes(skb, bit / 8, &byte, 1, 0);
+	}
+	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.h_dest);
+	if (to && must_wait(verdict))
+		return hold_tc(skb, verdict, &packet, link, to->ifindex);
+	fault_passed(link);
+	for (i = 0; to && i < FATE_MAX_COPIES && i < verdict->copies; i++)
+		if (bpf_clone_redirect(skb, to->ifindex, 0))
+			__sync_fetch_and_add(&link->unplaced, 1);
+	return TC_ACT_UNSPEC;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

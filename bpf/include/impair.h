@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What both fault programs do with a frame but for their helpers' names: who it is, what holds it up, its fate, counters, log.
+ *
+ * Maps are filled and read by testbed/faults/attach.py.
+ */
+#pragma once
+
+#include "fate.h"
+#include "held.h"
+#include "wire.h"
+
+#define FAULT_FOREIGN 0x80 /* kinds of frames that are none of the ring's: this and the IPv4 protocol */
+#define FAULT_LINKS (FATE_MAX_HOSTS * FATE_MAX_HOSTS)
+#define FAULT_LOG_BYTES (1 << 23) /* a second and more at 100,000 records a second */
+#define FAULT_FRAGMENT 0x3fff	  /* more fragments, or an offset */
+
+/* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic adds. */
+struct fault_link {
+	struct held_link held; /* the delay line's; first */
+	__u64 frames;	       /* that had an identity */
+	__u64 blocked;
+	__u64 limited;
+	__u64 lost;  /* frames of which the log lacks records */
+	__u64 flows; /* of frames that are none of the ring's */
+	__u64 unplaced; /* frames that should have waited, or come again, but could not */
+};
+
+struct fault_flow_key {
+	__u8 sender, receiver, protocol, reserved;
+	__u32 source, destination;
+	__u32 ports;
+};
+
+struct fault_flow {
+	__u32 number;
+	__u32 packets;
+};
+
+/* A rate that a host sends (or is sent) at most: the virtual scheduling algorithm (ITU-T I.371, annex A), which is a token bucket
+ * whose only state is the time at which it would be full.
+ */
+struct fault_limit {
+	__u64 rate;  /* bits a second; 0: no limit */
+	__u64 burst; /* ns, that a full bucket lasts at this rate */
+	__u64 full;  /* ns, CLOCK_MONOTONIC */
+};
+
+/* One rule that one frame has met. */
+struct fault_record {
+	__u64 time; /* ns, CLOCK_MONOTONIC */
+	struct fault_packet packet;
+	__u64 argument; /* as of struct fault_fired */
+	__u16 length;	/* of the frame */
+	__u8 rule;
+	__u8 action; /* enum fault_action */
+	__u8 order;  /* 0 of the first rule that the frame met .. */
+	__u8 fired;  /* .. of so many; 0 of a frame that none met */
+	__u16 reserved;
+};
+
+_Static_assert(sizeof(struct fault_record) == 40, "twin: testbed/faults/log.py");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FATE_MAX_HOSTS);
+	__uint(key_size, ETH_ALEN);
+	__type(value, __u32);
+} hosts SEC(".maps"); /* ranks by MAC */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FAULT_LINKS);
+	__type(key, __u32);
+	__type(value, struct fault_link);
+} links SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FATE_MAX_HOSTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} blocked SEC(".maps"); /* by sender, a bit a receiver that its frames do not reach */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 2 * FATE_MAX_HOSTS);
+	__type(key, __u32);
+	__type(value, struct fault_limit);
+} limits SEC(".maps"); /* 2 * rank of what a host sends, and 1 more of what it is sent */
+
+/* Elements by rule * FAULT_LINKS + link; the loader knows how many rules there are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FAULT_LINKS);
+	__type(key, __u32);
+	__type(value, __u64);
+} fired SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct fault_flow_key);
+	__type(value, struct fault_flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fault_verdict);
+} verdicts SEC(".maps"); /* too large for the stack */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, FAULT_LOG_BYTES);
+} records SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} wakeups SEC(".maps"); /* held.h */
+
+/* A frame's head, copied to the stack: in an skb it need not lie in one piece. */
+struct fault_head {
+	struct ring_frame frame;
+	__u32 size;   /* bytes of it that there are */
+	__u32 length; /* of the whole frame */
+};
+
+/* How much of a frame its head has; 0 if it is none. */
+static __always_inline __u32 fault_head_size(__u32 length)
+{
+	__u32 size = length < sizeof(struct ring_frame) ? length : sizeof(struct ring_frame);
+
+	barrier_var(size); /* the verifier is to see the bounds on what is returned, not on what it was made from */
+	return size >= ETH_HLEN && size <= sizeof(struct ring_frame) ? size : 0;
+}
+
+static __always_inline bool fault_identify_flow(const struct fault_head *head, struct fault_packet *packet, struct fault_link *link)
+{
+	const struct ring_frame *frame = &head->frame;
+	struct fault_flow_key key = {
+		.sender = packet->sender,
+		.receiver = packet->receiver,
+		.protocol = frame->ip.protocol,
+		.source = frame->ip.saddr,
+		.destination = frame->ip.daddr,
+	};
+	struct fault_flow fresh = {}, *flow;
+
+	if (frame->ip.ihl == 5 && !(frame->ip.frag_off & bpf_htons(FAULT_FRAGMENT)) &&
+	    (key.protocol == IPPROTO_TCP || key.protocol == IPPROTO_UDP))
+		key.ports = (__u32)frame->udp.source << 16 | frame->udp.dest; /* TCP's are in the same place */
+	flow = bpf_map_lookup_elem(&flows, &key);
+	if (!flow) {
+		fresh.number = __sync_fetch_and_add(&link->flows, 1);
+		bpf_map_update_elem(&flows, &key, &fresh, BPF_NOEXIST);
+		flow = bpf_map_lookup_elem(&flows, &key);
+		if (!flow)
+			return false;
+	}
+	packet->kind = FAULT_FOREIGN | key.protocol;
+	packet->generation = flow->number;
+	packet->chunk = __sync_fetch_and_add(&flow->packets, 1);
+	return true;
+}
+
+/* Who a frame is; false if it has no identity. */
+static __always_inline bool fault_identify(struct fault_head *head, struct fault_packet *packet, struct fault_link **link)
+{
+	const __u32 *sender, *receiver;
+	struct ring_frame *frame;
+	__u32 index;
+
+	if (head->size < sizeof(struct ethhdr) + sizeof(struct iphdr) + sizeof(__u32) ||
+	    head->frame.eth.h_proto != bpf_htons(ETH_P_IP))
+		return false;
+	sender = bpf_map_lookup_elem(&hosts, head->frame.eth.h_source);
+	receiver = bpf_map_lookup_elem(&hosts, head->frame.eth.h_dest);
+	if (!sender || !receiver)
+		return false;
+	packet->sender = *sender % FATE_MAX_HOSTS;
+	packet->receiver = *receiver % FATE_MAX_HOSTS;
+	index = packet->sender * FATE_MAX_HOSTS + packet->receiver;
+	*link = bpf_map_lookup_elem(&links, &index);
+	if (!*link)
+		return false;
+	__sync_fetch_and_add(&(*link)->frames, 1);
+	frame = head->size == sizeof(*frame) ? ring_parse(&head->frame, &head->frame + 1) : NULL;
+	if (!frame)
+		return fault_identify_flow(head, packet, *link);
+	packet->kind = frame->kind & ~FAULT_FOREIGN;
+	packet->group = frame->group;
+	packet->generation = frame->generation;
+	packet->chunk = frame->chunk;
+	packet->hop = frame->hop;
+	packet->attempt = frame->attempt;
+	return true;
+}
+
+/* Whether a limit has no room for a frame. */
+static __always_inline bool fault_limited(__u32 index, __u32 length, __u64 now)
+{
+	struct fault_limit *limit = bpf_map_lookup_elem(&limits, &index);
+	__u64 before, full;
+	int i;
+
+	if (!limit || !limit->rate)
+		return false;
+	for (i = 0; i < 4; i++) { /* another CPU may be faster, but not forever */
+		before = limit->full;
+		full = (before > now ? before : now) + length * 8000000000ull / limit->rate;
+		if (full > now + limit->burst)
+			return true;
+		if (__sync_val_compare_and_swap(&limit->full, before, full) == before)
+			return false;
+	}
+	return false;
+}
+
+/* Log the rules that a frame has met, and count them by rule and link. */
+static __always_inline void fault_log(struct fault_verdict *verdict, const struct fault_packet *packet, __u32 length,
+				      struct fault_link *link, bool trace, __u64 now)
+{
+	struct fault_record record = { .time = now, .packet = *packet, .length = length, .fired = verdict->fired };
+	__u32 i, number;
+	__u64 *count;
+
+	if (!verdict->fired && trace && bpf_ringbuf_output(&records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&link->lost, 1);
+	for (i = 0; i < FATE_MAX_RULES && i < verdict->fired; i++) {
+		struct fault_fired *one = &verdict->firings[i];
+
+		record.argument = one->argument;
+		record.rule = one->rule;
+		record.action = one->action;
+		record.order = i;
+		if (bpf_ringbuf_output(&records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
+			__sync_fetch_and_add(&link->lost, 1);
+		number = one->rule * FAULT_LINKS + packet->sender * FATE_MAX_HOSTS + packet->receiver;
+		count = bpf_map_lookup_elem(&fired, &number);
+		if (count)
+			*count += 1;
+	}
+}
+
+/* A frame passes on its link now: one that waits behind it may be due. */
+static __always_inline void fault_passed(struct fault_link *link)
+{
+	__u64 passed = __sync_fetch_and_add(&link->held.passed, 1) + 1;
+
+	if (*(volatile __u64 *)&link->held.holding)
+		bpf_ringbuf_output(&wakeups, &passed, sizeof(passed), 0);
+}
+
+enum fault_way {
+	FAULT_NONE, /* as if there were no faults */
+	FAULT_LOSE,
+	FAULT_MEET, /* what the verdict says */
+};
+
+/* Decide about the frame whose head this is. */
+static __always_inline enum fault_way fault_decide(struct fault_head *head, struct fault_packet *packet,
+						   struct fault_link **link, struct fault_verdict **verdict)
+{
+	__u64 now = bpf_ktime_get_ns(), *mask;
+	struct fault_rules *all;
+	__u32 zero = 0, sender;
+
+	if (!fault_identify(head, packet, link))
+		return FAULT_NONE;
+	sender = packet->sender;
+	mask = bpf_map_lookup_elem(&blocked, &sender);
+	if (mask && *mask >> packet->receiver & 1) {
+		__sync_fetch_and_add(&(*link)->blocked, 1);
+		return FAULT_LOSE;
+	}
+	if (fault_limited(2 * packet->sender, head->length, now) || fault_limited(2 * packet->receiver + 1, head->length, now)) {
+		__sync_fetch_and_add(&(*link)->limited, 1);
+		return FAULT_LOSE;
+	}
+	all = bpf_map_lookup_elem(&rules, &zero);
+	*verdict = bpf_map_lookup_elem(&verdicts, &zero);
+	if (!all || !*verdict)
+		return FAULT_NONE;
+	fate_judge(all, packet, head->length, *verdict);
+	fault_log(*verdict, packet, head->length, *link, all->trace, now);
+	if ((*verdict)->drop)
+		return FAULT_LOSE;
+	return FAULT_MEET;
+}
+
+/* What goes before a frame that is held. */
+static __always_inline void fault_hold(struct held *held, struct fault_verdict *verdict, const struct fault_packet *packet,
+				       struct fault_link *link, __u32 ifindex)
+{
+	__u64 now = bpf_ktime_get_ns();
+	int i;
+
+	__builtin_memset(held, 0, sizeof(*held));
+	held->eth.h_proto = bpf_htons(HELD_ETHERTYPE);
+	held->copies = verdict->copies + 1;
+	held->ifindex = ifindex;
+	held->link = packet->sender * FATE_MAX_HOSTS + packet->receiver;
+	if (verdict->behind) {
+		__sync_fetch_and_add(&link->held.holding, 1);
+		held->release = link->held.passed + verdict->behind;
+		held->latest = now + verdict->within;
+	}
+	for (i = 0; i < HELD_COPIES; i++)
+		held->due[i] = verdict->delays[i] ? now + verdict->delays[i] : 0;
+}
