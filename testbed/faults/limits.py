@@ -1,0 +1,150 @@
+"""Limits: the rate of a host's link, and the queue before it.
+
+Where frames pass the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes them: *down* at the switch's port
+towards the host, *up* at the host's own ``eth0``. A queue needs a place where frames leave, and the switch's port has none for
+those that come in; a real host queues at its own card, too, so that its TCP feels the queue fill.
+
+Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct fault_limit`` of
+``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from testbed.closing import Closing
+from testbed.errors import SpecError
+from testbed.fabric import Fabric
+from testbed.faults.events import Hosts
+from testbed.faults.qdisc import Qdisc, QdiscCounters
+from testbed.faults.units import parse_bytes, parse_rate
+from testbed.plan import FabricPlan, HostPlan
+
+__all__ = ["Direction", "Limit", "Shaper", "bucket_table", "tbf_options"]
+
+T = TypeVar("T")
+
+Direction = Literal["up", "down"]
+
+LEAST_RATE = 64e3
+MOST_RATE = 30e9  # tc's tables count bytes in 32 bits
+MOST_QUEUE = 64 << 20
+_ETHERNET = 14
+_BURST = 1e-3  # seconds: what tbf may send at once, so that its timer need not fire for every frame
+_BUCKET = struct.Struct("=QQQ")  # struct fault_limit: bits a second, ns of burst, 0 (it is full)
+
+
+def _text(parse: Callable[[str], T]) -> BeforeValidator:
+    """Read a value by ``parse``; whatever is wrong with it, the field's description says what is allowed."""
+
+    def read(value: object) -> T:
+        if not isinstance(value, str):
+            raise ValueError
+        try:
+            return parse(value)
+        except SpecError:
+            raise ValueError from None
+
+    return BeforeValidator(read)
+
+
+class Limit(BaseModel):
+    """The rate at which hosts send (``up``), are sent to (``down``), or each of both, at most.
+
+    The description of a field is what it allows; errors quote it.
+
+    :param hosts: Their names; each has a limit of its own.
+    :param rate: Bits a second, Ethernet headers included.
+    :param queue: Bytes that may wait, or under XDP: that may come at once.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    action: Literal["limit"] = "limit"
+    hosts: Hosts = Field(description="hosts such as h2, several by comma, each once")
+    direction: Literal["up", "down", "both"] = Field("both", description="up, down or both")
+    rate: Annotated[float, _text(parse_rate)] = Field(
+        ge=LEAST_RATE, le=MOST_RATE, description="a rate with a unit, such as 100mbit, from 64kbit to 30gbit"
+    )
+    queue: Annotated[int, _text(parse_bytes)] = Field(
+        65536, ge=576, le=MOST_QUEUE, description="a size with a unit, such as 64KiB, of a frame at least and 64MiB at most"
+    )
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """One or two."""
+        return ("up", "down") if self.direction == "both" else (self.direction,)
+
+
+def tbf_options(limit: Limit, mtu: int) -> tuple[str, ...]:
+    """Return the words behind ``tc qdisc add dev DEV root``.
+
+    :param mtu: Of the link, bytes.
+    """
+    burst = max(2 * (mtu + _ETHERNET), int(limit.rate / 8 * _BURST))
+    return ("tbf", "rate", f"{limit.rate:.0f}bit", "burst", f"{burst}b", "limit", f"{limit.queue}b")
+
+
+def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
+    """Return the elements of the fault programs' map ``limits``: 2 * rank for what a host sends, 1 more for what it is sent.
+
+    The bucket of a receiver is in the switch of the sender.
+
+    :raises SpecError: As :class:`Shaper`, or ``down`` in a fabric where senders are at several switches.
+    """
+    table = {}
+    for limit, host, direction in _each(limits, plan):
+        if direction == "down" and len({other.switch for other in plan.hosts}) > 1:
+            raise SpecError(
+                f"limit of {host.name}: direction = {limit.direction}: allowed is up, since under XDP senders at different "
+                "switches would not share the rate"
+            )
+        burst = round(limit.queue * 8e9 / limit.rate)
+        table[2 * host.rank + (direction == "down")] = _BUCKET.pack(round(limit.rate), burst, 0)
+    return table
+
+
+class Shaper(Closing):
+    """Limits of a fabric whose frames pass the stack, from the constructor to :meth:`close`.
+
+    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no room for a frame.
+    :raises FaultError: The kernel refused the qdisc.
+    """
+
+    def __init__(self, fabric: Fabric, limits: Sequence[Limit]) -> None:
+        self._qdiscs: dict[tuple[str, Direction], Qdisc] = {}
+        with ExitStack() as stack:
+            for limit, host, direction in list(_each(limits, fabric.plan)):
+                node, ifname = host.name, host.ifname
+                if direction == "down":
+                    node, ifname = host.switch, fabric.plan.switch(host.switch).ifname(host.port)
+                qdisc = stack.enter_context(Qdisc(fabric, node, ifname, tbf_options(limit, fabric.plan.mtu)))
+                self._qdiscs[host.name, direction] = qdisc
+            self._stack = stack.pop_all()
+
+    def counters(self) -> dict[tuple[str, Direction], QdiscCounters]:
+        """Count up to now, by host and direction; ``dropped`` is what found the queue full."""
+        return {key: qdisc.counters() for key, qdisc in self._qdiscs.items()}
+
+    def close(self) -> None:
+        """Remove the limits."""
+        self._stack.close()
+
+
+def _each(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Limit, HostPlan, Direction]]:
+    """Yield what is limited, one link's direction at a time, after checking it."""
+    seen = set()
+    for limit in limits:
+        for name in limit.hosts:
+            host = plan.host(name)
+            for direction in limit.directions:
+                if (name, direction) in seen:
+                    raise SpecError(f"limit of {name}: direction = {direction}: there are two; allowed is one a direction")
+                seen.add((name, direction))
+                if limit.queue < plan.mtu + _ETHERNET:
+                    frame = plan.mtu + _ETHERNET
+                    raise SpecError(f"limit of {name}: queue = {limit.queue} B: allowed is a frame at least, {frame} B")
+                yield limit, host, direction

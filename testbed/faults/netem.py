@@ -1,0 +1,135 @@
+"""Rules by the kernel's network emulator (``netem``, net/sched/sch_netem.c), for comparing it with the fault engine.
+
+A qdisc at the switch's port towards the receiver. It knows nothing of chunks or generations, cannot be replayed, and meets no
+frame that XDP redirects; so it takes rules without a match but the receiver, on the sockets' datapath.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from testbed.closing import Closing
+from testbed.errors import FaultError, SpecError
+from testbed.fabric import Fabric
+from testbed.faults.qdisc import Qdisc, QdiscCounters
+from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Reorder, Rule
+from testbed.plan import FabricPlan
+
+__all__ = ["Netem", "netem_options", "netem_table"]
+
+LIMIT = 65536  # frames: as many as the delay line holds
+
+
+def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
+    """Return the words behind ``tc qdisc add dev DEV root`` that do what the rules say.
+
+    :raises SpecError: netem cannot; the text names rule and key.
+    """
+    words: list[str] = []
+    taken: dict[str, str] = {}
+    for rule in rules:
+        first, *rest = _words(rule)
+        if first in taken:
+            raise SpecError(f"netem: {rule.action} and {taken[first]} of one receiver: allowed is one of them")
+        taken[first] = rule.action
+        words += [first, *rest]
+    return ("netem", "limit", str(LIMIT), *words)
+
+
+def netem_table(rules: Sequence[PacketRule], plan: FabricPlan) -> dict[str, tuple[str, ...]]:
+    """Return :func:`netem_options` by receiving host.
+
+    :raises SpecError: A rule names a sender, or a host that is not there; or as `netem_options`.
+    """
+    by_host: dict[str, list[PacketRule]] = {host.name: [] for host in plan.hosts}
+    for rule in rules:
+        receivers: set[str] = set()
+        for sender, receiver in rule.link:
+            if sender != "*":
+                raise SpecError(
+                    f"netem: {rule.action}: link = {sender}->{receiver}: allowed is *->{receiver}, since a port's qdisc sees "
+                    "what all hosts send"
+                )
+            receivers |= by_host.keys() if receiver == "*" else {plan.host(receiver).name}
+        for name in receivers:
+            by_host[name].append(rule)
+    return {name: netem_options(found) for name, found in by_host.items() if found}
+
+
+class Netem(Closing):
+    """Rules in force by netem, from the constructor to :meth:`close`.
+
+    :raises SpecError: As :func:`netem_table`.
+    :raises FaultError: The datapath is ``xdp``, or the kernel has no netem; the text is its own.
+    """
+
+    def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
+        table = netem_table(rules, fabric.plan)
+        if fabric.datapath == "xdp":
+            raise FaultError("netem: frames that XDP redirects pass no qdisc: allowed on the datapath xdp is the fault engine")
+        self._qdiscs: dict[str, Qdisc] = {}
+        with ExitStack() as stack:
+            for name, options in table.items():
+                host = fabric.plan.host(name)
+                port = fabric.plan.switch(host.switch).ifname(host.port)
+                self._qdiscs[name] = stack.enter_context(Qdisc(fabric, host.switch, port, options))
+            self._stack = stack.pop_all()
+
+    def counters(self) -> dict[str, QdiscCounters]:
+        """Count up to now, by receiving host; netem does not say which option has dropped or delayed a frame."""
+        return {name: qdisc.counters() for name, qdisc in self._qdiscs.items()}
+
+    def close(self) -> None:
+        """Remove the rules."""
+        self._stack.close()
+
+
+def _words(rule: PacketRule) -> tuple[str, ...]:
+    """One rule's words, tc-netem(8)."""
+    for key, field in Rule.model_fields.items():
+        if key not in ("link", "p") and getattr(rule, key) != field.get_default():
+            raise SpecError(f"netem: {rule.action}: {key} is given: allowed are link and p, since netem reads no such header")
+    match rule:
+        case Drop():
+            return "loss", "random", _percent(rule.p)
+        case Burst():  # the Gilbert model: good and bad lose 0 and p
+            return "loss", "gemodel", _percent(rule.enter), _percent(rule.leave), _percent(rule.p), "0%"
+        case Duplicate():
+            _only(rule, "copies", rule.copies, 1)
+            return "duplicate", _percent(rule.p)
+        case Corrupt():
+            _only(rule, "bits", rule.bits, 1)
+            return "corrupt", _percent(rule.p)
+        case Delay():
+            return "delay", *_delay(rule), *_undelayed(rule.p)
+        case Reorder():
+            # Those chosen are late by `within`, and all that follow in this time pass them: netem counts no frames.
+            _only(rule, "behind", rule.behind, 1)
+            return "delay", _time(rule.within), *_undelayed(rule.p)
+
+
+def _delay(rule: Delay) -> tuple[str, ...]:
+    if not rule.jitter:
+        return (_time(rule.delay),)
+    distribution = rule.distribution or "uniform"
+    if distribution == "pareto":
+        raise SpecError("netem: delay: distribution = pareto: allowed is constant, uniform or normal, since its own is another")
+    named = () if distribution == "uniform" else ("distribution", distribution)
+    return _time(rule.delay), _time(rule.jitter), *named
+
+
+def _undelayed(p: float) -> tuple[str, ...]:
+    """What netem calls reordering: the share of frames that overtake those that are delayed."""
+    return () if p == 1 else ("reorder", _percent(1 - p))
+
+
+def _only(rule: PacketRule, key: str, value: int, allowed: int) -> None:
+    if value != allowed:
+        raise SpecError(f"netem: {rule.action}: {key} = {value}: allowed is {allowed}, netem knows no other")
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.6g}%"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.12g}us"

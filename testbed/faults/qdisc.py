@@ -1,0 +1,62 @@
+"""Queueing disciplines at the ends of links: added by tc(8), with their statistics, and gone at the end."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.closing import Closing
+from testbed.errors import FaultError
+from testbed.fabric import Fabric
+
+__all__ = ["Qdisc", "QdiscCounters"]
+
+
+@dataclass(frozen=True)
+class QdiscCounters:
+    """What a queueing discipline has done (``struct gnet_stats_basic``, ``struct gnet_stats_queue``).
+
+    :param frames: Sent on.
+    :param size: Their bytes.
+    :param dropped: Frames that found the queue full, or met a netem loss.
+    """
+
+    frames: int
+    size: int
+    dropped: int
+
+
+class Qdisc(Closing):
+    """The root discipline of one interface. It sees frames that the stack or a bridge sends, none that XDP redirects.
+
+    :param node: Host or switch.
+    :param ifname: The interface there.
+    :param options: As behind ``tc qdisc add dev DEV root``: ``("tbf", "rate", "100mbit", ...)``.
+    :raises FaultError: The kernel refused it; the text is its own.
+    """
+
+    def __init__(self, fabric: Fabric, node: str, ifname: str, options: Sequence[str]) -> None:
+        self._fabric, self._node, self._ifname = fabric, node, ifname
+        self._kind = options[0]
+        command = ["tc", "qdisc", "add", "dev", ifname, "root", *options]
+        done = fabric.run(node, command)
+        self._there = not done.returncode
+        if not self._there:
+            words = " ".join(done.stderr.split())
+            raise FaultError(f"{' '.join(command)}: {words} (`testbed doctor` tries every discipline, and says what mends it)")
+
+    def counters(self) -> QdiscCounters:
+        """Count up to now.
+
+        :raises FaultError: The discipline has gone.
+        """
+        done = self._fabric.run(self._node, ["tc", "-s", "-j", "qdisc", "show", "dev", self._ifname])
+        for found in json.loads(done.stdout) if not done.returncode else []:
+            if found["kind"] == self._kind and found.get("root"):
+                return QdiscCounters(found["packets"], found["bytes"], found["drops"])
+        raise FaultError(f"{self._kind} on {self._ifname} of {self._node} has gone {done.stderr}".strip())
+
+    def close(self) -> None:
+        """Remove it; one that has gone with its interface is no error."""
+        if self._there:
+            self._there = False
+            self._fabric.run(self._node, ["tc", "qdisc", "del", "dev", self._ifname, "root"])

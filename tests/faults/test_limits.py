@@ -1,0 +1,120 @@
+"""Limits: the arithmetic of queues and buckets, TCP at the rate, drops counted."""
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from testbed.errors import FaultError, SpecError
+from testbed.fabric import Fabric
+from testbed.faults.limits import Limit, Shaper, bucket_table, tbf_options
+from testbed.faults.qdisc import Qdisc
+from testbed.plan import plan_fabric
+from testbed.worker import Workers
+from tests.faults import tcp
+
+STAR = plan_fabric("star", 3, "bridge")
+
+
+def make_limit(hosts: str = "h2", rate: str = "100mbit", **keys: Any) -> Limit:
+    return Limit.model_validate({"hosts": hosts, "rate": rate, **keys})
+
+
+def test_words_of_tbf() -> None:
+    limit = make_limit(queue="64KiB")
+    assert " ".join(tbf_options(limit, 1500)) == "tbf rate 100000000bit burst 12500b limit 65536b"
+    # No less than two frames, or the filter would let none pass.
+    assert " ".join(tbf_options(make_limit(rate="1mbit"), 9000)) == "tbf rate 1000000bit burst 18028b limit 65536b"
+
+
+@given(st.integers(64, 30_000_000), st.integers(2, 65536))
+def test_buckets_hold_the_queue(kbit: int, kib: int) -> None:
+    table = bucket_table([make_limit("h3", f"{kbit}kbit", queue=f"{kib}KiB", direction="up")], STAR)
+    rate, burst, full = struct.unpack("=QQQ", table.pop(2 * 2))
+    assert not table
+    assert (rate, full) == (kbit * 1000, 0)
+    assert burst * rate / 8e9 == pytest.approx(kib * 1024, rel=1e-3)
+
+
+def test_buckets_by_direction() -> None:
+    limits = [make_limit("h1,h2", direction="up"), make_limit("h2", direction="down"), make_limit("h3")]
+    assert sorted(bucket_table(limits, STAR)) == [0, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"rate": "1kbit"}, "rate"),
+        ({"rate": "100"}, "rate"),
+        ({"rate": "31gbit"}, "rate"),
+        ({"rate": 100}, "rate"),
+        ({"queue": "100B"}, "queue"),
+        ({"queue": "1s"}, "queue"),
+        ({"direction": "left"}, "direction"),
+        ({"hosts": "h2,h2"}, "hosts"),
+        ({"burst": "1KiB"}, "burst"),
+    ],
+)
+def test_refused_values(keys: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make_limit(**keys)
+    assert [error["loc"] for error in caught.value.errors()] == [(key,)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ([make_limit("h7")], "host: 'h7' is not in this fabric; hosts are h1, h2, h3"),
+        ([make_limit(), make_limit(direction="up")], "limit of h2: direction = up: there are two; allowed is one a direction"),
+        ([make_limit(queue="1000B")], "limit of h2: queue = 1000 B: allowed is a frame at least, 1514 B"),
+    ],
+)
+def test_refused_limits(limits: list[Limit], text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        bucket_table(limits, STAR)
+    assert str(caught.value) == text
+
+
+def test_a_bucket_is_not_shared_by_switches() -> None:
+    plan = plan_fabric("ring", 3)
+    assert bucket_table([make_limit(direction="up")], plan)
+    with pytest.raises(SpecError) as caught:
+        bucket_table([make_limit()], plan)
+    assert str(caught.value) == (
+        "limit of h2: direction = both: allowed is up, since under XDP senders at different switches would not share the rate"
+    )
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_tcp_runs_at_the_rate(direction: str) -> None:
+    host = "h1" if direction == "up" else "h2"
+    with Fabric(plan_fabric("star", 2, "bridge")) as fabric, Workers(fabric) as workers:
+        with Shaper(fabric, [make_limit(host, "50mbit", direction=direction)]) as shaper:
+            arguments = {"receiver": "h2", "size": 4_000_000}
+            rates = workers.call_all(tcp.transfer, {"h1": arguments, "h2": arguments}, timeout=60)
+            assert 20e6 < rates["h2"] < 55e6
+            counters = shaper.counters()
+            assert counters.keys() == {(host, direction)}
+            assert counters[host, direction].size > 4_000_000
+        assert "tbf" not in fabric.run("s1", ["tc", "qdisc"]).stdout + fabric.run("h1", ["tc", "qdisc"]).stdout
+
+
+@pytest.mark.net
+def test_what_finds_the_queue_full_is_counted() -> None:
+    with Fabric(plan_fabric("star", 2, "bridge")) as fabric:
+        with Shaper(fabric, [make_limit("h2", "64kbit", queue="4KiB", direction="down")]) as shaper:
+            # 100 pings of 1042 bytes in all: a few pass with the burst, four at a time may wait.
+            fabric.run("h1", ["ping", "-f", "-c", "100", "-s", "1000", "-W", "1", "h2"])
+            counters = shaper.counters()["h2", "down"]
+        assert counters.dropped >= 50
+        assert counters.frames + counters.dropped == 100
+        with pytest.raises(FaultError, match=r"tc qdisc add dev s1-eth1 root nosuch: Error: .*kind is unknown.*testbed doctor"):
+            Qdisc(fabric, "s1", "s1-eth1", ["nosuch"])
+        with Qdisc(fabric, "s1", "s1-eth1", tbf_options(make_limit(), 1500)) as qdisc:
+            fabric.run("s1", ["tc", "qdisc", "del", "dev", "s1-eth1", "root"], check=True)
+            with pytest.raises(FaultError, match="tbf on s1-eth1 of s1 has gone"):
+                qdisc.counters()
