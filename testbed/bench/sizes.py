@@ -9,7 +9,7 @@ __all__ = ["check_room", "format_size", "parse_size", "size_series"]
 
 ELEMENT = 4  # bytes of a float32
 MAX_SIZE = (1 << 31) * ELEMENT - ELEMENT  # a collective counts elements in 31 bits
-COPIES = 4  # of the tensor, a rank and transport: input, result, and what the transport itself holds of both
+COPIES = 3  # of the tensor, a rank and transport: input, result, and what transports hold themselves on average
 REFERENCE = 2  # of the tensor, in all: the sums in float64
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30}

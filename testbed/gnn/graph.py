@@ -88,7 +88,7 @@ class GraphData:
             about = json.loads((folder / "graph.json").read_text())
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
             return cls(**about, **arrays)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, EOFError, ValueError, TypeError) as error:
             raise StorageError(f"graph cache {folder}: cannot be read: {error}; remove the folder, it is made anew") from error
 
 

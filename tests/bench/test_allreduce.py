@@ -115,3 +115,9 @@ def test_the_kernel_beside_sockets(tmp_path):
     assert [row["wrong"] for row in rows] == [0, 0]
     assert all(row["wire_bytes"] > 0 for row in rows)
     assert "# Against the best socket baseline, medians:" in done.stdout
+
+
+def test_help_gives_ranges():
+    text = " ".join(bench("--help").stdout.replace("│", " ").split())
+    for allowed in ("1 to 32", "576 to 3506", "1 to 256", "at least 2", "at least 1"):
+        assert allowed in text

@@ -55,9 +55,9 @@ def test_series():
 
 
 def test_tensors_that_memory_does_not_hold():
-    check_room(1 << 20, 4, ["gloo", "mpi"], (1 << 20) * 34)
+    check_room(1 << 20, 4, ["gloo", "mpi"], (1 << 20) * 26)
     with pytest.raises(SpecError) as caught:
-        check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 340)
+        check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 260)
     assert str(caught.value) == (
-        "-e: 1G: allowed is at most 10M: 4 hosts with 2 transports hold a tensor 34 times, and 340 MiB of memory are free"
+        "-e: 1G: allowed is at most 10M: 4 hosts with 2 transports hold a tensor 26 times, and 260 MiB of memory are free"
     )

@@ -1,5 +1,8 @@
 """Adjacencies, splits, the folder form, R-MAT and hashed features."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,35 @@ def test_cache_that_cannot_be_written(graph: GraphData, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot be written.*XDG_CACHE_HOME"):
         cached("g", lambda: graph, tmp_path / "file")
+
+
+CLOSED = """
+import sys
+from pathlib import Path
+from testbed.errors import StorageError
+from testbed.gnn.graph import cached
+try:
+    cached("g", lambda: None, Path(sys.argv[1]))
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_cache_of_another_user(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    user = 65534 if os.geteuid() == 0 else None
+    command = [sys.executable, "-c", CLOSED, str(closed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, user=user)
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"graph cache {closed}/g-v1: cannot be read: Permission denied; set XDG_CACHE_HOME to")
+
+
+def test_cache_that_is_not_whole(graph: GraphData, tmp_path: Path) -> None:
+    graph.save(tmp_path / "g")
+    (tmp_path / "g" / "x.npy").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"g: cannot be read: .*; remove the folder, it is made anew"):
+        GraphData.load(tmp_path / "g")
 
 
 @settings(max_examples=20)
