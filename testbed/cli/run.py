@@ -18,11 +18,19 @@ EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
     "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
     'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.transports=["gloo", "mpi"]\' --seed 7',
+    "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2 at=1s for=200ms'",
 )
 
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; may be given often."),
+]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option("--fault", metavar="'ACTION KEY=VALUE ...'", help="Add a fault to the scenario's; may be given often."),
+]
+FaultSeed = Annotated[
+    int | None, typer.Option("--fault-seed", min=0, help="Override scenario.fault_seed.", show_default="scenario.seed")
 ]
 Out = Annotated[
     Path | None,
@@ -41,6 +49,8 @@ def run(
     out: Out = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a previous run in DIR.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Override scenario.seed.")] = None,
+    faults: Faults = None,
+    fault_seed: FaultSeed = None,
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -51,7 +61,7 @@ def run(
     """
     from testbed.spec import load_scenario
 
-    scenario = load_scenario(path, settings or (), seed)
+    scenario = load_scenario(path, settings or (), seed, faults or (), fault_seed)
     folder = out or default_folder(scenario)
 
     from testbed.rights import require_root
@@ -67,6 +77,10 @@ def run(
         command += ["--set", setting]
     if seed is not None:
         command += ["--seed", str(seed)]
+    for fault in faults or ():
+        command += ["--fault", fault]
+    if fault_seed is not None:
+        command += ["--fault-seed", str(fault_seed)]
     run_scenario(scenario, folder, overwrite=overwrite, quiet=json, command=command)
     report, checks = make_report(folder)
     show(folder, report, checks, json)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.errors import FabricError
+from testbed.fabric.cgroup import remove_groups
 from testbed.fabric.processes import kill, processes_of
 from testbed.fabric.runs import failures
 from testbed.fabric.state import ROOT, state_files
@@ -18,7 +19,7 @@ class Leftovers:
 
     :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces go with
         them.
-    :param files: Directories and the state file.
+    :param files: Control groups, directories and the state file.
     :param error: Why nothing was removed, if nothing was.
     """
 
@@ -54,6 +55,7 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         for _ in range(2):
             killed |= {entry.pid: entry for entry in kill(processes_of(file.run_id)) if entry.pid not in killed}
         left.processes = [f"{entry.name} ({entry.pid})" for entry in killed.values()]
+        left.files += map(str, remove_groups(file.run_id))
         for directory in map(Path, state.directories):
             if directory == root / file.run_id and directory.is_dir():
                 shutil.rmtree(directory)

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from testbed.errors import SpecError
 from testbed.faults.units import parse_seconds
 
-__all__ = ["AnyEvent", "Event", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_overlap"]
+__all__ = ["Event", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_overlap"]
 
 MAX_TIME = 86400.0  # seconds
 LEAST_SHARE = 0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
@@ -88,19 +88,12 @@ class _Lasting(Event):
 
 
 class _OfHosts(Event):
-    """An event of hosts; ``host`` is another word for ``hosts``.
+    """An event of hosts.
 
     :param hosts: Their names.
     """
 
     hosts: Hosts = Field(description=_HOSTS)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _host(cls, keys: Any) -> Any:
-        if isinstance(keys, dict) and "host" in keys and "hosts" not in keys:
-            keys = {"hosts" if key == "host" else key: value for key, value in keys.items()}
-        return keys
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,13 +141,6 @@ class Slow(_Lasting, _OfHosts):
 
     action: Literal["slow"] = "slow"
     share: float = Field(ge=LEAST_SHARE, le=1, description=f"a number from {LEAST_SHARE} to 1")
-
-
-AnyEvent = Annotated[LinkDown | Partition | Kill | Pause | Slow, Field(discriminator="action")]
-
-MODELS: dict[str, type[Event]] = {
-    str(model.model_fields["action"].default): model for model in get_args(get_args(AnyEvent)[0])
-}
 
 
 def check_overlap(events: Sequence[Event]) -> None:

@@ -208,19 +208,19 @@ def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
     # The union puts its tag first.
-    key = next((str(part) for part in detail["loc"][1:] if part in model.model_fields), None)
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    key = next((str(part) for part in detail["loc"][1:] if part in fields), None)
     if detail["type"] == "extra_forbidden":
         return f"{detail['loc'][-1]} is unknown; allowed are {', '.join(_keys(model))}"
     if key is None:  # a validator of the whole rule: its text starts with the key
         return str(detail.get("ctx", {}).get("error", detail["msg"]))
-    allowed = model.model_fields[key].description
+    allowed = fields[key].description
     if detail["type"] == "missing":
         return f"{key} is missing: allowed is {allowed}"
     return f"{key} = {detail['input']}: allowed is {allowed}"
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    """The keys that a rule's words may set, its own first."""
-    common = list(Rule.model_fields)
-    own = [key for key in model.model_fields if key not in common and key != "action"]
-    return own + common
+    """The keys that a fault's words may set, a rule's own first."""
+    keys = [field.alias or name for name, field in model.model_fields.items() if name != "action"]
+    return sorted(keys, key=lambda key: key in Rule.model_fields)

@@ -39,9 +39,12 @@ class Table:
         self.parameters = {
             f"{table}.{key}": json.dumps(value) if isinstance(value, list | tuple) else value
             for table, keys in scenario.items()
+            if isinstance(keys, dict)
             for key, value in keys.items()
             if value is not None
         }
+        if faults := scenario.get("faults"):
+            self.parameters["faults"] = json.dumps(faults)
         self.hosts = int(scenario["fabric"]["hosts"])
         self._rows: list[tuple[Any, ...]] = []
 

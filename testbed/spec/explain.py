@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from testbed.faults.spec import MODELS as FAULTS
 from testbed.spec.scenario import DebianSpec, PlanetoidSpec, Scenario, SyntheticSpec
 
 __all__ = ["explain"]
@@ -54,6 +55,8 @@ def _line(detail: ErrorDetails) -> str:
     model: type[BaseModel] = Scenario
     if len(location) >= 2 and location[0] == "dataset" and location[1] in DATASETS:
         model = DATASETS[str(location.pop(1))]
+    elif len(location) >= 2 and location[0] == "faults":
+        return _fault_line(detail)
     elif len(location) >= 2:
         model = _table(str(location[0])) or Scenario
     path = _join(location)
@@ -77,6 +80,28 @@ def _line(detail: ErrorDetails) -> str:
         case _:
             allowed = NOUNS.get(kind) or _bounds(model, location) or _lengths(kind, context) or detail["msg"]
             return _wrong(path, value, allowed)
+
+
+def _fault_line(detail: ErrorDetails) -> str:
+    """Say what is wrong with a fault, whose fields' descriptions say what they allow."""
+    index, *rest = detail["loc"][1:]
+    path = _join(["faults", index])
+    value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
+    if kind == "union_tag_not_found":
+        return f"{path}.action is missing: allowed is {_options(list(FAULTS))}"
+    if kind == "union_tag_invalid":
+        return _wrong(f"{path}.action", context["tag"], _options(list(FAULTS)), list(FAULTS))
+    if not rest:  # neither a table nor words
+        return f"{path}: {context['error']}" if kind == "value_error" else _wrong(path, value, "a table, or words such as drop p=0.01")
+    action, *keys = rest
+    fields = {field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()}
+    if not keys:  # our own validators: their texts start with the key
+        return f"{path}.{context['error']}"
+    path = _join(["faults", index, keys[0]])
+    if kind == "extra_forbidden":
+        return _unknown(path, str(keys[0]), [key for key in fields if key != "action"], is_table=False)
+    allowed = fields[str(keys[0])].description or ""
+    return f"{path} is missing: allowed is {allowed}" if kind == "missing" else _wrong(path, value, allowed)
 
 
 def _unknown(path: str, key: str, known: list[str], is_table: bool) -> str:

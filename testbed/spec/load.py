@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed.errors import SpecError
+from testbed.faults.spec import parse_fault
 from testbed.spec.explain import explain
 from testbed.spec.scenario import Scenario
 
@@ -66,17 +67,30 @@ def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
         raise SpecError(explain(error, source)) from error
 
 
-def load_scenario(path: Path, settings: Sequence[str] = (), seed: int | None = None) -> Scenario:
+def load_scenario(
+    path: Path,
+    settings: Sequence[str] = (),
+    seed: int | None = None,
+    faults: Sequence[str] = (),
+    fault_seed: int | None = None,
+) -> Scenario:
     """Read, override and validate a scenario file.
 
     A relative `dataset.path` is taken from the file's folder, or where an override gives it, from the current one.
 
     :param settings: Overrides, ``table.key=value``.
     :param seed: Overrides ``scenario.seed``.
-    :raises SpecError: As `read_table`, `override` and `parse_scenario`.
+    :param faults: More faults, in words; they come after the scenario's.
+    :param fault_seed: Overrides ``scenario.fault_seed``.
+    :raises SpecError: As `read_table`, `override`, `parse_scenario`, and :func:`testbed.faults.spec.parse_fault`.
     """
     table = override(read_table(path), settings)
-    if seed is not None and isinstance(table.get("scenario"), dict):
-        table["scenario"]["seed"] = seed
+    for key, value in (("seed", seed), ("fault_seed", fault_seed)):
+        if value is not None and isinstance(table.get("scenario"), dict):
+            table["scenario"][key] = value
+    for text in faults:
+        parse_fault(text)  # its own error says more than the scenario's
+    if isinstance(given_faults := table.get("faults", []), list):
+        table["faults"] = [*given_faults, *faults]
     given = any(setting.partition("=")[0].strip() == "dataset.path" for setting in settings)
     return parse_scenario(table, str(path)).resolve(Path.cwd() if given else path.resolve().parent)

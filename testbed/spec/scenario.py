@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from testbed.collectives.group import Affinity, Lanes, OnOverflow
+from testbed.errors import SpecError
+from testbed.faults.events import check_overlap
+from testbed.faults.spec import Fault, events_of, hosts_of, words
 
 __all__ = [
     "CollectiveSpec",
@@ -40,6 +43,7 @@ class ScenarioSpec(Table):
     description: str = ""
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
+    fault_seed: int | None = Field(default=None, ge=0, lt=1 << 64, description="of the faults' fate; without it, `seed`")
 
 
 class FabricSpec(Table):
@@ -156,11 +160,35 @@ class Scenario(Table):
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
     tolerance: ToleranceSpec = ToleranceSpec()
+    faults: tuple[Fault, ...] = Field(default=(), strict=False)
+
+    @property
+    def fault_seed(self) -> int:
+        """What faults draw their fate from."""
+        return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
+
+    @field_serializer("faults")
+    def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:
+        return [words(fault) for fault in faults]
 
     @model_validator(mode="after")
     def _shape_fits(self) -> "Scenario":
         if self.fabric.k is not None and self.fabric.topology != "leaf-spine":
             raise ValueError(f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}")
+        return self
+
+    @model_validator(mode="after")
+    def _faults_fit(self) -> "Scenario":
+        known = [f"h{number + 1}" for number in range(self.fabric.hosts)]
+        for index, fault in enumerate(self.faults):
+            key, names = hosts_of(fault)
+            if strangers := [name for name in names if name not in known]:
+                allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
+                raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: allowed is {allowed}")
+        try:
+            check_overlap(events_of(self.faults))
+        except SpecError as error:
+            raise ValueError(f"faults: {error}") from None
         return self
 
     def resolve(self, base: Path) -> "Scenario":

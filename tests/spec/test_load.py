@@ -77,3 +77,25 @@ def test_dataset_path_of_an_override_is_relative_to_here(tmp_path: Path, monkeyp
 def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         load_scenario(tmp_path / "none.toml")
+
+
+def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[scenario]\nname = "s"\nseed = 3\n[dataset]\nname = "synthetic"\n'
+        '[[faults]]\naction = "drop"\np = 0.01\nlink = "h1->h2"\n'
+        '[[faults]]\naction = "pause"\nhost = "h2"\nat = 1\nfor = "200ms"\n'
+    )
+    scenario = load_scenario(path, faults=["duplicate copies=2"])
+    assert scenario.fault_seed == 3
+    assert load_scenario(path, fault_seed=5).fault_seed == 5
+    assert scenario.model_dump(mode="json")["faults"] == [
+        "drop link=h1->h2 p=0.01",
+        "pause at=1.0 hosts=h2 for=0.2",
+        "duplicate copies=2",
+    ]
+    assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+    with pytest.raises(SpecError, match=r"^fault 'drop p=2': p = 2: allowed is a number from 0 to 1$"):
+        load_scenario(path, faults=["drop p=2"])
+    with pytest.raises(SpecError, match=r"faults\[2\]\.link: h7 is no host of this fabric: allowed is h1 to h4"):
+        load_scenario(path, faults=["drop link=*->h7"])

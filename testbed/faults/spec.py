@@ -1,0 +1,101 @@
+"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules and events, by one syntax. Pure."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from testbed.errors import SpecError
+from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow
+from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
+from testbed.faults.units import split_words
+
+__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "parse_fault", "rules_of", "words"]
+
+
+def _table(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            action, keys = split_words(value)
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+        value = {"action": action, **keys}
+    if isinstance(value, dict) and "host" in value and "hosts" not in value:
+        value = {"hosts" if key == "host" else key: entry for key, entry in value.items()}
+    return value
+
+
+#: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``). ``host`` is ``hosts``.
+Fault = Annotated[
+    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | LinkDown | Partition | Kill | Pause | Slow,
+    Field(discriminator="action"),
+    BeforeValidator(_table),
+]
+
+#: A fault's model by its action.
+MODELS: dict[str, type[BaseModel]] = {
+    str(model.model_fields["action"].default): model for model in get_args(get_args(Fault)[0])
+}
+
+_ADAPTER: TypeAdapter[Rule | Event] = TypeAdapter(Fault)
+
+
+def parse_fault(text: str) -> Rule | Event:
+    """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s for=500ms``.
+
+    :raises SpecError: With a line a finding: key, value, and what is allowed.
+    """
+    action, _ = split_words(text)
+    if action not in MODELS:
+        raise SpecError(f"fault {text!r}: action {action!r} is unknown; allowed are {', '.join(MODELS)}")
+    try:
+        return _ADAPTER.validate_python(text)
+    except ValidationError as error:
+        raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))) from None
+
+
+def words(fault: BaseModel) -> str:
+    """The words of a fault, which :func:`parse_fault` takes for an equal one."""
+    keys = [
+        f"{field.alias or name}={_word(getattr(fault, name), name)}"
+        for name, field in type(fault).model_fields.items()
+        if name != "action" and getattr(fault, name) != field.default
+    ]
+    return " ".join([getattr(fault, "action", ""), *keys])
+
+
+def rules_of(faults: Iterable[BaseModel]) -> list[PacketRule]:
+    """The packet rules among faults, in their order."""
+    return [fault for fault in faults if isinstance(fault, Drop | Duplicate | Corrupt | Delay | Reorder | Burst)]
+
+
+def events_of(faults: Iterable[BaseModel]) -> list[Event]:
+    """The events among faults, in their order."""
+    return [fault for fault in faults if isinstance(fault, Event)]
+
+
+def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
+    """The key by which a fault names hosts, and the hosts, ``*`` left out."""
+    if isinstance(fault, Rule):
+        return "link", tuple(name for link in fault.link for name in link if name != "*")
+    if isinstance(fault, Event):
+        return "sets" if "sets" in type(fault).model_fields else "hosts", fault.names
+    return "hosts", ()
+
+
+def _word(value: Any, key: str) -> str:
+    match value:
+        case str():
+            return value
+        case float() if key in ("delay", "jitter", "within"):
+            return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
+        case Range(first, last):
+            return str(first) if first == last else f"{first}..{last}"
+        case tuple() if key == "link":
+            return ",".join(f"{sender}->{receiver}" for sender, receiver in value)
+        case tuple() if key == "sets":
+            return "|".join(map(",".join, value))
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)

@@ -1,0 +1,123 @@
+"""Events and faults in words and tables: what is taken, what is refused, and with which text."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.faults.events import Event, check_overlap
+from testbed.faults.spec import MODELS, events_of, hosts_of, parse_fault, rules_of, words
+
+HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
+TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> str:
+    action = draw(st.sampled_from(["link-down", "partition", "kill", "pause", "slow"]))
+    names = draw(HOSTS)
+    keys = {"at": draw(TIMES)}
+    text = f"hosts={','.join(names)}"
+    if action == "partition":
+        text = f"sets={','.join(names)}|h33"
+    if action != "kill" and draw(st.booleans()):
+        keys["for"] = draw(TIMES) + 1e-9
+    if action == "slow":
+        keys["share"] = draw(st.integers(1, 100)) / 100
+    return " ".join([action, text, *(f"{key}={value}" for key, value in keys.items())])
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_fault(text)
+    return str(caught.value)
+
+
+@given(events())
+def test_words_are_taken_for_the_same_event(text: str) -> None:
+    event = parse_fault(text)
+    assert parse_fault(words(event)) == event
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "drop",
+        "drop link=h1->h2,*->h3 kind=reduce,tcp chunk=3..9 attempt=0 p=0.01",
+        "duplicate copies=3",
+        "corrupt p=0.5 bits=7",
+        "delay delay=0.0000015s",
+        "delay delay=2s jitter=0.000000001s distribution=pareto",
+        "reorder behind=5 within=0.05s",
+        "burst enter=0.01 leave=0.25",
+    ],
+)
+def test_words_are_taken_for_the_same_rule(text: str) -> None:
+    rule = parse_fault(text)
+    assert parse_fault(words(rule)) == rule
+
+
+def test_times_have_units_or_are_seconds() -> None:
+    event = parse_fault("pause host=h2 at=1.5s for=200ms")
+    assert event == parse_fault("pause hosts=h2 at=1.5 for=0.2")
+    assert isinstance(event, Event)
+    assert (event.at, event.end, event.names) == (1.5, 1.7, ("h2",))
+    forever = parse_fault("link-down host=h1")
+    assert isinstance(forever, Event)
+    assert (forever.at, forever.end) == (0, None)
+
+
+def test_what_they_are_about() -> None:
+    faults = [parse_fault(text) for text in ("drop link=h1->h2,*->h3", "partition sets=h1,h2|h3", "kill host=h2")]
+    assert [hosts_of(fault) for fault in faults] == [
+        ("link", ("h1", "h2", "h3")),
+        ("sets", ("h1", "h2", "h3")),
+        ("hosts", ("h2",)),
+    ]
+    assert [rule.action for rule in rules_of(faults)] == ["drop"]
+    assert [event.action for event in events_of(faults)] == ["partition", "kill"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("boom", f"action 'boom' is unknown; allowed are {', '.join(MODELS)}"),
+        ("drop p", "'p' is not key=value"),
+        ("kill", "hosts is missing: allowed is hosts such as h2, several by comma, each once"),
+        ("kill host=h2 for=1", "for is unknown; allowed are at, hosts"),
+        ("pause host=h2 hosts=h3", "host is unknown; allowed are at, hosts, for"),
+        ("pause host=h2,h2", "hosts = h2,h2: allowed is hosts such as h2, several by comma, each once"),
+        ("slow host=h2", "share is missing: allowed is a number from 0.01 to 1"),
+        ("slow host=h2 share=0", "share = 0: allowed is a number from 0.01 to 1"),
+        ("pause host=h2 at=-1", "at = -1.0: allowed is seconds, or a time with a unit such as 200ms, up to a day"),
+        ("partition sets=h1", "sets = h1: allowed is two or more sets of hosts such as h1,h2|h3,h4, each host once"),
+    ],
+)
+def test_refusals(text: str, said: str) -> None:
+    assert refusal(text) == f"fault {text!r}: {said}"
+
+
+def overlap(*texts: str) -> None:
+    check_overlap(events_of(map(parse_fault, texts)))
+
+
+def test_events_that_end_each_other_are_refused() -> None:
+    with pytest.raises(SpecError, match="link-down of h2 at 2 s and link-down at 1 s are in force at once"):
+        overlap("link-down host=h2 at=1 for=2", "link-down hosts=h1,h2 at=2 for=5")
+    with pytest.raises(SpecError, match="slow of h2 at 1 s and pause at 2 s are in force at once"):
+        overlap("pause host=h2 at=2 for=2", "slow host=h2 at=1 share=0.5")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("pause host=h2 at=1 for=1", "pause host=h2 at=2 for=1"),
+        ("pause host=h2 at=1", "pause host=h3 at=1"),
+        ("pause host=h2", "link-down host=h2"),
+        ("kill host=h2", "kill host=h2 at=1"),
+    ],
+)
+def test_events_apart_are_allowed(texts: tuple[Any, ...]) -> None:
+    overlap(*texts)
