@@ -10,7 +10,7 @@
 #include <linux/pkt_cls.h>
 
 /* The entrance of the delay line. */
-const volatile __u32 hold_ifindex = 0;
+__u32 hold_ifindex;
 
 /* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for each copy. */
 struct {

@@ -59,6 +59,7 @@ class Fabric:
         #: Set while a :class:`testbed.worker.Workers` is open.
         self.workers: Workers | None = None
         self._datapath: Datapath = "sockets"
+        self._faults = False
 
     def __enter__(self) -> Self:
         require_root()
@@ -100,7 +101,7 @@ class Fabric:
 
         ``sockets``: no program of the testbed is attached to any host or switch, and offloads are as planned.
 
-        :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs.
+        :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs. Or faults are in force.
         :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
         """
         if kind not in ("xdp", "sockets"):
@@ -109,10 +110,26 @@ class Fabric:
             raise SpecError(f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
         if self.workers is None:
             raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
+        if self._faults:
+            raise FabricError("the datapath cannot be changed while faults are in force")
         for where, nodes in ((dispatch, self.hosts), (datapath, self.switches)):
             self.workers.call_all(where.attach if kind == "xdp" else where.detach, list(nodes))
         self._set_offloads(kind)
         self._datapath = kind
+
+    def set_faults(self, active: bool) -> None:
+        """Have frames met as a wire carries them, while faults are in force.
+
+        Hosts segment and checksum what they send, and switches merge nothing that comes in: a rule is about a frame, not about
+        64 KiB of TCP, and a corrupted segment fails its checksum. The datapath stays as it is meanwhile.
+        """
+        self._faults = active
+        self._set_offloads(self._datapath)
+
+    @property
+    def faults(self) -> bool:
+        """Whether faults are in force."""
+        return self._faults
 
     def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
         """Start a process inside a node's namespaces.
@@ -166,11 +183,17 @@ class Fabric:
 
     def _set_offloads(self, kind: Datapath) -> None:
         every = dict.fromkeys(FEATURES, self.plan.offload)
+        of_host = {**every, "tx": False, "gro": True} if kind == "xdp" else every
+        of_port = {**every, "gro": True} if kind == "xdp" else every
+        if self._faults:
+            of_host = {**of_host, "tx": False, "tso": False, "gso": False}
+            if not (kind == "xdp" and self.plan.switch_kind == "xdp"):  # there, the program meets frames before GRO does
+                of_port = {**of_port, "gro": False}
         for host in self.hosts.values():
-            host.namespace.offload(host.plan.ifname, **({"tx": False, "gro": True} if kind == "xdp" else every))
+            host.namespace.offload(host.plan.ifname, **of_host)
         for switch in self.switches.values():
             for port in switch.plan.ports:
-                switch.namespace.offload(switch.plan.ifname(port), **({"gro": True} if kind == "xdp" else every))
+                switch.namespace.offload(switch.plan.ifname(port), **of_port)
 
     def _write_hosts_file(self) -> None:
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.plan.hosts)]

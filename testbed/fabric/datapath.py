@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from testbed.kernel import BpfObject
     from testbed.worker import WorkerContext
 
-__all__ = ["attach", "counters", "detach"]
+__all__ = ["attach", "counters", "detach", "fill"]
 
 _DESTINATION = struct.Struct("=II")  # struct switch_destination: port, ifindex
 _COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
@@ -29,24 +30,32 @@ def attach(context: WorkerContext) -> None:
 
     if "switch" in context.objects:
         return
-    plan = context.switch
     with ExitStack() as stack:
         program = stack.enter_context(BpfObject("switch"))
-        index = {port: socket.if_nametoindex(plan.ifname(port)) for port in plan.ports}
-        for port, ifindex in index.items():
-            program.maps["ports"].update(port, ifindex)
-        forwarding = plan.forwarding if context.fabric_plan.switch_kind == "xdp" else {}
-        for mac, port in forwarding.items():
-            program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
-        for ifindex in index.values():
-            stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
+        if context.fabric_plan.switch_kind == "xdp":
+            fill(context, program)
+        links = {}
+        for port in context.switch.ports:
+            ifindex = socket.if_nametoindex(context.switch.ifname(port))
+            links[port] = stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
         context.objects["switch"] = program
+        context.objects["switch links"] = links
         context.objects["switch attachment"] = context.resources.enter_context(stack.pop_all())
+
+
+def fill(context: WorkerContext, program: BpfObject) -> None:
+    """Tell a program that has the maps of ``bpf/include/forward.h`` where this switch forwards to."""
+    index = {port: socket.if_nametoindex(context.switch.ifname(port)) for port in context.switch.ports}
+    for port, ifindex in index.items():
+        program.maps["ports"].update(port, ifindex)
+    for mac, port in context.switch.forwarding.items():
+        program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
 
 
 def detach(context: WorkerContext) -> None:
     """Detach the program; nothing if it is not attached."""
     if context.objects.pop("switch", None):
+        context.objects.pop("switch links")
         context.objects.pop("switch attachment").close()
 
 

@@ -14,7 +14,7 @@ from functools import cache
 
 from testbed.errors import KernelError
 
-__all__ = ["LinkCreateOpts", "ObjectOpenOpts", "TestRunOpts", "check", "explain", "libbpf"]
+__all__ = ["LinkCreateOpts", "ObjectOpenOpts", "TcHook", "TcOpts", "TestRunOpts", "check", "explain", "libbpf"]
 
 
 class ObjectOpenOpts(ctypes.Structure):
@@ -59,9 +59,28 @@ class TestRunOpts(ctypes.Structure):
 
 
 class LinkCreateOpts(ctypes.Structure):
-    """The head of ``struct bpf_link_create_opts``: what an XDP link needs."""
+    """The head of ``struct bpf_link_create_opts``: what links of XDP and tcx need."""
 
     _fields_ = [("sz", c_size_t), ("flags", c_uint32), ("iter_info", c_void_p), ("iter_info_len", c_uint32)]
+
+
+class TcHook(ctypes.Structure):
+    """``struct bpf_tc_hook``."""
+
+    _fields_ = [("sz", c_size_t), ("ifindex", c_int), ("attach_point", c_int), ("parent", c_uint32)]
+
+
+class TcOpts(ctypes.Structure):
+    """``struct bpf_tc_opts``."""
+
+    _fields_ = [
+        ("sz", c_size_t),
+        ("prog_fd", c_int),
+        ("flags", c_uint32),
+        ("prog_id", c_uint32),
+        ("handle", c_uint32),
+        ("priority", c_uint32),
+    ]
 
 
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
@@ -85,12 +104,18 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
     "bpf_program__name": (c_char_p, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
+    "bpf_map_create": (c_int, [c_int, c_char_p, c_uint32, c_uint32, c_uint32, c_void_p]),
     "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
     "bpf_map_delete_elem": (c_int, [c_int, c_void_p]),
     "bpf_map_get_next_key": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_prog_test_run_opts": (c_int, [c_int, POINTER(TestRunOpts)]),
     "bpf_link_create": (c_int, [c_int, c_int, c_int, POINTER(LinkCreateOpts)]),
+    "bpf_link_update": (c_int, [c_int, c_int, c_void_p]),
+    "bpf_tc_hook_create": (c_int, [POINTER(TcHook)]),
+    "bpf_tc_hook_destroy": (c_int, [POINTER(TcHook)]),
+    "bpf_tc_attach": (c_int, [POINTER(TcHook), POINTER(TcOpts)]),
+    "bpf_tc_detach": (c_int, [POINTER(TcHook), POINTER(TcOpts)]),
     "bpf_raw_tracepoint_open": (c_int, [c_char_p, c_int]),
     "libbpf_num_possible_cpus": (c_int, []),
     "libbpf_set_print": (c_void_p, [c_void_p]),

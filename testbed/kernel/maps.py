@@ -4,7 +4,7 @@ import ctypes
 import errno
 import mmap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,9 +15,7 @@ from testbed.kernel.libbpf import check, libbpf
 __all__ = ["BPF_F_MMAPABLE", "Map"]
 
 BPF_F_MMAPABLE = 1 << 10  # linux/bpf.h
-_PER_CPU = frozenset(
-    {5, 6, 10, 21}
-)  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+_PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
 
 
 class Map:
@@ -28,9 +26,7 @@ class Map:
     :param kind: ``enum bpf_map_type``.
     """
 
-    def __init__(
-        self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int
-    ) -> None:
+    def __init__(self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int) -> None:
         self.name = name
         self.fd = fd
         self.flags = flags
@@ -69,6 +65,15 @@ class Map:
         rest = mmap.mmap(self.fd, page + 2 * self.max_entries, prot=mmap.PROT_READ, offset=page)
         positions = np.frombuffer(consumer, np.uint64, 1), np.frombuffer(rest, np.uint64, 1)
         return *positions, np.frombuffer(rest, np.uint8, offset=page)
+
+    @classmethod
+    def create(cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int) -> Self:
+        """A map of no object, such as the inner one of a map of maps; its descriptor is the caller's to close.
+
+        :raises KernelError: the kernel's errno.
+        """
+        fd = libbpf().bpf_map_create(kind, name.encode(), key_size, value_size, max_entries, None)
+        return cls(name, check(fd, f"create map {name}"), kind, 0, key_size, value_size, max_entries)
 
     def lookup(self, key: bytes | int) -> bytes:
         """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each padded to 8 bytes.

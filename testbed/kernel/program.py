@@ -1,17 +1,19 @@
 """One loaded BPF program: run it on a packet, attach it, and what keeps it attached."""
 
 import ctypes
+import errno
 import os
 from dataclasses import dataclass
 
 from testbed.closing import Closing
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
+from testbed.kernel.tc import TcFilter
 
 __all__ = ["XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX", "Link", "Program", "TestRun"]
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
-_ATTACH_XDP = 37  # enum bpf_attach_type
+_ATTACH_XDP, _ATTACH_TCX_INGRESS = 37, 46  # enum bpf_attach_type
 _XDP_FLAGS_DRV_MODE = 1 << 2  # linux/if_link.h: native or nothing
 _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
@@ -43,6 +45,13 @@ class Link(Closing):
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def update(self, program: "Program") -> None:
+        """Put another program in place, between one packet and the next.
+
+        :raises KernelError: the kernel's errno.
+        """
+        check(libbpf().bpf_link_update(self.fd, program.fd, None), f"update a link to {program.name}")
 
 
 class Program:
@@ -84,6 +93,19 @@ class Program:
         options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
         return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)"))
+
+    def attach_tc_ingress(self, ifindex: int) -> Closing:
+        """Attach to what comes in by a device of this network namespace, before a bridge or the stack sees it.
+
+        By a link (tcx, Linux 6.6), or where the kernel has none by a filter.
+
+        :raises KernelError: The kernel took neither.
+        """
+        options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts))
+        fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))
+        if fd == -errno.EINVAL:  # no such type of attachment
+            return TcFilter(self.fd, self.name, ifindex)
+        return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (tcx ingress)"))
 
     def attach_raw_tracepoint(self, tracepoint: str) -> Link:
         """Attach to a raw tracepoint, such as ``sys_enter``."""

@@ -1,0 +1,190 @@
+"""What a switch's worker does for faults: own the programs of ``bpf/impair.bpf.c`` on the ports that face hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.closing import Closing
+from testbed.fabric.datapath import fill
+from testbed.faults.delay_counters import DelayCounters
+from testbed.faults.delay_line import DelayLine
+from testbed.faults.log import Drain
+from testbed.faults.rules import MAX_COPIES
+from testbed.faults.table import Action, RuleTable
+from testbed.kernel import BpfObject, Map
+from testbed.plan import MAX_HOSTS
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "count", "detach", "set_blocked", "set_limits"]
+
+Hook = Literal["xdp", "tc"]
+
+#: ``struct fault_link``, counters of a link: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
+#: identity; ``blocked`` and ``limited``, dropped before any rule; ``lost``, records that the log had no room for; ``flows`` of
+#: frames that are none of the ring's; ``unplaced``, frames or copies that could not be held or sent.
+LINK: Final = np.dtype(
+    [(name, "<u8") for name in ("passed", "holding", "frames", "blocked", "limited", "lost", "flows", "unplaced")]
+)
+
+_KEY = "faults"
+_DEVMAP = 14  # BPF_MAP_TYPE_DEVMAP
+_LINKS = MAX_HOSTS * MAX_HOSTS
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an engine has counted.
+
+    :param links: Shape (32, 32), of :data:`LINK`, by sender and receiver.
+    :param fired: Shape (rules, 32, 32), by rule, sender and receiver.
+    :param delays: Of the delay line, where there is one.
+    """
+
+    links: NDArray[Any]
+    fired: NDArray[np.uint64]
+    delays: DelayCounters | None
+
+
+class Engine(Closing):
+    """The fault programs of one switch, attached from the constructor to :meth:`close`.
+
+    :param hook: ``xdp``: in place of the switch's own program, which is back at the end; ``tc``: before the bridge.
+    :param log: File of the log's records.
+    :param trace: Frames that no rule meets are logged, too.
+    :raises KernelError: The kernel refused a program or its attachment.
+    :raises FaultError: The delay line did not start.
+    """
+
+    def __init__(self, context: WorkerContext, table: RuleTable, hook: Hook, log: Path, trace: bool) -> None:
+        self._context, self._table = context, table
+        self._line: DelayLine | None = None
+        with ExitStack() as stack:
+            sizes = {"quantiles": max(1, len(table.quantiles)), "fired": max(1, len(table.rules)) * _LINKS}
+            shared = context.objects["switch"].maps if hook == "xdp" else {}
+            self._object = stack.enter_context(BpfObject("impair", max_entries=sizes, reuse=shared))
+            self._maps = self._object.maps
+            self._fill(trace)
+            if hook == "tc":
+                fill(context, self._object)
+            self._drain = stack.enter_context(Drain(self._maps["records"], log))
+            if table.holds:
+                self._line = stack.enter_context(DelayLine(context.fabric_plan.mtu, self._maps["links"], self._maps["wakeups"]))
+                self._maps["entrance"].update(0, self._line.ifindex)
+                self._maps[".bss"].update(0, self._line.ifindex)
+            if hook == "xdp":
+                self._fan_out()
+            self._attachments = stack.enter_context(ExitStack())
+            self._attach(hook)
+            self._stack = stack.pop_all()
+
+    def count(self) -> Counts:
+        """Count up to now; all records of what is counted are in the log's file.
+
+        :raises FaultError: The log cannot be written, or the delay line has died.
+        """
+        links = self._maps["links"].view(LINK)[:, 0].reshape(MAX_HOSTS, MAX_HOSTS).copy()
+        fired = np.zeros((len(self._table.rules), MAX_HOSTS, MAX_HOSTS), np.uint64)
+        for sender, receiver in np.argwhere(links["frames"]).tolist():
+            for rule in range(len(self._table.rules)):
+                values = self._maps["fired"].lookup(rule * _LINKS + sender * MAX_HOSTS + receiver)
+                fired[rule, sender, receiver] = np.frombuffer(values, np.uint64).sum()
+        self._drain.flush()
+        return Counts(links, fired, self._line.counters() if self._line else None)
+
+    def set_blocked(self, receivers: Mapping[int, int]) -> None:
+        """Drop what these senders send to these receivers, from now on.
+
+        :param receivers: Bit mask of receivers by sender; senders that are not named have none.
+        """
+        masks = np.zeros(MAX_HOSTS, np.uint64)
+        masks[list(receivers)] = list(receivers.values())
+        self._maps["blocked"].view(np.uint64)[:, 0] = masks
+
+    def set_limits(self, limits: Mapping[int, bytes]) -> None:
+        """Replace all rate limits.
+
+        :param limits: ``struct fault_limit`` by 2 * rank, of what a host sends, and 1 more, of what it is sent.
+        """
+        values = self._maps["limits"]
+        for index in range(2 * MAX_HOSTS):
+            values.update(index, limits.get(index, bytes(values.value_size)))
+
+    def detach(self) -> None:
+        """Let frames pass as if there were no faults; counters and log stay."""
+        self._attachments.close()
+
+    def close(self) -> None:
+        """Detach and unload; the delay line drops what it still holds."""
+        self._stack.close()
+
+    def _fill(self, trace: bool) -> None:
+        self._maps["rules"].update(0, self._table.pack(trace))
+        for index, quantiles in enumerate(self._table.pack_quantiles()):
+            self._maps["quantiles"].update(index, quantiles)
+        for host in self._context.fabric_plan.hosts:
+            self._maps["hosts"].update(bytes.fromhex(host.mac.replace(":", "")), host.rank)
+
+    def _fan_out(self) -> None:
+        """Make a devmap for each port and number of copies, which names the port as often as a frame is to leave."""
+        wanted = sum(rule.count for rule in self._table.rules if rule.action is Action.DUPLICATE)
+        for port in self._context.switch.ports:
+            ifindex = socket.if_nametoindex(self._context.switch.ifname(port))
+            for copies in range(1, min(wanted, MAX_COPIES) + 1):
+                fan = Map.create("fan", _DEVMAP, 4, 4, MAX_COPIES + 1)
+                for index in range(copies + 1):
+                    fan.update(index, ifindex)
+                self._maps["fans"].update(port * (MAX_COPIES + 1) + copies, fan.fd)
+                os.close(fan.fd)  # the outer map has it now
+
+    def _attach(self, hook: Hook) -> None:
+        plan, stack = self._context.switch, self._attachments
+        for host in self._context.fabric_plan.hosts:
+            if host.switch != plan.name:
+                continue
+            if hook == "xdp":
+                link = self._context.objects["switch links"][host.port]
+                link.update(self._object.programs["impair_xdp"])
+                stack.callback(link.update, self._context.objects["switch"].programs["l2_switch"])
+            else:
+                ifindex = socket.if_nametoindex(plan.ifname(host.port))
+                stack.enter_context(self._object.programs["impair_tc"].attach_tc_ingress(ifindex))
+
+
+def attach(context: WorkerContext, table: RuleTable, hook: Hook, log: Path, trace: bool) -> None:
+    """Worker call: put the engine in place."""
+    context.objects[_KEY] = context.resources.enter_context(Engine(context, table, hook, log, trace))
+
+
+def detach(context: WorkerContext) -> Counts:
+    """Worker call: take the engine away, and tell what it has counted."""
+    engine: Engine = context.objects.pop(_KEY)
+    with engine:
+        engine.detach()
+        return engine.count()
+
+
+def count(context: WorkerContext) -> Counts:
+    """Worker call: :meth:`Engine.count`."""
+    engine: Engine = context.objects[_KEY]
+    return engine.count()
+
+
+def set_blocked(context: WorkerContext, receivers: Mapping[int, int]) -> None:
+    """Worker call: :meth:`Engine.set_blocked`."""
+    context.objects[_KEY].set_blocked(receivers)
+
+
+def set_limits(context: WorkerContext, limits: Mapping[int, bytes]) -> None:
+    """Worker call: :meth:`Engine.set_limits`."""
+    context.objects[_KEY].set_limits(limits)

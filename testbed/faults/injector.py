@@ -1,0 +1,162 @@
+"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, checked against the twin."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import FabricError, FaultError
+from testbed.faults import attach
+from testbed.faults.attach import LINK, Counts, Hook
+from testbed.faults.delay_counters import DelayCounters
+from testbed.faults.log import RECORD, read_log
+from testbed.faults.replay import check_replay
+from testbed.faults.rules import PacketRule
+from testbed.faults.table import compile_rules
+from testbed.plan import MAX_HOSTS
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
+
+__all__ = ["Injector"]
+
+_GRACE: Final = 10.0  # seconds for a switch's worker to answer
+
+
+class Injector:
+    """The fault engine of a whole fabric: what each host sends meets its fate at the switch port that the host is on.
+
+    With the datapath ``xdp`` on a switch of kind ``xdp``, the engine takes the place of the switch's XDP program; otherwise it
+    is attached to TC's ingress of those ports. It is for the datapath that is set when it is entered, and that stays so.
+
+    :param fabric: A fabric that is up, with workers.
+    :param rules: What happens to frames, in this order; none is fine, for links that are blocked or limited.
+    :param seed: Of all draws.
+    :param trace: Log frames that no rule meets, too, so that :meth:`check_replay` sees both.
+    :raises SpecError: A rule names a host that is not there, or there are too many rules.
+    """
+
+    def __init__(self, fabric: Fabric, rules: Sequence[PacketRule] = (), seed: int = 1, trace: bool = False) -> None:
+        self._fabric, self._trace = fabric, trace
+        self.table = compile_rules(rules, fabric.plan, seed)
+        self._switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
+        self._final: Sequence[Counts] | None = None
+
+    def __enter__(self) -> Self:
+        """Attach.
+
+        :raises FabricError: No workers are there, or other faults are in force.
+        :raises FaultError: The delay line did not start.
+        :raises KernelError: The kernel refused a program or its attachment.
+        """
+        fabric = self._fabric
+        if fabric.workers is None:
+            raise FabricError("faults: programs are owned by the switches' workers, and none are running")
+        if fabric.faults:
+            raise FabricError("faults: an injector is in force on this fabric already")
+        xdp = fabric.datapath == "xdp" and fabric.plan.switch_kind == "xdp"
+        hook: Hook = "xdp" if xdp else "tc"
+        number = next(n for n in itertools.count() if not list(fabric.directory.glob(f"faults-{n}-*")))
+        self._paths = {name: fabric.directory / f"faults-{number}-{name}.log" for name in self._switches}
+        self._final = None
+        common = {"table": self.table, "hook": hook, "trace": self._trace}
+        fabric.set_faults(True)
+        try:
+            fabric.workers.call_all(attach.attach, {name: {**common, "log": path} for name, path in self._paths.items()})
+        except BaseException:
+            fabric.workers.call_all(attach.detach, self._switches, errors="return")
+            fabric.set_faults(False)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
+            self._final = self._call(attach.detach)
+        except Exception:
+            if error is None:  # else what has gone wrong already says more
+                raise
+        finally:
+            self._fabric.set_faults(False)
+
+    def set_blocked(self, links: Iterable[tuple[str, str]]) -> None:
+        """From now on, drop what is sent on these links and on no others, before any rule and without a record.
+
+        :param links: Names of sender and receiver.
+        :raises SpecError: There is no such host.
+        """
+        receivers: dict[int, int] = {}
+        for sender, receiver in links:
+            rank = self._fabric.plan.host(sender).rank
+            receivers[rank] = receivers.get(rank, 0) | 1 << self._fabric.plan.host(receiver).rank
+        self._call(attach.set_blocked, receivers=receivers)
+
+    def set_limits(self, limits: Mapping[int, bytes]) -> None:
+        """Replace all rate limits: ``testbed.faults.limits.bucket_table`` makes them."""
+        self._call(attach.set_limits, limits=limits)
+
+    def counters(self) -> dict[tuple[int, int, int], int]:
+        """How often rules have fired, by index of the rule, rank of the sender and rank of the receiver; not at all is left out."""
+        fired = np.sum([counts.fired for counts in self._counts()], axis=0)
+        return {(rule, a, b): int(fired[rule, a, b]) for rule, a, b in np.argwhere(fired).tolist()}
+
+    def links(self) -> NDArray[Any]:
+        """Counters of all links: shape (32, 32) by sender and receiver, of :data:`testbed.faults.attach.LINK`."""
+        total = np.zeros((MAX_HOSTS, MAX_HOSTS), LINK)
+        for counts in self._counts():
+            for name in LINK.names or ():
+                total[name] += counts.links[name]
+        return total
+
+    def frames(self) -> int:
+        """Frames that had an identity and so could meet a fault."""
+        return int(self.links()["frames"].sum())
+
+    @property
+    def lost(self) -> int:
+        """Records that the log had no room for."""
+        return int(self.links()["lost"].sum())
+
+    def delays(self) -> DelayCounters | None:
+        """What the delay lines have done; None without rules that hold frames."""
+        lines = [counts.delays for counts in self._counts() if counts.delays]
+        return sum(lines[1:], lines[0]) if lines else None
+
+    def log(self) -> NDArray[Any]:
+        """All records up to now, by time: shape (n,), of :data:`testbed.faults.log.RECORD`."""
+        self._counts()  # flushes
+        return read_log(self._paths.values())
+
+    def check_replay(self) -> int:
+        """Judge every frame of the log anew, in Python.
+
+        :returns: The number of records that agree, which is all.
+        :raises FaultError: One does not, or the log lacks some; the text names the first.
+        """
+        records = self.log()
+        if self.lost:
+            raise FaultError(f"the log of faults lacks {self.lost} records, which came faster than they were written")
+        if self._trace:
+            links = self.links()
+            judged = int((links["frames"] - links["blocked"] - links["limited"]).sum())
+            logged = int((records["order"] == 0).sum())
+            if judged != logged:
+                raise FaultError(f"the programs judged {judged} frames, and the log has {logged}")
+        check_replay(self.table, records)
+        return len(records)
+
+    def _counts(self) -> Sequence[Counts]:
+        return self._final if self._final is not None else self._call(attach.count)
+
+    def _call(self, function: Any, **arguments: Any) -> list[Any]:
+        if self._fabric.workers is None:
+            raise FabricError("faults: the switches' workers have ended")
+        calls = dict.fromkeys(self._switches, arguments)
+        return list(self._fabric.workers.call_all(function, calls, timeout=_GRACE).values())
+
+
+assert RECORD.itemsize == 40  # struct fault_record

@@ -1,0 +1,36 @@
+"""A log of faults against the twin: the same frames, judged anew, must meet the same fates. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from testbed.errors import FaultError
+from testbed.faults.fate import Fired, judge
+from testbed.faults.packet import Packet, kind_name
+from testbed.faults.table import Action, RuleTable
+
+__all__ = ["check_replay"]
+
+
+def check_replay(table: RuleTable, records: NDArray[Any]) -> None:
+    """Compare every record with what the twin decides.
+
+    :param records: Shape (n,), of :data:`testbed.faults.log.RECORD`.
+    :raises FaultError: The first that differs: the frame, what the log says, what the twin says.
+    """
+    columns = [records[name].tolist() for name in (*Packet._fields, "length", "rule", "action", "argument", "order", "fired")]
+    for index, (*identity, length, rule, action, argument, order, fired) in enumerate(zip(*columns, strict=True)):
+        packet = Packet(*identity)
+        expected = judge(table, packet, length).fired
+        logged = Fired(rule, Action(action), argument) if fired else None
+        if len(expected) != fired or (logged and expected[order] != logged):
+            raise FaultError(
+                f"record {index} of the log: {kind_name(packet.kind)} frame {packet} of {length} bytes met {fired} rules, "
+                f"{_words(logged)} as number {order}; its fate is {' and '.join(map(_words, expected)) or 'to pass'}"
+            )
+
+
+def _words(fired: Fired | None) -> str:
+    return f"{fired.action.name.lower()} by rule {fired.rule} with {fired.argument}" if fired else "none"
