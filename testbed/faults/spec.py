@@ -1,4 +1,4 @@
-"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules and events, by one syntax. Pure."""
+"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules, limits and events, by one syntax. Pure."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, get_args
@@ -7,10 +7,11 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 
 from testbed.errors import SpecError
 from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow
+from testbed.faults.limits import Limit
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
 from testbed.faults.units import split_words
 
-__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "parse_fault", "rules_of", "words"]
+__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "limits_of", "parse_fault", "rules_of", "words"]
 
 
 def _table(value: Any) -> Any:
@@ -27,7 +28,7 @@ def _table(value: Any) -> Any:
 
 #: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``). ``host`` is ``hosts``.
 Fault = Annotated[
-    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | LinkDown | Partition | Kill | Pause | Slow,
+    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | Limit | LinkDown | Partition | Kill | Pause | Slow,
     Field(discriminator="action"),
     BeforeValidator(_table),
 ]
@@ -37,10 +38,10 @@ MODELS: dict[str, type[BaseModel]] = {
     str(model.model_fields["action"].default): model for model in get_args(get_args(Fault)[0])
 }
 
-_ADAPTER: TypeAdapter[Rule | Event] = TypeAdapter(Fault)
+_ADAPTER: TypeAdapter[Rule | Limit | Event] = TypeAdapter(Fault)
 
 
-def parse_fault(text: str) -> Rule | Event:
+def parse_fault(text: str) -> Rule | Limit | Event:
     """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s for=500ms``.
 
     :raises SpecError: With a line a finding: key, value, and what is allowed.
@@ -74,13 +75,18 @@ def events_of(faults: Iterable[BaseModel]) -> list[Event]:
     return [fault for fault in faults if isinstance(fault, Event)]
 
 
+def limits_of(faults: Iterable[BaseModel]) -> list[Limit]:
+    """The limits among faults, in their order."""
+    return [fault for fault in faults if isinstance(fault, Limit)]
+
+
 def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
     """The key by which a fault names hosts, and the hosts, ``*`` left out."""
     if isinstance(fault, Rule):
         return "link", tuple(name for link in fault.link for name in link if name != "*")
     if isinstance(fault, Event):
         return "sets" if "sets" in type(fault).model_fields else "hosts", fault.names
-    return "hosts", ()
+    return "hosts", fault.hosts if isinstance(fault, Limit) else ()
 
 
 def _word(value: Any, key: str) -> str:
@@ -89,6 +95,10 @@ def _word(value: Any, key: str) -> str:
             return value
         case float() if key in ("delay", "jitter", "within"):
             return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
+        case float() if key == "rate":
+            return f"{value:.0f}bit"
+        case int() if key == "queue":
+            return f"{value}B"
         case Range(first, last):
             return str(first) if first == last else f"{first}..{last}"
         case tuple() if key == "link":

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.faults.events import Event, check_overlap
-from testbed.faults.spec import MODELS, events_of, hosts_of, parse_fault, rules_of, words
+from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, parse_fault, rules_of, words
 
 HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
 TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
@@ -52,6 +52,8 @@ def test_words_are_taken_for_the_same_event(text: str) -> None:
         "delay delay=2s jitter=0.000000001s distribution=pareto",
         "reorder behind=5 within=0.05s",
         "burst enter=0.01 leave=0.25",
+        "limit host=h2 rate=100mbit queue=64KiB direction=up",
+        "limit hosts=h1,h2 rate=64.5kbit",
     ],
 )
 def test_words_are_taken_for_the_same_rule(text: str) -> None:
@@ -70,13 +72,18 @@ def test_times_have_units_or_are_seconds() -> None:
 
 
 def test_what_they_are_about() -> None:
-    faults = [parse_fault(text) for text in ("drop link=h1->h2,*->h3", "partition sets=h1,h2|h3", "kill host=h2")]
+    faults = [
+        parse_fault(text)
+        for text in ("drop link=h1->h2,*->h3", "limit host=h2 rate=1mbit", "partition sets=h1,h2|h3", "kill host=h2")
+    ]
     assert [hosts_of(fault) for fault in faults] == [
         ("link", ("h1", "h2", "h3")),
+        ("hosts", ("h2",)),
         ("sets", ("h1", "h2", "h3")),
         ("hosts", ("h2",)),
     ]
     assert [rule.action for rule in rules_of(faults)] == ["drop"]
+    assert [limit.rate for limit in limits_of(faults)] == [1e6]
     assert [event.action for event in events_of(faults)] == ["partition", "kill"]
 
 
