@@ -1,29 +1,26 @@
-"""Limits: the rate of a host's link, and the queue before it.
+"""Limits: the rate of a host's link, and the queue before it. Pure.
 
 Where frames pass the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes them: *down* at the switch's port
 towards the host, *up* at the host's own ``eth0``. A queue needs a place where frames leave, and the switch's port has none for
 those that come in; a real host queues at its own card, too, so that its TCP feels the queue fill.
 
 Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct fault_limit`` of
-``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
+``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes. A
+frame that is dropped on its way down has used its sender's rate up, as on a wire.
 """
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from testbed.closing import Closing
 from testbed.errors import SpecError
-from testbed.fabric import Fabric
 from testbed.faults.events import Hosts
-from testbed.faults.qdisc import Qdisc, QdiscCounters
 from testbed.faults.units import parse_bytes, parse_rate
 from testbed.plan import FabricPlan, HostPlan
 
-__all__ = ["Direction", "Limit", "Shaper", "bucket_table", "tbf_options"]
+__all__ = ["Direction", "Limit", "bucket_table", "each_limited", "tbf_options"]
 
 T = TypeVar("T")
 
@@ -93,10 +90,10 @@ def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
 
     The bucket of a receiver is in the switch of the sender.
 
-    :raises SpecError: As :class:`Shaper`, or ``down`` in a fabric where senders are at several switches.
+    :raises SpecError: As :func:`each_limited`, or ``down`` in a fabric where senders are at several switches.
     """
     table = {}
-    for limit, host, direction in _each(limits, plan):
+    for limit, host, direction in each_limited(limits, plan):
         if direction == "down" and len({other.switch for other in plan.hosts}) > 1:
             raise SpecError(
                 f"limit of {host.name}: direction = {limit.direction}: allowed is up, since under XDP senders at different "
@@ -107,35 +104,11 @@ def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
     return table
 
 
-class Shaper(Closing):
-    """Limits of a fabric whose frames pass the stack, from the constructor to :meth:`close`.
+def each_limited(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Limit, HostPlan, Direction]]:
+    """Yield what is limited, one direction of a host's link at a time.
 
     :raises SpecError: A host is not there, has two limits of one direction, or its queue has no room for a frame.
-    :raises FaultError: The kernel refused the qdisc.
     """
-
-    def __init__(self, fabric: Fabric, limits: Sequence[Limit]) -> None:
-        self._qdiscs: dict[tuple[str, Direction], Qdisc] = {}
-        with ExitStack() as stack:
-            for limit, host, direction in list(_each(limits, fabric.plan)):
-                node, ifname = host.name, host.ifname
-                if direction == "down":
-                    node, ifname = host.switch, fabric.plan.switch(host.switch).ifname(host.port)
-                qdisc = stack.enter_context(Qdisc(fabric, node, ifname, tbf_options(limit, fabric.plan.mtu)))
-                self._qdiscs[host.name, direction] = qdisc
-            self._stack = stack.pop_all()
-
-    def counters(self) -> dict[tuple[str, Direction], QdiscCounters]:
-        """Count up to now, by host and direction; ``dropped`` is what found the queue full."""
-        return {key: qdisc.counters() for key, qdisc in self._qdiscs.items()}
-
-    def close(self) -> None:
-        """Remove the limits."""
-        self._stack.close()
-
-
-def _each(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Limit, HostPlan, Direction]]:
-    """Yield what is limited, one link's direction at a time, after checking it."""
     seen = set()
     for limit in limits:
         for name in limit.hosts:

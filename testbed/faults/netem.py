@@ -1,7 +1,7 @@
 """Rules by the kernel's network emulator (``netem``, net/sched/sch_netem.c), for comparing it with the fault engine.
 
 A qdisc at the switch's port towards the receiver. It knows nothing of chunks or generations, cannot be replayed, and meets no
-frame that XDP redirects; so it takes rules without a match but the receiver, on the sockets' datapath.
+frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.
 """
 
 from collections.abc import Sequence
@@ -59,12 +59,12 @@ class Netem(Closing):
     """Rules in force by netem, from the constructor to :meth:`close`.
 
     :raises SpecError: As :func:`netem_table`.
-    :raises FaultError: The datapath is ``xdp``, or the kernel has no netem; the text is its own.
+    :raises FaultError: Datapath and switches are of kind ``xdp``, or the kernel has no netem; the text is its own.
     """
 
     def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
         table = netem_table(rules, fabric.plan)
-        if fabric.datapath == "xdp":
+        if fabric.datapath == fabric.plan.switch_kind == "xdp":
             raise FaultError("netem: frames that XDP redirects pass no qdisc: allowed on the datapath xdp is the fault engine")
         self._qdiscs: dict[str, Qdisc] = {}
         with ExitStack() as stack:

@@ -1,6 +1,8 @@
 """Limits: the arithmetic of queues and buckets, TCP at the rate, drops counted."""
 
+import math
 import struct
+import time
 from typing import Any
 
 import pytest
@@ -9,9 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from testbed.errors import FaultError, SpecError
-from testbed.fabric import Fabric
-from testbed.faults.limits import Limit, Shaper, bucket_table, tbf_options
+from testbed.fabric import Datapath, Fabric
+from testbed.faults.attach import LINK
+from testbed.faults.held import link_index
+from testbed.faults.injector import Injector
+from testbed.faults.limits import Limit, bucket_table, tbf_options
 from testbed.faults.qdisc import Qdisc
+from testbed.faults.shaper import Shaper, limited
+from testbed.faults.spec import hosts_of, limits_of, parse_fault, words
+from testbed.kernel import XDP_DROP, BpfObject
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.faults import tcp
@@ -21,6 +29,22 @@ STAR = plan_fabric("star", 3, "bridge")
 
 def make_limit(hosts: str = "h2", rate: str = "100mbit", **keys: Any) -> Limit:
     return Limit.model_validate({"hosts": hosts, "rate": rate, **keys})
+
+
+@pytest.mark.parametrize(
+    "text", ["limit hosts=h2 rate=100000000bit", "limit hosts=h1,h3 direction=up rate=64000bit queue=4096B"]
+)
+def test_a_limit_in_words(text: str) -> None:
+    limit = parse_fault(text)
+    assert limits_of([limit]) == [limit]
+    assert words(limit) == text
+    assert hosts_of(limit) == ("hosts", limit.hosts)
+
+
+def test_a_limit_says_what_it_takes() -> None:
+    text = "rate = 9: allowed is a rate with a unit, such as 100mbit, from 64kbit to 30gbit"
+    with pytest.raises(SpecError, match=text):
+        parse_fault("limit hosts=h2 rate=9")
 
 
 def test_words_of_tbf() -> None:
@@ -88,6 +112,33 @@ def test_a_bucket_is_not_shared_by_switches() -> None:
     )
 
 
+def address(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+@pytest.mark.kernel
+def test_xdp_drops_what_is_beyond_the_bucket() -> None:
+    h1, h2, h3 = STAR.hosts
+    limits = [
+        make_limit("h1", "64kbit", queue="4KiB", direction="up"),
+        make_limit("h2", "64kbit", queue="2KiB", direction="down"),
+    ]
+    with BpfObject("impair") as engine:
+        for host in STAR.hosts:
+            engine.maps["hosts"].update(address(host.mac), host.rank)
+        for index, bucket in bucket_table(limits, STAR).items():
+            engine.maps["limits"].update(index, bucket)
+        links = engine.maps["links"].view(LINK)[:, 0]
+
+        # Of frames of 1000 bytes. The bucket gets room for another one in 125 ms.
+        for sender, receiver, room in ((h1, h3, 4), (h3, h2, 2), (h3, h1, 50)):
+            frame = address(receiver.mac) + address(sender.mac) + b"\x08\0\x45" + bytes(985)
+            start = time.monotonic()
+            passed = sum(engine.programs["impair_xdp"].test_run(frame).retval != XDP_DROP for _ in range(50))
+            assert room <= passed <= room + math.ceil((time.monotonic() - start) / 0.125)
+            assert passed + int(links["limited"][link_index(sender.rank, receiver.rank)]) == 50
+
+
 @pytest.mark.net
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_tcp_runs_at_the_rate(direction: str) -> None:
@@ -118,3 +169,23 @@ def test_what_finds_the_queue_full_is_counted() -> None:
             fabric.run("s1", ["tc", "qdisc", "del", "dev", "s1-eth1", "root"], check=True)
             with pytest.raises(FaultError, match="tbf on s1-eth1 of s1 has gone"):
                 qdisc.counters()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("datapath", ["sockets", "xdp"])
+def test_limits_on_both_datapaths(datapath: Datapath) -> None:
+    limits = [make_limit("h2", "64kbit", queue="4KiB", direction="down")]
+    with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
+        fabric.set_datapath(datapath)
+        with Injector(fabric) as injector:
+            with limited(fabric, limits, injector) as dropped:
+                assert dropped() == 0
+                fabric.run("h1", ["ping", "-f", "-c", "100", "-s", "1000", "-W", "1", "h2"])
+                assert 50 <= dropped() <= 98
+            answer = fabric.run("h1", ["ping", "-f", "-c", "100", "-s", "1000", "-W", "1", "h2"])
+            assert " 0% packet loss" in answer.stdout
+        if datapath == "xdp":
+            with pytest.raises(FaultError, match="limit: allowed on the datapath xdp with an injector only"):
+                limited(fabric, limits).__enter__()
+            with pytest.raises(FaultError, match="limit: frames that XDP redirects pass no qdisc"):
+                Shaper(fabric, limits)

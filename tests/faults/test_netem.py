@@ -73,7 +73,7 @@ def test_what_netem_cannot_do(rules: str, text: str) -> None:
 
 @pytest.mark.net
 def test_frames_that_xdp_redirects_meet_no_netem() -> None:
-    with Fabric(plan_fabric("star", 2, "bridge")) as fabric, Workers(fabric):
+    with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
         fabric.set_datapath("xdp")
         with pytest.raises(FaultError, match="netem: frames that XDP redirects pass no qdisc"):
             Netem(fabric, [parse_rule("drop")])
