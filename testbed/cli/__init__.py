@@ -88,7 +88,7 @@ def main() -> NoReturn:
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        fail(f"{error.filename or 'writing'}: {os.strerror(error.errno)}", 1)
+        fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

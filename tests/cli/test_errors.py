@@ -108,7 +108,9 @@ def test_no_verb_shows_help() -> None:
 
 def test_a_full_disk_is_one_line() -> None:
     done = act("raise OSError(28, 'No space', '/run/testbed/x.json')")
-    assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: No space left on device\n", 1)
+    assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: cannot be written: No space left on device\n", 1)
+    done = act("import pathlib; cli.options.write_json({}, pathlib.Path('/dev/full'))")
+    assert (done.stderr, done.returncode) == ("error: --json /dev/full: cannot be written: No space left on device\n", 1)
 
 
 def test_version() -> None:
