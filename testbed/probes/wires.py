@@ -5,11 +5,11 @@ import socket
 import struct
 import time
 
-from testbed.kernel import BpfObject, compile_bpf
+from testbed.kernel import BpfObject, Link, compile_bpf
 from testbed.probes.finding import Missing
 from testbed.probes.namespace import Namespace
 
-__all__ = ["clsact", "qdisc", "xdp_redirect"]
+__all__ = ["clsact", "qdisc", "tcx", "xdp_redirect"]
 
 ETHERTYPE = 0x88B5  # IEEE 802: for local experiments; nothing else sends it
 FRAMES = 50
@@ -91,6 +91,27 @@ def clsact() -> str:
     if count < FRAMES:
         raise Missing(f"{count} of {FRAMES} frames were changed by a TC program on egress")
     return f"a TC program on egress changed {count} of {FRAMES} frames"
+
+
+def tcx() -> str:
+    """Send frames through a TC program that a link holds on a device's ingress, and see that it changed them."""
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(Namespace())
+        probe = stack.enter_context(BpfObject("probe"))
+        hosts.run(
+            "ip link add host_a type veth peer name host_b", "ip link set host_b up", "ip link set host_a up"
+        )
+        with hosts.entered():
+            ifindex = socket.if_nametoindex("host_b")
+            attached = stack.enter_context(probe.programs["probe_mark"].attach_tc_ingress(ifindex))
+        if not isinstance(attached, Link):
+            raise Missing("the kernel attaches a program to ingress by a filter, not by a link")
+        receiver = stack.enter_context(packet_socket(hosts, "host_b"))
+        sender = stack.enter_context(packet_socket(hosts, "host_a"))
+        count = sum(data[14] == MARK for data in exchange(sender, receiver))
+    if count < FRAMES:
+        raise Missing(f"{count} of {FRAMES} frames were changed by a TC program on ingress")
+    return f"a TC program that a link holds on ingress changed {count} of {FRAMES} frames"
 
 
 def qdisc(options: str) -> str:

@@ -140,6 +140,7 @@ def test_xdp_drops_what_is_beyond_the_bucket() -> None:
 
 
 @pytest.mark.net
+@pytest.mark.needs("qdisc tbf")
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_tcp_runs_at_the_rate(direction: str) -> None:
     host = "h1" if direction == "up" else "h2"
@@ -155,6 +156,7 @@ def test_tcp_runs_at_the_rate(direction: str) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.needs("qdisc tbf")
 def test_what_finds_the_queue_full_is_counted() -> None:
     with Fabric(plan_fabric("star", 2, "bridge")) as fabric:
         with Shaper(fabric, [make_limit("h2", "64kbit", queue="4KiB", direction="down")]) as shaper:
@@ -172,6 +174,7 @@ def test_what_finds_the_queue_full_is_counted() -> None:
 
 
 @pytest.mark.net
+@pytest.mark.needs("qdisc tbf")
 @pytest.mark.parametrize("datapath", ["sockets", "xdp"])
 def test_limits_on_both_datapaths(datapath: Datapath) -> None:
     limits = [make_limit("h2", "64kbit", queue="4KiB", direction="down")]
