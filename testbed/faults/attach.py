@@ -26,11 +26,11 @@ from testbed.plan import MAX_HOSTS
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "count", "detach", "set_blocked", "set_limits"]
+__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "blocked_map", "count", "detach", "set_blocked", "set_limits"]
 
 Hook = Literal["xdp", "tc"]
 
-#: ``struct fault_link``, counters of a link: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
+#: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
 #: identity; ``blocked`` and ``limited``, dropped before any rule; ``lost``, records that the log had no room for; ``flows`` of
 #: frames that are none of the ring's; ``unplaced``, frames or copies that could not be held or sent.
 LINK: Final = np.dtype(
@@ -111,6 +111,11 @@ class Engine(Closing):
         masks[list(receivers)] = list(receivers.values())
         self._maps["blocked"].view(np.uint64)[:, 0] = masks
 
+    @property
+    def blocked(self) -> Map:
+        """The map of blocked links: by sender, a bit a receiver."""
+        return self._maps["blocked"]
+
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
         """Replace all rate limits.
 
@@ -183,6 +188,12 @@ def count(context: WorkerContext) -> Counts:
 def set_blocked(context: WorkerContext, receivers: Mapping[int, int]) -> None:
     """Worker call: :meth:`Engine.set_blocked`."""
     context.objects[_KEY].set_blocked(receivers)
+
+
+def blocked_map(context: WorkerContext) -> int:
+    """Worker call: the number of :attr:`Engine.blocked`, by which the controller may open it."""
+    engine: Engine = context.objects[_KEY]
+    return engine.blocked.number
 
 
 def set_limits(context: WorkerContext, limits: Mapping[int, bytes]) -> None:

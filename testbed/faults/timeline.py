@@ -3,25 +3,19 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Self
 
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow, check_overlap
 from testbed.faults.link import link_down
+from testbed.faults.partition import Blockade
 from testbed.faults.processes import kill, paused, slow
 from testbed.worker import Workers
 
-__all__ = ["Occurrence", "Partitions", "Timeline"]
-
-
-class Partitions(Protocol):
-    """What can cut sets of hosts off from each other: :class:`testbed.faults.injector.Injector`."""
-
-    def partition(self, sets: Sequence[Sequence[str]]) -> AbstractContextManager[Any]:
-        """Drop frames between hosts of different sets, inside the context; called by the timeline's thread."""
+__all__ = ["Occurrence", "Timeline"]
 
 
 @dataclass(frozen=True)
@@ -45,21 +39,21 @@ class Timeline:
     :param fabric: A fabric that is up.
     :param workers: Its workers.
     :param events: In any order.
-    :param partitions: Does the partitions.
+    :param blockade: Does the partitions, where there are any.
     :raises SpecError: A host is not in the fabric, or two events have a hold of the same host at once.
     """
 
-    def __init__(self, fabric: Fabric, workers: Workers, events: Sequence[Event], partitions: Partitions | None = None) -> None:
+    def __init__(self, fabric: Fabric, workers: Workers, events: Sequence[Event], blockade: Blockade | None = None) -> None:
         check_overlap(events)
         for event in events:
             for name in event.names:
                 fabric.plan.host(name)
-            if isinstance(event, Partition) and partitions is None:
-                raise ValueError("a partition needs something that does it")
+            if isinstance(event, Partition) and blockade is None:
+                raise ValueError("a partition needs a blockade")
         self._fabric = fabric
         self._workers = workers
         self._events = tuple(events)
-        self._partitions = partitions
+        self._blockade = blockade
         self._log: list[Occurrence] = []
         #: Start, seconds of the monotonic clock: times of events count from here.
         self.started = 0.0
@@ -123,8 +117,8 @@ class Timeline:
                 for host in event.hosts:
                     in_force.enter_context(link_down(self._fabric, host))
             case Partition():
-                assert self._partitions
-                in_force.enter_context(self._partitions.partition(event.sets))
+                assert self._blockade
+                in_force.enter_context(self._blockade.partition(event.sets))
             case Kill():
                 for host in event.hosts:
                     kill(self._workers, host)

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +17,12 @@ __all__ = ["BPF_F_MMAPABLE", "Map"]
 
 BPF_F_MMAPABLE = 1 << 10  # linux/bpf.h
 _PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+
+
+def _information(fd: int) -> dict[str, int]:
+    """What the kernel shows of a map (``bpf_map_show_fdinfo`` in kernel/bpf/syscall.c)."""
+    lines = (line.split(":") for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines())
+    return {key: int(value, 0) for key, value in lines if key.startswith(("map_", "key_", "value_", "max_"))}
 
 
 class Map:
@@ -74,6 +81,22 @@ class Map:
         """
         fd = libbpf().bpf_map_create(kind, name.encode(), key_size, value_size, max_entries, None)
         return cls(name, check(fd, f"create map {name}"), kind, 0, key_size, value_size, max_entries)
+
+    @classmethod
+    def open(cls, number: int) -> Self:
+        """A map that another process has loaded, by its :attr:`number`; the descriptor is the caller's to close.
+
+        :raises KernelError: the kernel's errno: there is no such map, or this is not root.
+        """
+        fd = check(libbpf().bpf_map_get_fd_by_id(number), f"open map {number}")
+        info = _information(fd)
+        sizes = info["key_size"], info["value_size"], info["max_entries"]
+        return cls(f"number {number}", fd, info["map_type"], info["map_flags"], *sizes)
+
+    @property
+    def number(self) -> int:
+        """The kernel's number of the map, the same for all processes."""
+        return _information(self.fd)["map_id"]
 
     def lookup(self, key: bytes | int) -> bytes:
         """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each padded to 8 bytes.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError, WorkerDied
+from testbed.errors import FabricError, SpecError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.fabric.cgroup import CpuGroup, find_hierarchy, remove_groups
-from testbed.faults.events import Kill, LinkDown, Pause, Slow
+from testbed.faults.events import Kill, LinkDown, Partition, Pause, Slow
+from testbed.faults.injector import Injector
 from testbed.faults.link import link_down
+from testbed.faults.partition import Blockade, partition
 from testbed.faults.processes import duty_cycle, kill, paused, processes_in, slow
 from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric
@@ -69,6 +71,40 @@ def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
     with pytest.raises(ZeroDivisionError), link_down(fabric, "h2"):
         raise ZeroDivisionError
     assert reaches(fabric, "h1", "h2")
+
+
+@pytest.mark.parametrize("datapath", ["xdp", "sockets"])
+def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, datapath: str) -> None:
+    fabric.set_datapath(datapath)  # type: ignore[arg-type]
+    with pytest.raises(FabricError, match="a partition is done by the fault programs"), partition(fabric, [["h1"], ["h2"]]):
+        pass
+    with Injector(fabric) as injector:
+        with partition(fabric, [["h1"], ["h2", "h3"]]):
+            assert not reaches(fabric, "h1", "h2")
+            assert not reaches(fabric, "h3", "h1")
+            assert reaches(fabric, "h2", "h3")
+            with partition(fabric, [["h1"], ["h2"]]):
+                pass
+            assert not reaches(fabric, "h1", "h2")  # the outer one is in force still
+        assert reaches(fabric, "h1", "h2")
+        blocked = injector.links()["blocked"]
+        assert blocked[0, 1] > 0
+        assert blocked[1, 2] == 0
+        with (
+            pytest.raises(SpecError, match=r"partition: h1\|h1,h2: allowed is each host once"),
+            partition(fabric, [["h1"], ["h1", "h2"]]),
+        ):
+            pass
+        events = [Partition.model_validate({"sets": "h1|h2", "for": 0.1}), Partition.model_validate({"sets": "h1|h3"})]
+        with Blockade(fabric) as blockade:
+            with pytest.raises(SpecError, match="partition of h1 at 0 s and partition at 0 s are in force at once"):
+                Timeline(fabric, workers, events, blockade)
+            with Timeline(fabric, workers, events[1:], blockade) as timeline:
+                wait_until(lambda: len(timeline.log()) == 1)
+                assert not reaches(fabric, "h1", "h3")
+        assert reaches(fabric, "h1", "h3")
+    with pytest.raises(ValueError, match="a partition needs a blockade"):
+        Timeline(fabric, workers, events[1:])
 
 
 def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
