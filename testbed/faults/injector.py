@@ -100,7 +100,7 @@ class Injector:
         self._call(attach.set_limits, limits=limits)
 
     def counters(self) -> dict[tuple[int, int, int], int]:
-        """How often rules have fired, by index of the rule, rank of the sender and rank of the receiver; not at all is left out."""
+        """How often rules have fired, by index of the rule and ranks of sender and receiver; zeros are left out."""
         fired = np.sum([counts.fired for counts in self._counts()], axis=0)
         return {(rule, a, b): int(fired[rule, a, b]) for rule, a, b in np.argwhere(fired).tolist()}
 
