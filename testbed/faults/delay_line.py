@@ -35,6 +35,7 @@ __all__ = ["CAPACITY", "ENTRANCE", "EXIT", "DelayLine"]
 ENTRANCE, EXIT = "hold0", "hold1"
 CAPACITY = 65536
 """Frames held at most."""
+_MAX_CAPACITY = 1 << 20
 _ETHERNET = 14  # bytes
 _START_TIMEOUT = 10.0  # seconds
 _STOP_TIMEOUT = 2.0
@@ -59,8 +60,8 @@ class DelayLine(Closing):
     """
 
     def __init__(self, mtu: int, links: Map | None = None, wakeups: Map | None = None, capacity: int = CAPACITY) -> None:
-        if capacity < 1:
-            raise FaultError(f"capacity of a delay line: {capacity}: allowed is at least 1 frame")
+        if not 1 <= capacity <= _MAX_CAPACITY:
+            raise FaultError(f"capacity of a delay line: {capacity}: allowed are 1 to {_MAX_CAPACITY} frames")
         self._lost = self._dropped = 0
         with ExitStack() as stack:
             self._namespace = stack.enter_context(NetworkNamespace(os.getpid()))

@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +177,13 @@ class TestLine:
         counters = line.counters()
         assert (counters.closed, counters.dropped) == (8 + 2 * 2, 22)
 
+    def test_all_that_has_come_is_counted_at_the_end(self) -> None:
+        with opened(capacity=2000) as (line, ends):
+            for number in range(1500):
+                ends.hold(number, time.monotonic_ns() + FAR)
+        counters = line.counters()
+        assert (counters.received, counters.closed, counters.overrun) == (1500, 1500, 0)
+
     def test_a_port_that_is_gone_is_counted(self) -> None:
         with opened() as (line, ends):
             ends.hold(1, 0, port=9999)
@@ -213,9 +222,25 @@ class TestLine:
             with pytest.raises(FaultError, match="the delay line ended with status -9: it said nothing"):
                 line.counters()
 
-    def test_capacity(self) -> None:
-        with pytest.raises(FaultError, match="capacity of a delay line: 0: allowed is at least 1 frame"):
-            DelayLine(1500, capacity=0)
+    @pytest.mark.parametrize("capacity", [0, 1 << 21])
+    def test_capacity(self, capacity: int) -> None:
+        with pytest.raises(FaultError, match=f"capacity of a delay line: {capacity}: allowed are 1 to 1048576 frames"):
+            DelayLine(1500, capacity=capacity)
+
+    def test_it_dies_with_its_parent(self) -> None:
+        """Also where the parent has no time to close anything."""
+        program = (
+            "import sys, time; from testbed.faults.delay_line import DelayLine; line = DelayLine(1500); "
+            "print(line.pid, flush=True); time.sleep(60)"
+        )
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        with parent:
+            assert parent.stdout
+            process = os.pidfd_open(int(parent.stdout.readline()))
+            parent.kill()
+        ended, _, _ = select.select([process], [], [], 10)
+        os.close(process)
+        assert ended
 
 
 @pytest.fixture

@@ -1,0 +1,170 @@
+/* The frames that a delay line holds, in memory of a fixed size, and the links whose frames they wait for. */
+#pragma once
+
+#include <err.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#include "../../bpf/include/held.h"
+#include "delay_heap.h"
+#include "delay_line.h"
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+struct frame {
+	uint32_t length;  /* behind struct held */
+	uint32_t waiting; /* 1 + index in `waiting`; 0: it waits for no other frame */
+	uint32_t next;	  /* the copy that leaves next */
+};
+
+static struct delay_line *line;
+static struct heap heap;
+static struct frame *frames;
+static char *memory;		/* `room` bytes a frame */
+static uint32_t *spare, spares; /* frames that are free; the last to come is the next to go: its memory is in the cache */
+static uint32_t *waiting, waits;
+static char *links;
+
+static void *map(size_t size, int fd, int protection, off_t offset)
+{
+	void *address = mmap(NULL, size, protection, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, offset);
+
+	if (address == MAP_FAILED)
+		err(1, "mmap of %zu bytes", size);
+	return address;
+}
+
+/* Make room for the frames, and map the links, where there are any. */
+static void store_open(int links_fd)
+{
+	uint32_t capacity = line->capacity;
+
+	memory = map(capacity * line->room, -1, PROT_READ | PROT_WRITE, 0);
+	frames = map(capacity * sizeof(*frames), -1, PROT_READ | PROT_WRITE, 0);
+	spare = map(capacity * sizeof(*spare), -1, PROT_READ | PROT_WRITE, 0);
+	waiting = map(capacity * sizeof(*waiting), -1, PROT_READ | PROT_WRITE, 0);
+	heap.entries = map(capacity * sizeof(*heap.entries), -1, PROT_READ | PROT_WRITE, 0);
+	heap.places = map(capacity * sizeof(*heap.places), -1, PROT_READ | PROT_WRITE, 0);
+	for (spares = 0; spares < capacity; spares++)
+		spare[spares] = capacity - 1 - spares;
+	if (links_fd >= 0)
+		links = map(line->links * line->link_stride, links_fd, PROT_READ | PROT_WRITE, 0);
+}
+
+static struct held *held_of(uint32_t frame)
+{
+	return (struct held *)(memory + frame * line->room);
+}
+
+static struct held_link *link_of(const struct held *held)
+{
+	return (struct held_link *)(links + held->link * line->link_stride);
+}
+
+/* It waits for other frames no longer. */
+static void stop_waiting(uint32_t frame)
+{
+	uint32_t last = waiting[--waits];
+
+	__atomic_fetch_sub(&link_of(held_of(frame))->holding, 1, __ATOMIC_RELAXED);
+	waiting[frames[frame].waiting - 1] = last;
+	frames[last].waiting = frames[frame].waiting;
+	frames[frame].waiting = 0;
+}
+
+static bool released(const struct held *held)
+{
+	return __atomic_load_n(&link_of(held)->passed, __ATOMIC_ACQUIRE) >= held->release;
+}
+
+/* Let go of the frames whose link has moved on far enough. */
+static void release(uint64_t now)
+{
+	for (uint32_t i = waits; i--;) { /* downwards: the last one takes the place of one that goes */
+		uint32_t frame = waiting[i];
+		const struct held *held = held_of(frame);
+
+		if (released(held)) {
+			stop_waiting(frame);
+			heap_move(&heap, frame, MAX(held->due[0], now));
+		}
+	}
+}
+
+static bool valid(const struct held *held, uint32_t size)
+{
+	return size > sizeof(*held) && size <= line->room && held->copies && held->copies <= HELD_COPIES &&
+	       (!held->release || (links && held->link < line->links));
+}
+
+/* Keep one that has been read, of `size` bytes in all; returns whether its memory is taken. */
+static bool keep(uint32_t frame, uint32_t size, uint64_t now)
+{
+	struct held *held = held_of(frame);
+
+	line->received++;
+	if (!valid(held, size)) {
+		line->invalid++;
+		return false;
+	}
+	for (int i = 1; i < held->copies; i++) { /* insertion sort: first come, first due */
+		uint64_t due = held->due[i];
+		int j = i;
+
+		for (; j && held->due[j - 1] > due; j--)
+			held->due[j] = held->due[j - 1];
+		held->due[j] = due;
+	}
+	frames[frame] = (struct frame){.length = size - sizeof(*held)};
+	if (held->release) {
+		waiting[waits++] = frame;
+		frames[frame].waiting = waits;
+		heap_push(&heap, frame, MAX(held->due[0], held->latest));
+	} else {
+		heap_push(&heap, frame, held->due[0] ? held->due[0] : now); /* a time that is over, too: it is late, then */
+	}
+	return true;
+}
+
+/* A frame for which there is no memory: its header tells what is lost. */
+static void refuse(const struct held *held, uint32_t size)
+{
+	line->received++;
+	if (!valid(held, size)) {
+		line->invalid++;
+		return;
+	}
+	line->full += held->copies;
+	if (held->release)
+		__atomic_fetch_sub(&link_of(held)->holding, 1, __ATOMIC_RELAXED);
+}
+
+/* Take the copy that leaves next off the heap; returns whether it was its frame's last. */
+static bool take(struct heap_entry entry)
+{
+	struct frame *frame = &frames[entry.frame];
+	const struct held *held = held_of(entry.frame);
+
+	if (frame->waiting)
+		stop_waiting(entry.frame);
+	if (++frame->next == held->copies) {
+		heap_pop(&heap);
+		return true;
+	}
+	heap_move(&heap, entry.frame, MAX(held->due[frame->next], entry.when));
+	return false;
+}
+
+/* Count what is still held as dropped. */
+static void store_close(void)
+{
+	for (uint32_t i = 0; i < heap.size; i++) {
+		uint32_t frame = heap.entries[i].frame;
+
+		line->closed += held_of(frame)->copies - frames[frame].next;
+	}
+	while (waits)
+		stop_waiting(waiting[waits - 1]);
+}
