@@ -99,6 +99,8 @@ struct ring_order {
 struct ring_asks {
 	__u32 given;
 	__u32 taken;
+	__u32 carried; /* for so many of those given a frame is under way that takes one */
+	__u32 pad;
 	struct ring_order orders[RING_ASKS];
 };
 

@@ -20,11 +20,15 @@ static __always_inline void ask(struct work *w, struct ring_asks *list, __u32 in
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &index);
 	__u32 generation = generation_of(w->progress), now = now_us(), slot;
 
-	if (!chunk || chunk->done == generation || too_soon(w, chunk, now) || list->given - list->taken >= RING_ASKS)
+	if (!chunk || chunk->done == generation || too_soon(w, chunk, now))
 		return;
+	if (list->given - list->taken >= RING_ASKS) {
+		list->carried = list->taken; /* frames that were to take some have got lost */
+		return;
+	}
 	chunk->sent_us = now;
 	slot = list->given % RING_ASKS;
-	list->orders[slot].kind = index % config.ranks == config.rank && !config.upstream ? ORDER_LAUNCH : ORDER_REQUEST;
+	list->orders[slot].kind = index % config.ranks == config.rank ? ORDER_LAUNCH : ORDER_REQUEST;
 	list->orders[slot].generation = generation;
 	list->orders[slot].chunk = index;
 	list->orders[slot].attempt = chunk->attempt + 1;
@@ -57,5 +61,6 @@ static __always_inline void look_back(struct work *w)
 		ask(w, list, w->index - config.ranks * config.gap);
 		ask(w, list, owner + config.ranks * reached);
 	}
-	w->asks = list->given != list->taken;
+	w->asks = (__s32)(list->given - list->carried) > 0;
+	list->carried += w->asks;
 }

@@ -60,8 +60,8 @@ class GroupSpec:
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Most float32 elements in one collective.
     :param window: Frames in flight that each owner keeps (in-kernel transports).
-    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends it round
-        again; or ``upstream``, its neighbour, who answers from what it holds or passes the request on towards the owner.
+    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends it
+        round again; or ``upstream``, its neighbour, who answers from what it holds or passes the request on to the owner.
     :param gap: Chunks of one owner by which a result may be late before the kernel asks for it; 0: only the timer does.
     :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
     :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.

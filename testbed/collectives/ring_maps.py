@@ -133,7 +133,7 @@ class RingOrder(ctypes.Structure):
 class RingAsks(ctypes.Structure):
     """``struct ring_asks``."""
 
-    _fields_ = [("given", c_uint32), ("taken", c_uint32), ("orders", RingOrder * ASKS)]
+    _fields_ = [("given", c_uint32), ("taken", c_uint32), ("carried", c_uint32), ("pad", c_uint32), ("orders", RingOrder * ASKS)]
 
 
 class Front(ctypes.Structure):
@@ -213,6 +213,12 @@ class NativeRing(ctypes.Structure):
         ("least_exponent", c_int32),
         ("exponents", c_uint32),
         ("timeout_ns", c_int64),
+        ("chase_ns", c_int64),
+        ("consumer", c_void_p),
+        ("producer", c_void_p),
+        ("event_data", c_void_p),
+        ("last", c_uint32),
+        ("front", c_uint32),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),
         ("wait_ns", c_uint64),

@@ -38,7 +38,9 @@ _CHUNK = np.dtype(
 )
 _RING_BUFFER_HEADER = 8
 _QUENCH_US = 2000
-"""Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known: all ask at once."""
+"""Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known."""
+_CHASE_NS = 500_000
+"""How long nothing may come, near the end of a collective, before what is missing is asked for."""
 _YIELDS = 64
 """Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small collective takes."""
 
@@ -157,6 +159,10 @@ class RingPort:
             window=self.spec.window,
             yields=_YIELDS,
             slack=SLACK,
+            chase_ns=_CHASE_NS,
+            consumer=self._consumer.ctypes.data,
+            producer=self._producer.ctypes.data,
+            event_data=self._data.ctypes.data,
             least_exponent=EXPONENTS.start,
             exponents=len(EXPONENTS),
         )

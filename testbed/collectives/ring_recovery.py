@@ -19,7 +19,7 @@ __all__ = ["Recovery"]
 
 _QUENCH = 2e-3
 _LEAST_QUENCH = 100e-6
-"""Seconds: bounds of how long a request keeps others for the same chunk from counting, which is two round trips."""
+"""Seconds: bounds of how long a request keeps others for the same chunk from counting, which is a long round trip."""
 
 _SILENT = 3
 """Probes in a row that a rank must have left unanswered to count as silent."""
@@ -155,7 +155,7 @@ class Recovery:
             self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
-            self.port.set_quench(min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _QUENCH))
+            self.port.set_quench(min(max(self.timer.round_trip, _LEAST_QUENCH), _QUENCH))
 
     def _ask(self, front: _Front, stalled: bool) -> None:
         """Have sent again what seems lost."""

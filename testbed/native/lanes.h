@@ -85,8 +85,8 @@ QUANTIZE(quantize32, uint32_t)
 
 /* One slot of the chunk records in the ring's map; struct ring_chunk of bpf/include/ring.h. */
 struct record {
-	uint64_t input_sum;
-	uint64_t rest[3];
+	uint64_t input_sum, result_sum;
+	uint32_t claimed, done, sent_us, attempt;
 };
 
 static inline uint64_t sum_words(const uint64_t *words, size_t n)

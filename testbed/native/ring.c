@@ -2,91 +2,10 @@
  * Python cannot express. What is decided here, is decided in testbed/protocol/process.py as well; the tests compare them.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <poll.h>
-#include <sched.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
-#include "lanes.h"
-
-#define FAN 32 /* orders that one bell can serve */
-#define ORDERS 1024
-#define PARKING 256
-#define PARKED 2
-#define MAX_STATUS 1024
-
-struct tensor {
-	uint32_t total;
-	uint16_t length, tag;
-};
-
-struct control {
-	uint64_t progress;
-	struct tensor tensors[2];
-	uint32_t wake_at, ordered, quench_us, pad0[7];
-	uint64_t next;
-	uint32_t stored, taken, rtt_samples, rtt_max_us;
-	uint64_t rtt_sum_us;
-	uint32_t pad1[8];
-};
-
-struct parked {
-	uint32_t state, generation, chunk;
-	uint8_t attempt, hop;
-	uint16_t length, tag, reserved[3];
-	uint64_t checksum;
-};
-
-struct order {
-	uint32_t kind, generation, chunk, attempt;
-};
-
-/* What the process fills in once. */
-struct ring {
-	struct control *control;
-	struct parked *parking;
-	void *bell; /* a frame as long as a chunk from the start: there may be no room to grow */
-	uint64_t bell_length;
-	int32_t doorbell, events;
-	uint32_t rank, ranks;
-	uint64_t syscalls;
-	struct order *orders;
-	/* For whole collectives. */
-	char *inputs, *results;
-	struct record *records;
-	struct lanes lanes;
-	uint32_t chunk_bytes, window;
-	uint32_t yields; /* times that a collective's wait gives way before it sleeps */
-	uint32_t patience; /* of these, what this collective has left */
-	uint32_t slack;	/* bits of precision that an exponent may waste */
-	int32_t least_exponent; /* that the status has a byte for */
-	uint32_t exponents;
-	int64_t timeout_ns; /* of the retransmission timer */
-	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
-	/* What the last collective has shown. */
-	int32_t seen; /* exponent of the group's greatest magnitude */
-	uint32_t magnitude; /* greatest of this rank's */
-	int32_t error; /* errno */
-};
-
-/* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
-struct layout {
-	uint64_t count; /* values */
-	uint64_t data;  /* bytes of their lanes, up to the next word: where the status begins */
-	uint32_t status;
-	uint32_t total; /* chunks */
-	uint32_t length; /* payload of a frame */
-	uint32_t block; /* chunks quantized and published at a time */
-};
-
-_Static_assert(sizeof(struct control) == 128, "bpf/include/ring.h");
-_Static_assert(sizeof(struct parked) == 32, "bpf/include/ring.h");
-
-enum { LAUNCH = 1, REPLAY, REQUEST, PROBE };
+#include "ring_wait.h"
 
 /* Ring for all orders that wait, including those whose bell was lost. 0, or an errno. */
 int ring_flush(struct ring *r)
@@ -139,6 +58,8 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
+	r->last = UINT32_MAX;
+	r->front = 0;
 	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
 	c->wake_at = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
@@ -169,38 +90,6 @@ uint32_t ring_take(struct ring *r, uint32_t most)
 	return (uint32_t)before;
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
-
-/* Sleep until `target` results are stored, an event comes, or time is up. 1: stored; 0: not yet; negative: errno. First let the other
- * ranks have the CPU a few times: when all are about to finish, that is sooner than a sleep and an interrupt.
- */
-static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
-{
-	struct control *c = r->control;
-	struct timespec timeout = { timeout_ns / 1000000000, timeout_ns % 1000000000 };
-	struct pollfd events = { .fd = r->events, .events = POLLIN };
-
-	for (; r->patience; r->patience--) {
-		if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
-			return 1;
-		r->syscalls++;
-		sched_yield();
-	}
-	__atomic_exchange_n(&c->wake_at, target, __ATOMIC_SEQ_CST);
-	if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
-		return 1;
-	r->syscalls++;
-	if (ppoll(&events, 1, &timeout, NULL) < 0 && errno != EINTR)
-		return -errno;
-	return __atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target;
-}
-
 int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
 	uint64_t start = now_ns();
@@ -220,6 +109,7 @@ int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, con
 	memset(used, 0, end - used);
 	memcpy(r->inputs + l->data, status, l->status);
 	lanes_checksum(r->inputs + (uint64_t)first * r->chunk_bytes, l->total - first, l->length, r->records + first);
+	r->last = whole > l->block ? (whole - 1) / l->block * l->block : 0;
 	return ring_publish(r, generation, l->total);
 }
 

@@ -171,6 +171,7 @@ class Memory:
     :param quench_us: Requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is.
     :param orders: Given and not taken.
     :param asks: What the programs want sent: launches and requests.
+    :param carried: For so many of these a frame is under way that takes one.
     :param fronts: By owner, how far its results have come without a hole.
     :param parking: What is parked in each slot.
     """
@@ -188,6 +189,7 @@ class Memory:
     quench_us: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
     orders: deque[OrderEntry] = field(default_factory=deque)
+    carried: int = 0
     asks: deque[OrderEntry] = field(default_factory=deque)
     events: list[Event] = field(default_factory=list)
     parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)

@@ -12,6 +12,8 @@ from testbed.protocol.wire import Frame, Header, Kind, Words, checksum
 
 __all__ = ["Process"]
 
+_CHASED = 8
+
 
 class Process:
     """One rank's process, beside the memory that it shares with its programs.
@@ -23,17 +25,21 @@ class Process:
     def __init__(self, memory: Memory, window: int) -> None:
         self.memory = memory
         self.window = window
+        self._last = 0
         self._overdue: NDArray[np.bool_] = np.zeros(0, bool)
         self._before = -1
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
+    def begin(self, generation: int, total: int, length: int, tag: int, last: int = 0) -> None:
+        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet.
+
+        :param last: First chunk of the last block that ranks publish.
+        """
         memory, config = self.memory, self.memory.config
         memory.tensors[generation & 1] = Tensor(total, length, tag)
         memory.wake_at = memory.stored = memory.ready = 0
         memory.generation = memory.next_generation = generation
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
-        self._overdue, self._before = np.zeros(total, bool), -1
+        self._last, self._overdue, self._before = last, np.zeros(total, bool), -1
 
     def fill(self, chunk: int, words: Words) -> None:
         """Lay a chunk's input where the programs read it; to be done before it is published."""
@@ -76,6 +82,37 @@ class Process:
         config = self.memory.config
         header = Header(Kind.BELL, group=config.group, cookie=config.cookie)
         return Frame(header, np.zeros(config.chunk_bytes // 8, np.uint64))
+
+    def chase(self) -> None:
+        """Nothing has come for a moment: ask for what later results have overtaken, and for all that is missing at the end.
+
+        ``ring_chase`` of ``testbed/native/ring_wait.h``. Once a result of the last block is here, all ranks have published all,
+        and none is merely late. If nothing of this rank's own is under way, it begins with new tokens.
+        """
+        memory, rank, ranks = self.memory, self.memory.config.rank, self.memory.config.ranks
+        generation, next_slot, total = memory.generation, memory.next_slot, self._overdue.size
+        absent = [chunk for chunk in range(total) if memory.chunks[chunk].done != generation]
+        if not absent:
+            return
+        most = self.window * ranks
+        seen = range(absent[0], min(total, absent[0] + _CHASED * most))
+        latest = dict.fromkeys(range(ranks), 0) | {chunk % ranks: chunk for chunk in seen if chunk not in absent}
+        flying = False
+        for chunk in (chunk for chunk in seen if chunk in absent):
+            mine = chunk % ranks == rank
+            launched = mine and chunk < memory.ready and chunk // ranks < next_slot
+            flying |= launched
+            if not most or (max(latest.values()) < self._last and chunk >= latest[chunk % ranks]):
+                continue
+            if launched:
+                self.order(Order.LAUNCH, generation, chunk, memory.chunks[chunk].attempt + 1 & 0xFF)
+            elif not mine:
+                self.order(Order.REQUEST, generation, chunk)
+            most -= launched or not mine
+        if not flying:
+            slots = slots_of(rank, ranks, memory.ready)
+            for _ in range(min(self.window, max(0, slots - next_slot))):
+                self.order(Order.LAUNCH, generation, rank + ranks * self.take(1))
 
     def on_timer(self) -> None:
         """Results are late: give orders that bring them (``Recovery`` of ``testbed/collectives/ring_recovery.py``)."""

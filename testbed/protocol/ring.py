@@ -25,8 +25,8 @@ class Rank(Sender):
         """A frame has come in by the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as well, a copy
-            of it comes back by the doorbell, and is given to `on_order`.
+        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as
+            well, a copy of it comes back by the doorbell, and is given to `on_order`.
         """
         return self._run(self._on_frame, frame, now_us)
 
@@ -159,7 +159,10 @@ class Rank(Sender):
 
     def _on_ask(self, frame: Frame, now: int) -> Frame | None:
         """The frame is free to ask for what is missing."""
-        return self._send_order(frame, self.asks.popleft(), now) if self.asks else self._drop("bad_kind")
+        if not self.asks:
+            return self._drop("bad_kind")
+        self.carried = max(self.carried - 1, 0)
+        return self._send_order(frame, self.asks.popleft(), now)
 
     def _send_order(self, frame: Frame, order: OrderEntry, now: int) -> Frame | None:
         """What is wanted of the collective at hand: an own chunk, on its first lap, or somebody else's."""

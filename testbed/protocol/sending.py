@@ -38,15 +38,19 @@ class Sender(Memory):
         if front.slot + gap <= slot:
             self._ask(index - ranks * gap, now)
             self._ask(owner + ranks * front.slot, now)
-        self.asking = bool(self.asks)
+        self.asking = len(self.asks) > self.carried
+        self.carried += self.asking
 
     def _ask(self, index: int, now: int) -> None:
         """Note that a chunk is to be asked for, unless it is there, or has been asked for or sent a moment ago."""
         chunk, own = self.chunks[index], index % self.config.ranks == self.config.rank
-        if chunk.done == self.generation or self._too_soon(index, now) or len(self.asks) >= ASKS:
+        if chunk.done == self.generation or self._too_soon(index, now):
+            return
+        if len(self.asks) >= ASKS:
+            self.carried = 0  # frames that were to take some have got lost
             return
         chunk.sent_us = now
-        kind = Order.LAUNCH if own and not self.config.upstream else Order.REQUEST
+        kind = Order.LAUNCH if own else Order.REQUEST
         self.asks.append(OrderEntry(kind, self.generation, index, chunk.attempt + 1))
         self._count("gaps")
 

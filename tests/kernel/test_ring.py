@@ -389,8 +389,8 @@ def test_cut_frames_change_nothing(kernel, name) -> None:
     assert kernel.snapshot() != before
 
 
-# Ethertype, IP version and protocol, port; of the ring's header magic, version, kind, cookie, generation, chunk, checksum, hop, length, tag;
-# the payload. What is left says nothing about sums: attempt, flags, where lap two ends.
+# Ethertype, IP version and protocol, port; of the ring's header magic, version, kind, cookie, generation, chunk, checksum, hop,
+# length, tag; the payload. What is left says nothing about sums: attempt, flags, where lap two ends.
 PROTECTED = [12, 13, 14, 23, 36, 37, *range(42, 46), *range(48, 72), 73, *range(76, FRAME_BYTES + LENGTH)]
 
 

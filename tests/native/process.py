@@ -3,12 +3,13 @@
 import ctypes
 import socket
 
-from testbed.collectives.ring_maps import Control, NativeRing, Parked, RingOrder
+from testbed.collectives.ring_maps import Chunk, Control, NativeRing, Parked, RingOrder
 from testbed.native import load
 from testbed.protocol.memory import ORDERS, PARKING, Order, OrderEntry
 
 __all__ = ["NativeProcess"]
 
+RECORDS = 64
 U16, U32 = ctypes.c_uint16, ctypes.c_uint32
 
 
@@ -23,6 +24,7 @@ class NativeProcess:
         self.control = shared.get("control", Control())
         self.parking = shared.get("parking", (Parked * PARKING)())
         self.orders = shared.get("orders", (RingOrder * ORDERS)())
+        self.records = (Chunk * RECORDS)()
         self.bell = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.far.setblocking(False)
@@ -30,6 +32,8 @@ class NativeProcess:
             control=ctypes.addressof(self.control),
             parking=ctypes.addressof(self.parking),
             orders=ctypes.addressof(self.orders),
+            records=ctypes.addressof(self.records),
+            window=window,
             bell=ctypes.addressof(self.bell),
             bell_length=len(self.bell),
             doorbell=self.near.fileno(),
@@ -37,7 +41,7 @@ class NativeProcess:
             ranks=ranks,
         )
         self.library = load("ring")
-        self.library.ring_order.restype = self.library.ring_replay.restype = None
+        self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_chase.restype = None
 
     def __enter__(self):
         return self
@@ -57,6 +61,10 @@ class NativeProcess:
 
     def replay(self, generation: int, ready: int) -> None:
         self.call("replay", U32(generation), U32(ready))
+
+    def chase(self, total: int, last: int) -> None:
+        self.ring.last = last
+        self.call("chase", U32(total))
 
     def take(self, most: int) -> int:
         return self.call("take", U32(most))

@@ -24,6 +24,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("launched"), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("taken"), st.integers(1, 20), st.just(0)),
     st.tuples(st.just("claim"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("stored"), st.integers(0, 11), st.just(0)),
+    st.tuples(st.just("chase"), st.just(0), st.just(0)),
 )
 
 
@@ -40,12 +42,13 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
         # Counters of orders wrap as well.
         native.control.ordered = native.control.taken = 0xFFFFFFF0
         native.control.progress = generation << 32
-        slot = 0
+        slot = last = 0
         for name, value, other in operations:
             generation = memory.generation
             if name == "begin":
                 generation = generation_after(generation)
-                process.begin(generation, value, BLOCK, other)
+                last = other % value
+                process.begin(generation, value, BLOCK, other, last)
                 native.begin(generation, value, BLOCK, other)
             elif name == "publish":
                 ready = max(memory.ready, min(value, memory.tensors[generation & 1].total))
@@ -60,6 +63,12 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
             elif name == "launched":
                 memory.next_slot += value
                 native.control.next += value
+            elif name == "stored":
+                memory.chunks[value].done = native.records[value].done = generation
+                memory.chunks[value].attempt = native.records[value].attempt = value * 97 & 0xFF
+            elif name == "chase":
+                process.chase()
+                native.chase(memory.tensors[generation & 1].total, last)
             elif name == "taken":
                 for _ in range(min(value, len(memory.orders))):
                     memory.orders.popleft()

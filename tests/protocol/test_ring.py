@@ -15,7 +15,7 @@ from testbed.protocol.ring import Rank
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, Header, Kind
 from tests.protocol.network import Network, collectives, config
 
-ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "misread", "timer")
+ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "misread", "timer", "chase")
 """A healthy network most of the time: what delivers is drawn more often."""
 
 FIELDS = ("kind", "generation", "chunk", "checksum", "attempt", "hop", "last", "flags", "length", "tag")
@@ -34,6 +34,8 @@ def act(network: Network, action: str, index: int) -> None:
         member.step(index % 3 + 1)
     elif action == "timer" and member.waiting:
         member.process.on_timer()
+    elif action == "chase" and member.waiting and member.rank.stored:
+        member.process.chase()
     elif not flying:
         return
     elif action == "deliver":
