@@ -126,11 +126,13 @@ class Engine(Closing):
             values.update(index, limits.get(index, bytes(values.value_size)))
 
     def detach(self) -> None:
-        """Let frames pass as if there were no faults; counters and log stay."""
+        """Let frames pass as if there were no faults, and drop those that are still held; counters and log stay."""
         self._attachments.close()
+        if self._line:
+            self._line.close()
 
     def close(self) -> None:
-        """Detach and unload; the delay line drops what it still holds."""
+        """Detach and unload."""
         self._stack.close()
 
     def _fill(self, trace: bool) -> None:

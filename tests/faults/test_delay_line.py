@@ -19,12 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import FaultError, KernelError
+from testbed.fabric import Datapath, Fabric
 from testbed.faults import held
 from testbed.faults.delay_counters import BUCKETS, DelayCounters, Memory, lower_bound
 from testbed.faults.delay_line import ENTRANCE, EXIT, DelayLine
 from testbed.faults.held import Held, link_index
+from testbed.faults.injector import Injector
+from testbed.faults.rules import parse_rule
 from testbed.kernel import BpfObject, compile
+from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
+from testbed.worker import Workers
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 MS = 1_000_000  # ns
@@ -301,3 +306,17 @@ class TestOvertaking:
             assert counted(line, 5).full == 3
             assert links[0, 1] == 2
         assert links[0, 1] == 0
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("datapath", ["sockets", "xdp"])
+def test_frames_that_are_held_when_faults_end_are_counted(datapath: Datapath) -> None:
+    with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
+        fabric.set_datapath(datapath)
+        with Injector(fabric, [parse_rule("delay delay=60s link=h1->h2")]) as injector:
+            fabric.run("h1", ["ping", "-i", "0.01", "-c", "5", "-W", "1", "h2"])
+            fabric.run("h2", ["ping", "-c", "1", "-W", "1", "h1"])
+        counters = injector.delays()
+        assert counters
+        assert (counters.received, counters.sent, counters.closed, counters.dropped) == (6, 0, 6, 6)
+        assert not fabric.run("h1", ["ping", "-c", "1", "-W", "2", "h2"]).returncode
