@@ -1,0 +1,150 @@
+"""Rules and their words: what is taken, and what is said about the rest."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, Range, Reorder, parse_rule
+from testbed.faults.table import CERTAIN, Action, compile_rules
+from testbed.faults.units import parse_bytes, parse_rate, parse_seconds, split_words
+from testbed.plan import plan_fabric
+
+PLAN = plan_fabric(hosts=4)
+
+TAKEN = {
+    "drop": Drop(),
+    "drop p=0.01 link=h1->h2": Drop(p=0.01, link="h1->h2"),
+    "drop kind=reduce,tcp chunk=3..9 hop=1": Drop(kind="reduce,tcp", chunk="3..9", hop=1),
+    "duplicate copies=7": Duplicate(copies=7),
+    "corrupt bits=3 generation=2 p=1": Corrupt(bits=3, generation=2),
+    "delay delay=2ms": Delay(delay="2ms"),
+    "delay delay=2ms jitter=500us distribution=pareto": Delay(delay="2ms", jitter="500us", distribution="pareto"),
+    "reorder behind=4 within=20ms": Reorder(behind=4, within="20ms"),
+    "burst enter=0.01 leave=0.3 p=0.5": Burst(enter=0.01, leave=0.3, p=0.5),
+}
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_words_and_tables_say_the_same(text):
+    assert parse_rule(text) == TAKEN[text]
+
+
+NUMBER = "a number or a range such as 3..9"
+TIME = "a time with a unit, such as 200ms, of at most a minute"
+REFUSED = {
+    "": "fault '': the first word must be the action, as in: drop p=0.01 link=h1->h2",
+    "p=1": "fault 'p=1': the first word must be the action, as in: drop p=0.01 link=h1->h2",
+    "drop p": "fault 'drop p': 'p' is not key=value",
+    "drop p=1 p=0": "fault 'drop p=1 p=0': p is given twice",
+    "shake": "fault 'shake': action 'shake' is unknown; allowed are drop, duplicate, corrupt, delay, reorder, burst",
+    "drop p=2": "fault 'drop p=2': p = 2: allowed is a number from 0 to 1",
+    "drop p=nan": "fault 'drop p=nan': p = nan: allowed is a number from 0 to 1",
+    "drop q=2": "fault 'drop q=2': q is unknown; allowed are link, kind, group, generation, chunk, hop, attempt, p",
+    "drop link=h1": "fault 'drop link=h1': link = h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
+    "drop link=h0->h1": "link = h0->h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
+    "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: allowed is any of reduce, result,",
+    "drop chunk=9..3": f"fault 'drop chunk=9..3': chunk = 9..3: allowed is {NUMBER}",
+    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER}",
+    "drop hop=-1": f"fault 'drop hop=-1': hop = -1: allowed is {NUMBER}",
+    "duplicate copies=8": "fault 'duplicate copies=8': copies = 8: allowed is a whole number from 1 to 7",
+    "corrupt bits=0.5": "fault 'corrupt bits=0.5': bits = 0.5: allowed is a whole number from 1 to 64",
+    "delay": f"fault 'delay': delay is missing: allowed is {TIME}",
+    "delay delay=2": f"fault 'delay delay=2': delay = 2: allowed is {TIME}",
+    "delay delay=2min": f"fault 'delay delay=2min': delay = 120.0: allowed is {TIME}",
+    "delay delay=1ms distribution=normal": "jitter: is missing, which distribution normal needs",
+    "delay delay=1ms jitter=1ms distribution=constant": "distribution = constant: has no jitter; allowed with jitter is",
+    "delay delay=1ms jitter=1ms distribution=cauchy": "distribution = cauchy: allowed is constant, uniform, normal or pareto",
+    "reorder behind=0": "behind = 0: allowed is a whole number from 1 to 1024",
+    "burst enter=0.1": "leave is missing: allowed is a number between 0 and 1",
+    "burst enter=0.001 leave=0.01": "enter + leave = 0.011: allowed is 0.02 to 1",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refusals_name_key_value_and_what_is_allowed(text):
+    with pytest.raises(SpecError) as refusal:
+        parse_rule(text)
+    assert REFUSED[text] in str(refusal.value)
+
+
+def test_every_finding_has_a_line():
+    with pytest.raises(SpecError) as refusal:
+        parse_rule("duplicate p=-1 copies=99 colour=red")
+    assert [line.split(": ", 1)[1].split(" ")[0] for line in str(refusal.value).splitlines()] == ["p", "copies", "colour"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_seconds, "200ms", 0.2),
+        (parse_seconds, "1.5s", 1.5),
+        (parse_seconds, "50us", 50e-6),
+        (parse_seconds, "2min", 120.0),
+        (parse_rate, "100mbit", 100e6),
+        (parse_rate, "64kbit", 64e3),
+        (parse_bytes, "64KiB", 65536),
+        (parse_bytes, "1500B", 1500),
+    ],
+)
+def test_units(parse, text, value):
+    assert parse(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("parse", "noun"), [(parse_seconds, "a time"), (parse_rate, "a rate"), (parse_bytes, "a size")])
+@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1 ms", "1parsec", "1e3s"])
+def test_units_that_are_refused(parse, noun, text):
+    with pytest.raises(SpecError, match=f"is not {noun}: allowed is a number with one of the units"):
+        parse(text)
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.from_regex(r"[a-z>*,-]{1,9}|[0-9]{1,6}", fullmatch=True))
+)
+def test_words_split_into_what_they_were_made_of(keys):
+    text = " ".join(["act", *(f"{key}={value}" for key, value in keys.items())])
+    action, found = split_words(text)
+    assert action == "act"
+    assert (
+        {key: str(value) for key, value in found.items()}
+        == {key: str(int(value)) if value.isdigit() else value for key, value in keys.items()}
+        or "inf" in text
+        or "nan" in text
+    )
+
+
+def test_links_become_masks_by_sender():
+    table = compile_rules([parse_rule("drop link=h1->h2,*->h4"), parse_rule("drop link=h3->*"), parse_rule("drop")], PLAN)
+    assert [rule.receivers[:5] for rule in table.rules] == [
+        (0b1010, 0b1000, 0b1000, 0b1000, 0),
+        (0, 0, 0b1111, 0, 0),
+        (0b1111, 0b1111, 0b1111, 0b1111, 0),
+    ]
+
+
+def test_probabilities_become_integers():
+    table = compile_rules(
+        [parse_rule("drop p=1"), parse_rule("drop p=0"), parse_rule("burst enter=0.25 leave=0.5")], PLAN, seed=-1
+    )
+    assert table.seed == 2**64 - 1
+    assert [rule.p for rule in table.rules] == [CERTAIN, 0, CERTAIN]
+    burst = table.rules[2]
+    assert (burst.enter, burst.stay) == (CERTAIN // 4, CERTAIN // 2)
+    assert burst.stationary == pytest.approx(CERTAIN / 3)
+
+
+def test_equal_delays_share_a_table():
+    texts = ("delay delay=1ms", "delay delay=2ms p=0.1", "delay delay=1ms p=0.5", "reorder within=3ms behind=2")
+    table = compile_rules([parse_rule(text) for text in texts], PLAN)
+    assert [rule.quantiles for rule in table.rules] == [0, 1, 0, 0]
+    assert len(table.quantiles) == 2
+    assert (table.rules[3].action, table.rules[3].count, table.rules[3].within) == (Action.REORDER, 2, 3_000_000)
+    assert table.rules[0].ranges == (Range(),) * 5
+    assert table.holds
+
+
+def test_hosts_and_numbers_of_rules_are_checked():
+    with pytest.raises(SpecError, match="host: 'h5' is not in this fabric; hosts are h1, h2, h3, h4"):
+        compile_rules([parse_rule("drop link=*->h5")], PLAN)
+    with pytest.raises(SpecError, match="faults: 65 rules on packets: allowed are at most 64"):
+        compile_rules([parse_rule("drop")] * 65, PLAN)
