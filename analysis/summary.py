@@ -6,7 +6,7 @@ import pandas as pd
 
 from testbed.results import Run
 
-__all__ = ["COMMUNICATION", "PARTS", "Check", "baseline", "checks", "epoch_split", "traffic"]
+__all__ = ["COMMUNICATION", "PARTS", "Check", "baseline", "checks", "epoch_split", "faults_fired", "traffic"]
 
 COMMUNICATION = ("quantize", "communicate", "wait", "dequantize")
 PARTS = ("sampling", "forward", "backward", *COMMUNICATION, "update", "other")
@@ -34,6 +34,18 @@ class Check:
     def passed(self) -> bool:
         """Whether the tolerance is kept; a distance that is not a number is not kept."""
         return self.distance <= self.tolerance
+
+
+def faults_fired(run: Run) -> pd.DataFrame:
+    """Return how many frames met each rule, over all turns: one row a fault, in words, one column a transport.
+
+    Empty of a run without rules that have fired.
+    """
+    fired = run.metric("faults_fired")
+    if fired.empty:
+        return pd.DataFrame()
+    counts = fired.pivot_table(index="fault", columns="transport", values="value", aggfunc="sum", fill_value=0)
+    return counts.reindex(columns=run.transports, fill_value=0).astype(int)
 
 
 def epoch_split(run: Run) -> pd.DataFrame:

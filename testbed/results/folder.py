@@ -16,7 +16,7 @@ __all__ = ["RunFolder"]
 
 SCHEMA: Final = "collective-testbed/run/1"
 LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
-OWN = ("manifest.json", "results.parquet", "report.html", "figures")
+OWN = ("manifest.json", "results.parquet", "faults.parquet", "report.html", "figures")
 
 
 class RunFolder(Closing):

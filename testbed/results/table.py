@@ -47,6 +47,7 @@ class Table:
             self.parameters["faults"] = json.dumps(faults)
         self.hosts = int(scenario["fabric"]["hosts"])
         self._rows: list[tuple[Any, ...]] = []
+        self._labels: list[dict[str, str]] = []
 
     def add(
         self,
@@ -58,13 +59,16 @@ class Table:
         *,
         rank: int | None = None,
         epoch: int | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Add a measurement.
 
         :param metric: A plain name, such as ``epoch_time``.
         :param unit: ``s``, ``B``, or what is counted; ``1`` for a ratio.
+        :param labels: What else tells it from others, as columns that other rows leave empty.
         """
         self._rows.append((trial, self.engine, transport, self.hosts, rank, epoch, metric, value, unit))
+        self._labels.append(dict(labels or {}))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -72,7 +76,8 @@ class Table:
     def frame(self) -> pd.DataFrame:
         """Return the table as a data frame."""
         frame = pd.DataFrame(self._rows, columns=list(COLUMNS)).astype(COLUMNS)
-        return frame.assign(**self.parameters)
+        labels = pd.DataFrame(self._labels, index=frame.index, dtype="string")
+        return frame.join(labels).assign(**self.parameters)
 
     def write(self, folder: RunFolder) -> Path:
         """Write ``results.parquet``; atomic."""

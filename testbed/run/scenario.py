@@ -19,8 +19,9 @@ from testbed.gnn.graph import GraphData
 from testbed.gnn.model import parameter_count
 from testbed.gnn.train import EpochResult
 from testbed.plan import FabricPlan, plan_fabric
-from testbed.results import RunFolder, Table, circumstances, digest
+from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
 from testbed.run import measures, rank
+from testbed.run.faults import Faults, Turn
 from testbed.run.progress import Display
 from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
@@ -73,12 +74,14 @@ def run_scenario(
             raise SpecError(
                 f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
-        table = Table(scenario.model_dump(mode="json"))
+        table, log = Table(scenario.model_dump(mode="json")), FaultLog()
+        outputs = (table, log) if scenario.faults else (table,)
         display.say("finding out what this machine can do")
-        with manifested(folder, facts(scenario, plan, data, command), table):
+        with manifested(folder, facts(scenario, plan, data, command), outputs):
             display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
             with Fabric(plan) as fabric, Workers(fabric, scenario.collective.affinity) as workers:
-                Run(scenario, fabric, workers, graph, data, table, display).all()
+                faults = Faults(scenario, fabric, workers, table, log)
+                Run(scenario, fabric, workers, graph, data, table, faults, display).all()
     return out
 
 
@@ -93,6 +96,7 @@ class Run:
         graph: Path,
         data: GraphData,
         table: Table,
+        faults: Faults,
         display: Display,
     ) -> None:
         self.scenario = scenario
@@ -101,6 +105,7 @@ class Run:
         self.graph = graph
         self.data = data
         self.table = table
+        self.faults = faults
         self.display = display
         share = len(data.train) // scenario.fabric.hosts
         steps = math.ceil(share / scenario.training.batch_size)
@@ -136,17 +141,17 @@ class Run:
             for epoch in range(self.scenario.training.epochs):
                 first = epoch % len(transports)
                 for transport in (*transports[first:], *transports[:first]):
-                    with self.opened(transport, ranks[transport], seed):
-                        self._epoch(trial, transport, ranks[transport], epoch)
+                    with self.opened(Turn(trial, transport, epoch), ranks[transport], seed):
+                        self._epoch(Turn(trial, transport, epoch), ranks[transport])
             for transport in transports:
                 accuracy, seconds = self.workers[ranks[transport][0]].call(rank.test_rank, transport=transport)
                 measures.record_test(self.table, trial, transport, accuracy, seconds)
                 self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
 
     @contextmanager
-    def opened(self, transport: str, names: list[str], seed: int) -> Iterator[None]:
-        """Set the links to what the transport needs, and connect its ranks."""
-        self.fabric.set_datapath(TRANSPORTS[transport].needs)
+    def opened(self, turn: Turn, names: list[str], seed: int) -> Iterator[None]:
+        """Set the links to what the transport needs, put faults in force on them, and connect its ranks."""
+        self.fabric.set_datapath(TRANSPORTS[turn.transport].needs)
         collective = self.scenario.collective
         self._groups = (self._groups + 1) % (MAX_GROUP_ID + 1)
         groups = make_groups(
@@ -162,22 +167,26 @@ class Run:
             affinity=collective.affinity,
             rendezvous=str(self.fabric.directory),
         )
-        self.workers.call_all(
-            rank.open_rank,
-            {name: {"transport": transport, "group": groups[number]} for number, name in enumerate(names)},
-        )
-        yield  # after an error the workers end, and close what they hold
-        self.workers.call_all(rank.close_rank, names)
+        with self.faults.in_force(turn):
+            self.workers.call_all(
+                rank.open_rank,
+                {name: {"transport": turn.transport, "group": groups[number]} for number, name in enumerate(names)},
+            )
+            yield  # after an error the workers end, and close what they hold
+            self.workers.call_all(rank.close_rank, names)
 
-    def _epoch(self, trial: int, transport: str, names: list[str], epoch: int) -> None:
+    def _epoch(self, turn: Turn, names: list[str]) -> None:
+        transport, epoch = turn.transport, turn.epoch
+
         def on_progress(_name: str, value: rank.StepDone) -> None:
             self.display.step(transport, epoch * self.steps + value.step)
 
         call = {"transport": transport, "epoch": epoch}
-        answers = self.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
+        with self.faults.happening(turn):
+            answers = self.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
         results: list[EpochResult] = [answers[name] for name in names]
         measures.check_agreement(transport, results)
-        measures.record_epoch(self.table, trial, transport, results)
+        measures.record_epoch(self.table, turn.trial, transport, results)
         seconds = max(result.times["epoch_time"] for result in results)
         note = (
             f"loss {measures.mean_loss(results):.3f}, validation {measures.validation_accuracy(results):.1%}, {seconds:.2f} s"
@@ -212,7 +221,7 @@ def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequen
 
 
 @contextmanager
-def manifested(folder: RunFolder, manifest: dict[str, Any], table: Table) -> Iterator[None]:
+def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]) -> Iterator[None]:
     """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted.
 
     Whatever the end, the measurements so far are kept.
@@ -227,12 +236,14 @@ def manifested(folder: RunFolder, manifest: dict[str, Any], table: Table) -> Ite
 
     try:
         yield
-        table.write(folder)
+        for output in outputs:
+            output.write(folder)
     except BaseException as error:
         # A full disk must not hide what happened before; it may be just that.
-        if table and not isinstance(error, StorageError):
-            with suppress(StorageError):
-                table.write(folder)
+        for output in outputs:
+            if output and not isinstance(error, StorageError):
+                with suppress(StorageError):
+                    output.write(folder)
         with suppress(StorageError):
             if isinstance(error, Exception):
                 end("failed", str(error))

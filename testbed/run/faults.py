@@ -1,0 +1,130 @@
+"""A scenario's faults: put in force for each turn alike, and what they did, for ``results.parquet`` and ``faults.parquet``."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.errors import TestbedError
+from testbed.fabric import Fabric
+from testbed.faults.events import Event, Partition
+from testbed.faults.injector import Injector
+from testbed.faults.packet import kind_name
+from testbed.faults.partition import Blockade
+from testbed.faults.rules import Rule
+from testbed.faults.shaper import limited
+from testbed.faults.spec import events_of, limits_of, rules_of, words
+from testbed.faults.timeline import Timeline
+from testbed.results import FaultLog, Table
+from testbed.spec.scenario import Scenario
+from testbed.worker import Workers
+
+__all__ = ["Faults", "Turn"]
+
+@dataclass(frozen=True)
+class Turn:
+    """An epoch with one transport."""
+
+    trial: int
+    transport: str
+    epoch: int
+
+
+class Faults:
+    """The faults of a run.
+
+    :param table: Takes the measures.
+    :param log: Takes what has happened to each frame.
+    """
+
+    def __init__(self, scenario: Scenario, fabric: Fabric, workers: Workers, table: Table, log: FaultLog) -> None:
+        self._scenario, self._fabric, self._workers = scenario, fabric, workers
+        self._table, self._log = table, log
+        self._rules = rules_of(scenario.faults)
+        self._limits = limits_of(scenario.faults)
+        self._events = events_of(scenario.faults)
+        self._rule_numbers = [number for number, fault in enumerate(scenario.faults) if isinstance(fault, Rule)]
+        self._event_numbers = [number for number, fault in enumerate(scenario.faults) if isinstance(fault, Event)]
+        self._blockade: Blockade | None = None
+        self._started = 0.0
+
+    @contextmanager
+    def in_force(self, turn: Turn) -> Iterator[None]:
+        """Put rules and limits in force on the datapath that is set, until the end of the context.
+
+        Without any, no program is attached. Turns of one epoch draw from the same seed, those of other epochs from others.
+        """
+        partitions = any(isinstance(event, Partition) for event in self._events)
+        if not (self._rules or self._limits or partitions):
+            yield
+            return
+        scenario = self._scenario
+        seed = (scenario.fault_seed + turn.trial * scenario.training.epochs + turn.epoch) % (1 << 64)
+        injector = Injector(self._fabric, self._rules, seed)
+        self._started = time.monotonic()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(injector)
+                self._blockade = stack.enter_context(Blockade(self._fabric)) if partitions else None
+                count = stack.enter_context(limited(self._fabric, self._limits, injector)) if self._limits else None
+                yield
+                self._add(turn, "fault_frames_limited", count() if count else 0)
+        except BaseException:
+            with suppress(TestbedError):  # what has gone wrong already says more
+                self._record(turn, injector)
+            raise
+        self._record(turn, injector)
+
+    @contextmanager
+    def happening(self, turn: Turn) -> Iterator[None]:
+        """Let events happen: their times count from here, and what is in force at the end of the context is undone."""
+        timeline = Timeline(self._fabric, self._workers, self._events, self._blockade)
+        try:
+            with timeline:
+                self._started = timeline.started
+                yield
+        finally:
+            entries = timeline.log()
+            self._keep(
+                turn,
+                {
+                    "fault": [self._event_numbers[entry.number] for entry in entries],
+                    "action": [entry.event.action for entry in entries],
+                    "time": [entry.begun - timeline.started for entry in entries],
+                    "duration": [None if entry.ended is None else entry.ended - entry.begun for entry in entries],
+                    "hosts": [",".join(entry.event.names) for entry in entries],
+                },
+            )
+
+    def _record(self, turn: Turn, injector: Injector) -> None:
+        names = [host.name for host in self._fabric.plan.hosts]
+        for (rule, sender, receiver), count in injector.counters().items():
+            labels = {"fault": words(self._rules[rule]), "link": f"{names[sender]}->{names[receiver]}"}
+            self._add(turn, "faults_fired", count, labels)
+        links = injector.links()
+        self._add(turn, "fault_frames", int(links["frames"].sum()))
+        self._add(turn, "fault_frames_blocked", int(links["blocked"].sum()))
+        self._add(turn, "fault_log_lost", injector.lost)
+        records = injector.log()
+        numbers = ("group", "generation", "chunk", "hop", "attempt", "argument", "length")
+        self._keep(
+            turn,
+            {
+                "fault": [self._rule_numbers[rule] for rule in records["rule"].tolist()],
+                "action": [self._rules[rule].action for rule in records["rule"].tolist()],
+                "time": records["time"] * 1e-9 - self._started,
+                "sender": [names[rank] for rank in records["sender"].tolist()],
+                "receiver": [names[rank] for rank in records["receiver"].tolist()],
+                "kind": list(map(kind_name, records["kind"].tolist())),
+                **{key: records[key].astype(np.uint64) for key in numbers},
+            },
+        )
+
+    def _add(self, turn: Turn, metric: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self._table.add(turn.trial, turn.transport, metric, value, "frames", epoch=turn.epoch, labels=labels)
+
+    def _keep(self, turn: Turn, columns: dict[str, Any]) -> None:
+        self._log.add(turn.trial, turn.transport, turn.epoch, columns)
