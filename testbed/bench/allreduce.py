@@ -140,7 +140,6 @@ class Session:
         self._names[name] = stack.enter_context(rank_workers(name, self._workers, hosts))
         specs = make_groups(
             options.plan.hosts,
-            seed=options.seed,
             group_id=group,
             lanes=options.lanes,
             mtu=options.plan.mtu,

@@ -1,6 +1,6 @@
 """Who takes part in a collective, and on what terms: `Member` and `GroupSpec`."""
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -17,7 +17,6 @@ __all__ = [
     "Member",
     "OnOverflow",
     "RecoveryFrom",
-    "make_cookie",
     "make_groups",
 ]
 
@@ -53,7 +52,7 @@ class GroupSpec:
     """What one rank has to know to open a transport; equal on all ranks but for `rank`. Picklable.
 
     :param group_id: Tells groups that exist at once apart, 0..4095.
-    :param cookie: 64-bit number drawn from the seed: frames and connections that do not carry it are foreign.
+    :param cookie: 64-bit number drawn when the group forms: frames and connections that do not carry it are foreign.
     :param rank: The rank that this copy is for.
     :param members: All members, in rank order.
     :param lanes: Integer type of a quantized value (transports that do not quantize ignore it).
@@ -132,22 +131,17 @@ class GroupSpec:
         return self.members[(self.rank - 1) % self.size]
 
 
-def make_cookie(seed: int, group_id: int) -> int:
-    """Draw a group's 64-bit cookie; the same seed and group give the same cookie."""
-    return random.Random(f"cookie/{seed}/{group_id}").getrandbits(64)
-
-
-def make_groups(
-    hosts: Sequence[Any], *, seed: int = 0, group_id: int = 0, **options: Any
-) -> tuple[GroupSpec, ...]:
+def make_groups(hosts: Sequence[Any], *, group_id: int = 0, **options: Any) -> tuple[GroupSpec, ...]:
     """Make one `GroupSpec` a rank for a group of hosts.
 
+    The cookie is drawn anew by every call, from the system's randomness and not from a seed: generations begin with 1 in every group,
+    so with the same cookie the frames of an earlier one would be good ones. Nothing that is measured depends on it.
+
     :param hosts: The group's hosts in rank order (`HostPlan`, or anything with `name`, `ip` and `mac`).
-    :param seed: Seed of the cookie.
     :param options: Further fields of `GroupSpec`.
     :returns: The specs in rank order.
     :raises SpecError: As `GroupSpec`.
     """
     members = tuple(Member(rank, host.name, host.ip, host.mac) for rank, host in enumerate(hosts))
-    first = GroupSpec(group_id, make_cookie(seed, group_id), 0, members, **options)
+    first = GroupSpec(group_id, secrets.randbits(64), 0, members, **options)
     return tuple(replace(first, rank=member.rank) for member in members)

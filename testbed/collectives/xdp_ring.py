@@ -198,6 +198,7 @@ class _Tensor:
 
     def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
         self.size = size
+        self.bits = lanes.bits
         self.layout = Layout.plan(size if count is None else count, lanes, chunk_bytes)
         self.guess = ScaleGuess()
         self._tags: dict[int, int] = {}
@@ -205,5 +206,5 @@ class _Tensor:
     def tag(self, exponent: int) -> int:
         """What ranks must agree on besides the number of chunks, in 16 bits."""
         if exponent not in self._tags:
-            self._tags[exponent] = zlib.crc32(f"{self.size} {exponent}".encode()) & 0xFFFF
+            self._tags[exponent] = zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF
         return self._tags[exponent]

@@ -141,7 +141,7 @@ class Run:
             for epoch in range(self.scenario.training.epochs):
                 first = epoch % len(transports)
                 for transport in (*transports[first:], *transports[:first]):
-                    with self.opened(Turn(trial, transport, epoch), ranks[transport], seed):
+                    with self.opened(Turn(trial, transport, epoch), ranks[transport]):
                         self._epoch(Turn(trial, transport, epoch), ranks[transport])
             for transport in transports:
                 accuracy, seconds = self.workers[ranks[transport][0]].call(rank.test_rank, transport=transport)
@@ -149,14 +149,13 @@ class Run:
                 self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
 
     @contextmanager
-    def opened(self, turn: Turn, names: list[str], seed: int) -> Iterator[None]:
+    def opened(self, turn: Turn, names: list[str]) -> Iterator[None]:
         """Set the links to what the transport needs, put faults in force on them, and connect its ranks."""
         self.fabric.set_datapath(TRANSPORTS[turn.transport].needs)
         collective = self.scenario.collective
         self._groups = (self._groups + 1) % (MAX_GROUP_ID + 1)
         groups = make_groups(
             self.fabric.plan.hosts,
-            seed=seed,
             group_id=self._groups,
             lanes=collective.lanes,
             mtu=self.fabric.plan.mtu,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.collectives.group import make_cookie, make_groups
+from testbed.collectives.group import make_groups
 from testbed.collectives.registry import check_names, open_transport
 from testbed.errors import SpecError
 
@@ -15,7 +15,7 @@ HOSTS = [
 
 
 def test_ring_neighbours_and_pickling():
-    specs = make_groups(HOSTS[:3], seed=7, group_id=2, lanes="int16")
+    specs = make_groups(HOSTS[:3], group_id=2, lanes="int16")
     assert [spec.right.name for spec in specs] == ["h2", "h3", "h1"]
     assert [spec.left.name for spec in specs] == ["h3", "h1", "h2"]
     assert [spec.me.rank for spec in specs] == [0, 1, 2]
@@ -23,10 +23,8 @@ def test_ring_neighbours_and_pickling():
     assert pickle.loads(pickle.dumps(specs)) == specs
 
 
-def test_cookie_is_a_function_of_seed_and_group():
-    assert make_cookie(1, 2) == make_cookie(1, 2)
-    assert len({make_cookie(seed, group) for seed in range(8) for group in range(8)}) == 64
-    assert 0 <= make_cookie(1, 2) < 1 << 64
+def test_every_group_that_forms_has_a_cookie_of_its_own():
+    assert len({make_groups(HOSTS[:2], group_id=group)[0].cookie for group in (0, 1) for _ in range(32)}) == 64
 
 
 @pytest.mark.parametrize(
