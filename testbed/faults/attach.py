@@ -26,7 +26,7 @@ from testbed.plan import MAX_HOSTS
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "blocked_map", "count", "detach", "set_blocked", "set_limits"]
+__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "blocked_map", "count", "detach", "set_limits"]
 
 Hook = Literal["xdp", "tc"]
 
@@ -102,15 +102,6 @@ class Engine(Closing):
         self._drain.flush()
         return Counts(links, fired, self._line.counters() if self._line else None)
 
-    def set_blocked(self, receivers: Mapping[int, int]) -> None:
-        """Drop what these senders send to these receivers, from now on.
-
-        :param receivers: Bit mask of receivers by sender; senders that are not named have none.
-        """
-        masks = np.zeros(MAX_HOSTS, np.uint64)
-        masks[list(receivers)] = list(receivers.values())
-        self._maps["blocked"].view(np.uint64)[:, 0] = masks
-
     @property
     def blocked(self) -> Map:
         """The map of blocked links: by sender, a bit a receiver."""
@@ -185,11 +176,6 @@ def count(context: WorkerContext) -> Counts:
     """Worker call: :meth:`Engine.count`."""
     engine: Engine = context.objects[_KEY]
     return engine.count()
-
-
-def set_blocked(context: WorkerContext, receivers: Mapping[int, int]) -> None:
-    """Worker call: :meth:`Engine.set_blocked`."""
-    context.objects[_KEY].set_blocked(receivers)
 
 
 def blocked_map(context: WorkerContext) -> int:

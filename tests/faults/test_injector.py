@@ -14,6 +14,7 @@ from testbed.faults.fate import judge
 from testbed.faults.injector import Injector
 from testbed.faults.limits import Limit, bucket_table
 from testbed.faults.packet import KINDS, Packet
+from testbed.faults.partition import partition
 from testbed.faults.replay import check_replay
 from testbed.faults.rules import parse_rule
 from testbed.faults.table import Action
@@ -138,13 +139,11 @@ def test_held_frames_all_come(fabric):
 def test_blocked_links_pass_nothing(fabric):
     fabric, workers = fabric
     with Injector(fabric, rules("drop p=0")) as injector:
-        injector.set_blocked([("h1", "h2"), ("h3", "h1")])
-        assert exchange(workers, 0) == []
-        assert injector.links()["blocked"][0, 1] == FRAMES
-        injector.set_blocked([])
+        with partition(fabric, [["h1", "h3"], ["h2"]]):
+            assert exchange(workers, 0) == []
+            assert injector.links()["blocked"][0, 1] == FRAMES
         assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))
-        with pytest.raises(SpecError, match="host: 'h9' is not in this fabric"):
-            injector.set_blocked([("h1", "h9")])
+        assert injector.links()["blocked"].sum() == FRAMES
 
 
 def test_limits_drop_what_is_beyond_the_bucket(fabric):
