@@ -12,7 +12,7 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.row import Row, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.group import MAX_WINDOW, Affinity, Lanes, make_groups
+from testbed.collectives.group import MAX_GAP, MAX_WINDOW, Affinity, Lanes, RecoveryFrom, make_groups
 from testbed.collectives.launch import rank_workers
 from testbed.collectives.mpi import initialize
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names
@@ -49,6 +49,8 @@ class Options:
     check: bool
     lanes: Lanes = "int32"
     window: int = 8
+    recovery: RecoveryFrom = "upstream"
+    gap: int = 16
     affinity: Affinity = "rank"
     seed: int = 0
 
@@ -62,6 +64,10 @@ class Options:
             raise SpecError(f"--lanes: {self.lanes!r}: allowed is {' or '.join(get_args(Lanes))}")
         if not 1 <= self.window <= MAX_WINDOW:
             raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
+        if self.recovery not in get_args(RecoveryFrom):
+            raise SpecError(f"--recovery: {self.recovery!r}: allowed is {' or '.join(get_args(RecoveryFrom))}")
+        if not 0 <= self.gap <= MAX_GAP:
+            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
         if self.affinity not in get_args(Affinity):
             raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
         check_mtu(self.plan.mtu, self.transports, "--mtu")
@@ -76,6 +82,8 @@ class Options:
             "offload": "on" if self.plan.offload else "off",
             "topology": self.plan.topology,
             "window": self.window,
+            "recovery": self.recovery,
+            "gap": self.gap,
             "affinity": self.affinity,
             "seed": self.seed,
         }
@@ -110,6 +118,8 @@ class Session:
             extra: dict[str, object] = {
                 "lanes": self.options.lanes,
                 "window": self.options.window,
+                "recovery": self.options.recovery,
+                "gap": self.options.gap,
                 "affinity": self.options.affinity,
                 "seed": self.options.seed,
                 "iterations": self.options.iterations,
@@ -145,6 +155,8 @@ class Session:
             mtu=options.plan.mtu,
             capacity=max(options.sizes) // 4,
             window=options.window,
+            recovery=options.recovery,
+            gap=options.gap,
             affinity=options.affinity,
             rendezvous=str(directory),
         )

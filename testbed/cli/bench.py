@@ -54,6 +54,10 @@ def allreduce(
     warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")] = 5,
     check: Annotated[int, typer.Option("-c", "--check", help="1 compares with a reference, 0 does not.")] = 1,
     window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
+    recovery: Annotated[str, typer.Option(help="Whom xdp-ring asks for what is lost: upstream or origin.")] = "upstream",
+    gap: Annotated[
+        int, typer.Option(help="Chunks by which xdp-ring's kernel half lets a result be late; 0 leaves it to the timer.")
+    ] = 16,
     affinity: Annotated[
         str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")
     ] = "rank",
@@ -87,6 +91,8 @@ def allreduce(
         check=bool(check),
         lanes=lanes,  # type: ignore[arg-type]  # Options checks it
         window=window,
+        recovery=recovery,  # type: ignore[arg-type]
+        gap=gap,
         affinity=affinity,  # type: ignore[arg-type]
         seed=seed,
     )

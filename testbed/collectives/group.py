@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from testbed.errors import SpecError
 
 __all__ = [
+    "MAX_GAP",
     "MAX_GROUP_ID",
     "MAX_RANKS",
     "MAX_WINDOW",
@@ -27,6 +28,7 @@ RecoveryFrom = Literal["origin", "upstream"]
 
 MAX_RANKS = 32
 MAX_WINDOW = 256
+MAX_GAP = 4096
 MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
 MTU_RANGE = (576, 9000)  # RFC 791's least datagram; the largest jumbo frame in common use
 
@@ -105,7 +107,7 @@ class GroupSpec:
         require(0 <= self.capacity < 1 << 31, "capacity", "0..2^31-1 elements")
         require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
         require(self.recovery in get_args(RecoveryFrom), "recovery", " or ".join(get_args(RecoveryFrom)))
-        require(0 <= self.gap <= 4096, "gap", "0..4096 chunks")
+        require(0 <= self.gap <= MAX_GAP, "gap", f"0..{MAX_GAP} chunks")
         require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
         require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))
         require(self.affinity in get_args(Affinity), "affinity", " or ".join(get_args(Affinity)))

@@ -161,6 +161,8 @@ class Run:
             mtu=self.fabric.plan.mtu,
             capacity=self.capacity,
             window=collective.window,
+            recovery=collective.recovery,
+            gap=collective.gap,
             timeout=collective.timeout,
             on_overflow=collective.on_overflow,
             affinity=collective.affinity,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
-from testbed.collectives.group import Affinity, Lanes, OnOverflow
+from testbed.collectives.group import MAX_GAP, Affinity, Lanes, OnOverflow, RecoveryFrom
 from testbed.errors import SpecError
 from testbed.faults.events import check_overlap
 from testbed.faults.spec import Fault, events_of, hosts_of, words
@@ -63,6 +63,8 @@ class CollectiveSpec(Table):
     transports: tuple[TransportName, ...] = Field(default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False)
     lanes: Lanes = "int32"
     window: int = Field(default=8, ge=1, le=256, description="frames in flight an owner")
+    recovery: RecoveryFrom = Field(default="upstream", description="whom a rank asks for what it lacks")
+    gap: int = Field(default=16, ge=0, le=MAX_GAP, description="chunks late before the kernel asks; 0: only the timer does")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
     on_overflow: OnOverflow = "error"
     affinity: Affinity = "rank"
