@@ -23,6 +23,7 @@ __all__ = ["BASE_PORT", "Neighbours"]
 BASE_PORT = 20000  # plus the group's id: below the kernel's ephemeral range (32768..)
 
 Side = Literal["left", "right"]
+_HELLO_TIMEOUT = 10.0  # seconds; where SYN and hello are lost, TCP sends the latter again after 3 s (RFC 6298, 5.7)
 _HELLO = struct.Struct("!8sQHBB")  # magic, cookie, group, rank, channel
 _MAGIC = b"tcp-ring"
 _DATA, _NOTES = 0, 1
@@ -105,7 +106,7 @@ class Neighbours:
                 raise self._error(left, f"did not come within {self._spec.timeout:g} s") from error
             hello = b""
             with contextlib.suppress(OSError):
-                sock.settimeout(1.0)
+                sock.settimeout(min(_HELLO_TIMEOUT, max(deadline - time.monotonic(), 1e-3)))
                 hello = sock.recv(_HELLO.size, socket.MSG_WAITALL)
             for channel in {_DATA, _NOTES} - met.keys():
                 if hello == _HELLO.pack(_MAGIC, self._spec.cookie, self._spec.group_id, left.rank, channel):

@@ -75,6 +75,11 @@ class Timeline:
         if self._error and kind is None:
             raise self._error
 
+    def wait(self, moment: float) -> None:
+        """Wait until ``moment``, seconds after the start; no longer where an event has failed."""
+        if self._thread:
+            self._thread.join(max(0.0, self.started + moment - time.monotonic()))
+
     def log(self) -> list[Occurrence]:
         """What has happened since the start, in order of its beginning."""
         return list(self._log)

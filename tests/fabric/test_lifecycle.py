@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from testbed.errors import FabricError, WorkerDied
 from testbed.fabric import Fabric
+from testbed.fabric.cgroup import find_hierarchy
 from testbed.fabric.clean import clean
 from testbed.fabric.state import StateFile, new_run_id
 from testbed.plan import plan_fabric
@@ -20,14 +22,12 @@ from tests.fabric.helpers import namespaces, traces, wait_until
 
 pytestmark = pytest.mark.net
 
-CONTROLLER = Path(__file__).parent / "controller.py"
-
 
 @contextlib.contextmanager
-def controller(run_id: str) -> Iterator["subprocess.Popen[str]"]:
+def controller(run_id: str, script: str = "controller.py") -> Iterator["subprocess.Popen[str]"]:
     """A controller that is up."""
     process = subprocess.Popen(
-        [sys.executable, str(CONTROLLER), run_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(Path(__file__).parent / script), run_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:
         try:
@@ -163,3 +163,24 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(foreign_ne
             assert os.path.exists(path), f"{path} was removed"
         assert bystander.run("h1", ["ping", "-c", "1", "-W", "2", "h2"]).returncode == 0
         assert run_id not in {item.run_id for item in clean()}
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TESTBED_KILLS", "4"))))
+def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
+    """The controller is killed at a moment drawn from the seed; ``TESTBED_KILLS=20`` tries more of them."""
+    run_id = new_run_id()
+    with controller(run_id, "faulty_controller.py") as process:
+        made = {os.stat(f"/proc/{entry.pid}/ns/net").st_ino for entry in StateFile(run_id).read().processes}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(random.Random(seed).uniform(0.0, 1.5))
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        process.kill()
+        process.wait()
+        (left,) = [item for item in clean() if item.run_id == run_id]
+        assert left.error is None
+        gone(run_id, made)
+        hierarchy = find_hierarchy()
+        assert not hierarchy or not list(hierarchy.root.glob(f"testbed.{run_id}.*"))
+    with Fabric(plan_fabric("star", 3)) as fabric, Workers(fabric):
+        fabric.set_datapath("xdp")
+        assert fabric.run("h1", ["ping", "-c", "1", "-W", "2", "h2"]).returncode == 0

@@ -1,0 +1,118 @@
+"""Faults of a scenario: in every transport's turns alike, counted, logged and reported; runs beside each other do not meet."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.report import make_report
+from testbed.errors import WorkerDied
+from testbed.results import FAULT_COLUMNS, Run, load_run
+from testbed.run import run_scenario
+from testbed.spec import Scenario, parse_scenario
+
+pytestmark = pytest.mark.net
+
+
+def faulty(*faults: str, **changes: dict[str, Any]) -> Scenario:
+    table: dict[str, Any] = {
+        "scenario": {"name": "faulty"},
+        "fabric": {"hosts": 3},
+        "collective": {"transports": ["xdp-ring", "tcp-ring"], "timeout": 20.0},
+        "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
+        "model": {"hidden": 32, "fanout": [4, 3]},
+        "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
+    }
+    return parse_scenario({key: {**value, **changes.get(key, {})} for key, value in table.items()} | {"faults": list(faults)})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def log_of(path: Path) -> pd.DataFrame:
+    log = pd.read_parquet(path / "faults.parquet")
+    assert list(log.columns) == list(FAULT_COLUMNS)
+    return log
+
+
+def losses(run: Run, transport: str) -> list[float]:
+    rows = run.metric("loss")
+    found: list[float] = rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+    return found
+
+
+def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
+    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2")
+    out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
+    run, log = load_run(out), log_of(out)
+    assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
+    fired = run.metric("faults_fired")
+    for transport in run.transports:
+        rows = log[log["transport"] == transport]
+        # Each fault has fired in the turns of each transport, and the table counts what the log lists.
+        assert set(rows["fault"]) == {0, 1, 2}
+        pauses = rows[rows["action"] == "pause"]
+        assert pauses["epoch"].tolist() == [0, 1]
+        assert (pauses["duration"] > 0).all()
+        frames = rows[rows["action"] != "pause"]
+        assert fired[fired["transport"] == transport]["value"].sum() == len(frames)
+        doubled = frames[frames["action"] == "duplicate"]
+        assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
+    assert run.metric("fault_log_lost")["value"].sum() == 0
+    report, checks = make_report(out)
+    assert all(check.passed for check in checks)
+    assert "<td>drop p=0.02</td>" in report.read_text()
+
+
+def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
+    out = run_scenario(faulty(training={"epochs": 1}), tmp_path / "run", quiet=True)
+    assert not (out / "faults.parquet").exists()
+    assert load_run(out).metric("faults_fired").empty
+
+
+def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Path) -> None:
+    scenario = faulty("kill host=h2 at=1ms", "drop p=0.1", training={"epochs": 50})
+    with pytest.raises(WorkerDied, match="worker h2 was killed by signal 9"):
+        run_scenario(scenario, tmp_path / "run", quiet=True)
+    log = log_of(tmp_path / "run")
+    (kill,) = log[log["action"] == "kill"].to_dict("records")
+    assert (kill["hosts"], kill["transport"], kill["epoch"]) == ("h2", "xdp-ring", 0)
+    assert pd.isna(kill["duration"])
+
+
+def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:
+    limit = "limit host=h1 rate=50mbit queue=2KiB direction=up"
+    faults = (limit, "partition sets=h1|h2 for=30ms", "link-down host=h3 for=5ms")
+    out = run_scenario(faulty(*faults, training={"epochs": 1}), tmp_path / "run", quiet=True)
+    run = load_run(out)
+    assert run.metric("fault_frames_limited")["value"].sum() > 0
+    assert run.metric("fault_frames_blocked")["value"].sum() > 0
+    assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(
+        '[scenario]\nname = "s"\n[fabric]\nhosts = 2\n[collective]\ntransports = ["xdp-ring", "tcp-ring"]\n'
+        '[dataset]\nname = "synthetic"\nscale = 8\n[training]\nepochs = 3\n'
+    )
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--json"]
+    faults = ["--fault", "drop p=0.05", "--fault", "pause host=h2 for=50ms"]
+    places = {"faulty": tmp_path / "faulty", "clean": tmp_path / "clean"}
+    processes = []
+    for name, place in places.items():
+        arguments = [*command, "--out", str(place), *(faults if name == "faulty" else ())]
+        processes.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    for process in processes:
+        _, said = process.communicate(timeout=100)
+        assert process.returncode == 0, said.decode()
+    runs = {name: load_run(place) for name, place in places.items()}
+    assert runs["faulty"].metric("faults_fired")["value"].sum() > 0
+    assert runs["clean"].metric("faults_fired").empty
+    for transport in ("xdp-ring", "tcp-ring"):
+        assert losses(runs["faulty"], transport) == pytest.approx(losses(runs["clean"], transport), rel=1e-6)
