@@ -93,8 +93,10 @@ class Drain(Closing):
             entries = entries[: busy[0]] if busy.size else entries
             if not entries.size or self._error:
                 return  # what cannot be written stays; the program counts what finds no room
+            data = memoryview(entries["record"].tobytes())
             try:
-                entries["record"].tofile(self._file)
+                while data:
+                    data = data[self._file.write(data) :]
             except OSError as error:
                 self._error = error
                 return

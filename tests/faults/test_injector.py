@@ -184,11 +184,12 @@ def test_collectives_survive_losses(name, switch):
         with Injector(fabric, rules("drop p=0.02", "duplicate p=0.02"), seed=2, trace=True) as injector:
             arguments = {host.name: {"rank": host.rank, "times": times} for host in plan.hosts}
             results = workers.call_all(reduce_ring, arguments, timeout=90)
-            fired = injector.counters()
-            assert injector.check_replay() >= injector.frames()
         for sums in results.values():
             for number, found in enumerate(sums):
                 np.testing.assert_allclose(found, np.full(20_000, 6 + 4 * number), rtol=1e-6)
+        fired = injector.counters()
+        assert injector.check_replay() >= injector.frames()
+        assert injector.log()["length"].max() <= 14 + plan.mtu  # frames as a wire carries them
         assert {(sender, receiver) for _, sender, receiver in fired} >= {(rank, (rank + 1) % 4) for rank in range(4)}
         assert {rule for rule, *_ in fired} == {0, 1}
 
@@ -231,6 +232,22 @@ def test_offloads_are_off_for_as_long_as_faults_last():
         with Injector(fabric, rules("drop p=0")):
             assert all(": off" in line for line in offloads(fabric))
         assert offloads(fabric) == before
+
+
+def test_an_error_ends_faults_and_is_what_is_seen(fabric):
+    fabric, workers = fabric
+    injector = Injector(fabric, rules("drop"))
+
+    def fail():
+        with injector:
+            exchange(workers, 0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert injector.counters() == {(0, 0, 1): FRAMES}
+    assert not fabric.faults
+    assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))
 
 
 def test_unknown_hosts_are_refused_before_anything_is_attached():
