@@ -1,0 +1,105 @@
+"""Faults in force during a block of a test, and what they have done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from testbed.errors import FabricError
+from testbed.faults.events import Partition
+from testbed.faults.injector import Injector
+from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of, words
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
+    from testbed.faults.timeline import Timeline
+
+__all__ = ["FaultsInForce"]
+
+
+class FaultsInForce:
+    """Rules, limits and events, in force from entering the context until leaving it; times of events count from entering.
+
+    :param fabric: A fabric that is up, with workers, on the datapath that is meant.
+    :param texts: Faults, such as ``drop p=0.01 link=h1->h2``.
+    :param seed: Of all draws.
+    :param trace: Log frames that no rule meets, too.
+    :raises SpecError: A fault is not understood, or names a host that is not there.
+    """
+
+    def __init__(self, fabric: Fabric, texts: Sequence[str], seed: int, trace: bool = False) -> None:
+        self.faults = [parse_fault(text) for text in texts]
+        self.seed = seed
+        self._fabric = fabric
+        self._events = events_of(self.faults)
+        self._limits = limits_of(self.faults)
+        #: The engine: counters of links, the log, the delay lines' counters.
+        self.injector = Injector(fabric, rules_of(self.faults), seed, trace)
+        #: The events; there from entering on.
+        self.timeline: Timeline | None = None
+        self._limited: Callable[[], int] = int
+
+    def __enter__(self) -> Self:
+        from testbed.faults.partition import Blockade
+        from testbed.faults.shaper import limited
+        from testbed.faults.timeline import Timeline  # Mininet
+
+        fabric = self._fabric
+        if fabric.workers is None:
+            raise FabricError("faults: programs are owned by the switches' workers, and none are running")
+        with ExitStack() as stack:
+            stack.enter_context(self.injector)
+            partitions = any(isinstance(event, Partition) for event in self._events)
+            blockade = stack.enter_context(Blockade(fabric)) if partitions else None
+            if self._limits:
+                self._limited = stack.enter_context(limited(fabric, self._limits, self.injector))
+                stack.callback(self._keep_count)
+            self.timeline = Timeline(fabric, fabric.workers, self._events, blockade)
+            stack.enter_context(self.timeline)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def fired(self) -> dict[str, int]:
+        """How often faults have happened, by action: frames that met a rule or a full queue, events that have begun."""
+        total: Counter[str] = Counter({str(getattr(fault, "action", "")): 0 for fault in self.faults})
+        for (rule, _, _), count in self.injector.counters().items():
+            total[self.injector.table.sources[rule].action] += count
+        if self._limits:
+            total["limit"] += self._limited()
+        if self.timeline:
+            total.update(occurrence.event.action for occurrence in self.timeline.log())
+        return dict(total)
+
+    def frames(self) -> int:
+        """Frames that were judged."""
+        return self.injector.frames()
+
+    def check_replay(self) -> int:
+        """Judge every logged frame anew, in Python: :meth:`testbed.faults.injector.Injector.check_replay`."""
+        return self.injector.check_replay()
+
+    def summary(self) -> list[str]:
+        """A line for each fault and what it did, by link."""
+        names = [host.name for host in self._fabric.plan.hosts]
+        counters = self.injector.counters()
+        occurred = {entry.number for entry in self.timeline.log()} if self.timeline else set()
+        lines = []
+        for number, rule in enumerate(self.injector.table.sources):
+            links = [f"{names[a]}->{names[b]} {count}" for (fired, a, b), count in counters.items() if fired == number]
+            lines.append(f"{words(rule)}: {', '.join(links) or 'no frame'}")
+        for number, event in enumerate(self._events):
+            lines.append(f"{words(event)}: {'happened' if number in occurred else 'did not happen'}")
+        if self._limits:
+            lines.append(f"{'; '.join(map(words, self._limits))}: {self._limited()} frames dropped")
+        return lines
+
+    def _keep_count(self) -> None:
+        """Count what was limited for the last time: the counters go with the limits."""
+        dropped = self._limited()
+        self._limited = lambda: dropped

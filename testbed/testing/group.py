@@ -1,0 +1,113 @@
+"""A test's group: one transport open on several hosts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+from testbed.closing import Closing
+from testbed.collectives.group import GroupSpec, make_groups
+from testbed.collectives.registry import TRANSPORTS, check_names
+from testbed.collectives.transport import Counters, Tensor
+from testbed.testing import calls
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
+
+__all__ = ["Group"]
+
+_GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeout
+
+
+class Group(Closing):
+    """A transport that is open on hosts of a fabric, whose datapath is set to what the transport needs.
+
+    :param fabric: A fabric that is up, with workers, without faults in force.
+    :param transport: Its name.
+    :param hosts: Names of hosts in rank order; all of the fabric's, if not given.
+    :param options: Further fields of :class:`testbed.collectives.group.GroupSpec`.
+    :raises SpecError: No transport has this name, or an option is outside of what is allowed.
+    :raises CollectiveError: The ranks did not meet.
+    """
+
+    def __init__(self, fabric: Fabric, transport: str = "xdp-ring", hosts: Sequence[str] | None = None, **options: Any) -> None:
+        check_names([transport])
+        self._fabric, self._transport = fabric, transport
+        self._options: dict[str, Any] = {"capacity": 1 << 21, "mtu": fabric.plan.mtu, **options}
+        self._numbers = itertools.count()
+        self._stack = ExitStack()
+        #: As each rank sees the group, in rank order.
+        self.specs: tuple[GroupSpec, ...] = ()
+        needed = TRANSPORTS[transport].needs
+        if fabric.datapath != needed:
+            fabric.set_datapath(needed)
+        self.open(hosts or list(fabric.hosts))
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the hosts, in rank order."""
+        return [member.name for member in self.specs[0].members]
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a collective may go without an answer."""
+        return self.specs[0].timeout
+
+    def open(self, hosts: Sequence[str]) -> None:
+        """Form the group anew: with other hosts, or after a failure. What was open is closed.
+
+        :raises CollectiveError: The ranks did not meet.
+        """
+        from testbed.collectives.launch import rank_workers  # Mininet
+
+        self.close()
+        fabric = self._fabric
+        assert fabric.workers is not None
+        plans = [fabric.plan.host(name) for name in hosts]
+        options = {"rendezvous": str(fabric.directory), **self._options}
+        self.specs = make_groups(plans, group_id=next(self._numbers), **options)
+        self._names = self._stack.enter_context(rank_workers(self._transport, fabric.workers, hosts))
+        arguments = {name: {"name": self._transport, "spec": spec} for name, spec in zip(self._names, self.specs, strict=True)}
+        self._stack.callback(self._close_ranks)
+        fabric.workers.call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
+
+    def all_reduce(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor]:
+        """Sum tensors over all ranks.
+
+        :param tensors: One float32 tensor a rank, all of one shape.
+        :param within: Seconds until all ranks have to be done.
+        :returns: What each rank holds, in rank order.
+        :raises CollectiveError: The collective could not complete.
+        :raises WorkerTimeout: The time is over.
+        """
+        found: list[Tensor] = self._reduce(tensors, within, "raise")
+        return found
+
+    def outcomes(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor | Exception]:
+        """:meth:`all_reduce`, with the error of each rank that fails in the place of its result.
+
+        :raises WorkerTimeout: The time is over.
+        """
+        return self._reduce(tensors, within, "return")
+
+    def counters(self) -> list[Counters]:
+        """What each rank has sent since the group was formed, in rank order."""
+        assert self._fabric.workers is not None
+        return list(self._fabric.workers.call_all(calls.count, self._names, timeout=_GRACE).values())
+
+    def close(self) -> None:
+        """Close the transport on all hosts that live."""
+        self._stack.close()
+
+    def _reduce(self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]) -> list[Any]:
+        assert self._fabric.workers is not None
+        arguments = {name: {"tensor": tensor} for name, tensor in zip(self._names, tensors, strict=True)}
+        return list(self._fabric.workers.call_all(calls.reduce, arguments, timeout=within, errors=errors).values())
+
+    def _close_ranks(self) -> None:
+        workers = self._fabric.workers
+        assert workers is not None
+        idle = [name for name in self._names if not workers[name].pending and not workers[name].may_die]
+        workers.call_all(calls.close, idle, timeout=_GRACE, errors="return")
