@@ -17,6 +17,7 @@ from testbed.faults.injector import Injector
 from testbed.faults.link import link_down
 from testbed.faults.partition import Blockade, partition
 from testbed.faults.processes import duty_cycle, kill, paused, processes_in, slow
+from testbed.faults.spec import parse_fault, rules_of
 from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
@@ -39,7 +40,7 @@ def workers(fabric: Fabric) -> Iterator[Workers]:
 
 
 def reaches(fabric: Fabric, source: str, target: str) -> bool:
-    return fabric.run(source, ["ping", "-q", "-c", "1", "-W", "0.3", target]).returncode == 0
+    return fabric.run(source, ["ping", "-q", "-c", "1", "-W", "1", target]).returncode == 0
 
 
 def states(fabric: Fabric, host: str) -> set[str]:
@@ -105,6 +106,24 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         assert reaches(fabric, "h1", "h3")
     with pytest.raises(ValueError, match="a partition needs a blockade"):
         Timeline(fabric, workers, events[1:])
+
+
+def test_fabrics_beside_each_other_do_not_meet(fabric: Fabric, workers: Workers) -> None:
+    """With the same addresses and names: hosts, processes, control groups and programs are a run's own."""
+    drop, slowly = parse_fault("drop"), Slow.model_validate({"hosts": "h1", "share": 0.5})
+    with Fabric(plan_fabric("star", 3, "xdp")) as other, Workers(other) as their_workers:
+        assert [host.ip for host in other.plan.hosts] == [host.ip for host in fabric.plan.hosts]
+        for each in (fabric, other):
+            each.set_datapath("xdp")
+        with Injector(fabric, rules_of([drop])), Injector(other) as theirs, link_down(fabric, "h2"), paused(fabric, "h3"):
+            assert not reaches(fabric, "h1", "h3")
+            assert states(other, "h3") == {"S"}
+            assert reaches(other, "h1", "h2")
+            assert reaches(other, "h3", "h1")
+            assert theirs.counters() == {}
+            assert theirs.frames() == 4  # a request and a reply of each, and none of the other fabric's
+            with Timeline(fabric, workers, [slowly]) as ours, Timeline(other, their_workers, [slowly]) as yours:
+                wait_until(lambda: len(ours.log()) == len(yours.log()) == 1)
 
 
 def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
