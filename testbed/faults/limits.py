@@ -5,8 +5,8 @@ towards the host, *up* at the host's own ``eth0``. A queue needs a place where f
 those that come in; a real host queues at its own card, too, so that its TCP feels the queue fill.
 
 Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct fault_limit`` of
-``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes. A
-frame that is dropped on its way down has used its sender's rate up, as on a wire.
+``bpf/include/impair_maps.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
+A frame that is dropped on its way down has used its sender's rate up, as on a wire.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Which frame a fault is about: its identity, of which its fate is a function. Twin of ``struct fault_packet``."""
+"""Which frame a fault is about: its identity, of which its fate is a function. Twin of ``bpf/include/fault.h``."""
 
 from typing import Final, NamedTuple
 

@@ -28,7 +28,7 @@ MAX_COPIES = 7
 MAX_BITS = 64
 MAX_BEHIND = 1024
 MAX_DELAY = 60.0
-LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/include/fate.h, one state in 10**9 is drawn afresh instead of found
+LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/include/fault.h, one state in 10**9 is drawn afresh instead of found
 
 _LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
 

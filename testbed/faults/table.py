@@ -1,4 +1,4 @@
-"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. Twin of ``struct fault_rules``."""
+"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. Twin of ``bpf/include/fault.h``."""
 
 from __future__ import annotations
 
