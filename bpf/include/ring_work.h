@@ -67,10 +67,10 @@ static __always_inline __u32 now_us(void)
 	return bpf_ktime_get_ns() / 1000;
 }
 
-/* Does the frame come from a rank? */
+/* Does the frame come from a rank, and not from this one? */
 static __always_inline bool is_from(struct work *w, __u32 rank)
 {
-	return rank < RING_MAX_RANKS && rank < config.ranks && w->frame->ip.saddr == config.peers[rank].ip;
+	return rank < RING_MAX_RANKS && rank < config.ranks && rank != config.rank && w->frame->ip.saddr == config.peers[rank].ip;
 }
 
 /* Has the chunk been sent or asked for a moment ago? All ranks that lack it ask at once. */

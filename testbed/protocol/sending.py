@@ -122,7 +122,8 @@ class Sender(Memory):
         return frame
 
     def _is_from(self, frame: Frame, rank: int) -> bool:
-        return rank < self.config.ranks and frame.source.ip == self.config.peers[rank].ip
+        """Does the frame come from a rank, and not from this one?"""
+        return rank < self.config.ranks and rank != self.config.rank and frame.source.ip == self.config.peers[rank].ip
 
     def _too_soon(self, index: int, now: int) -> bool:
         """Has the chunk been sent or asked for a moment ago? All ranks that lack it ask at once."""

@@ -88,8 +88,10 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 
 @contextmanager
-def loaded(chunks: int = CHUNKS, upstream: bool = False, gap: int = 0) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap))
+def loaded(
+    chunks: int = CHUNKS, upstream: bool = False, gap: int = 0, spare: int = 0
+) -> Iterator[tuple[KernelRank, NativeProcess]]:
+    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap), spare)
     shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
     with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
         yield kernel, native

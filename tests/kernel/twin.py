@@ -20,9 +20,12 @@ LOOPBACK = 1
 
 
 class KernelRank:
-    """``bpf/ring.bpf.c``, loaded for one rank, and its maps as a process sees them."""
+    """``bpf/ring.bpf.c``, loaded for one rank, and its maps as a process sees them.
 
-    def __init__(self, config: Config) -> None:
+    :param spare: Elements that the maps have beyond what the programs are told.
+    """
+
+    def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
         rodata = maps.Config(
             cookie=config.cookie,
@@ -42,7 +45,7 @@ class KernelRank:
         self.object = BpfObject(
             "ring",
             rodata=rodata,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), config.chunks),
+            max_entries=dict.fromkeys(("inputs", "results", "chunks"), config.chunks + spare),
             value_sizes=dict.fromkeys(("inputs", "results", "parking_data"), config.chunk_bytes),
         )
         shared = self.object.maps

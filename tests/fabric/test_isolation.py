@@ -1,0 +1,179 @@
+"""What is in a fabric cannot be reached from outside of it, nor from another one with the same addresses."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from testbed.collectives.group import make_groups
+from testbed.fabric import Fabric
+from testbed.fabric.namespace import inside
+from testbed.plan import plan_fabric
+from testbed.protocol.memory import Order
+from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode
+from testbed.worker import Workers
+from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
+from tests.fabric.helpers import wait_until
+
+pytestmark = pytest.mark.net
+
+SIZES = [100_003, 1]
+PLAN = plan_fabric(hosts=2)
+COOKIE = make_groups(PLAN.hosts)[0].cookie
+FOREIGN = ("strangers", "bad_cookie", "bad_chunk", "bad_length", "bad_tensor", "bad_rank", "bad_kind", "bad_checksum")
+"""What frames of another fabric would be counted as."""
+
+
+@pytest.fixture(scope="module")
+def fabrics() -> Iterator[list[tuple[Fabric, Workers]]]:
+    """Two of the same plan, with a group of the same number and cookie in each."""
+    with ExitStack() as stack:
+        made = []
+        for _ in range(2):
+            fabric = stack.enter_context(Fabric(PLAN))
+            workers = stack.enter_context(Workers(fabric))
+            fabric.set_datapath("xdp")
+            open_group(workers)
+            made.append((fabric, workers))
+        yield made
+
+
+def open_group(workers: Workers) -> None:
+    specs = make_groups(PLAN.hosts, lanes="int32", capacity=1 << 17)
+    calls = {host.name: {"spec": replace(spec, cookie=COOKIE)} for host, spec in zip(PLAN.hosts, specs, strict=True)}
+    workers.call_all(open_in, calls, timeout=60)
+
+
+def strangers_in(context) -> int:
+    return context.objects["dispatcher"].strangers
+
+
+def counted(workers: Workers) -> list[dict[str, int]]:
+    """What every rank has counted, with the frames for groups that its host is not in."""
+    names = [host.name for host in PLAN.hosts]
+    counters, strangers = workers.call_all(counters_in, names), workers.call_all(strangers_in, names)
+    return [counters[name] | {"strangers": strangers[name]} for name in names]
+
+
+def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
+    """One that the receiver's programs take for its group's."""
+    ends = [Endpoint(PLAN.hosts[rank].mac, PLAN.hosts[rank].ip) for rank in (sender, receiver)]
+    return encode(Frame(Header(kind, cookie=COOKIE, last=sender, **fields), np.zeros(8, np.uint64), *ends))
+
+
+def hostile() -> list[bytes]:
+    """To both hosts, of all kinds, and of a group that there is not."""
+    ways = ((0, 1), (1, 0))
+    return [frame(kind, *way, group=group, generation=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
+
+
+def raw_socket(device: str) -> Callable[[], socket.socket]:
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        made.bind((device, 0))
+        return made
+
+    return make
+
+
+def test_fabrics_with_the_same_addresses_work_side_by_side(fabrics) -> None:
+    """Truly at once: the calls of both are under way before the first one ends."""
+    before = [counted(workers) for _, workers in fabrics]
+    results: list[list] = [[], []]
+
+    def work(index: int) -> None:
+        for _ in range(10):
+            results[index].append(all_reduce(fabrics[index][1], PLAN.hosts, SIZES))
+
+    threads = [Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for of_fabric in results:
+        assert len(of_fabric) == 10
+        for result in of_fabric:
+            check(result, SIZES, 32)
+    for then, (_, workers) in zip(before, fabrics, strict=True):
+        for rank, now in zip(then, counted(workers), strict=True):
+            assert {reason: now[reason] - rank[reason] for reason in FOREIGN} == dict.fromkeys(FOREIGN, 0)
+
+
+def test_the_root_namespace_has_nothing_of_a_fabric(fabrics) -> None:
+    """No device, no bridge, no route. (Mininet by itself would leave its switches there.)"""
+    before = {path.name for path in Path("/sys/class/net").glob("*")}
+    routes = Path("/proc/net/route").read_text()
+    with Fabric(PLAN) as fabric:
+        assert {path.name for path in Path("/sys/class/net").glob("*")} == before
+        assert Path("/proc/net/route").read_text() == routes
+        own = Path("/proc/self/ns/net").readlink()
+        assert own not in {Path(f"/proc/{node.pid}/ns/net").readlink() for node in fabric.nodes.values()}
+
+
+def test_frames_of_the_root_namespace_reach_no_host(fabrics) -> None:
+    """Neither as datagrams to the hosts' addresses nor as whole frames, on the one device that leads nowhere else."""
+    before = [counted(workers) for _, workers in fabrics]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+        for host in PLAN.hosts:
+            for data in hostile():
+                with suppress(OSError):  # as the machine's rules have it
+                    sender.sendto(data[42:], (host.ip, PORT))
+    with raw_socket("lo")() as sender:
+        for data in hostile():
+            sender.send(data)
+    assert [counted(workers) for _, workers in fabrics] == before
+
+
+def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
+    """The same addresses, group and cookie: those that are sent in one fabric are counted there, and there alone."""
+    (fabric, workers), (_, others) = fabrics
+    before, untouched = counted(workers), counted(others)
+    for sender in PLAN.hosts:
+        with inside(fabric.hosts[sender.name].namespace.fd, raw_socket("eth0")) as wire:
+            for data in hostile():
+                wire.send(data)
+    expected = sum(each["strangers"] for each in before) + len(Kind) * 2
+    wait_until(lambda: sum(each["strangers"] for each in counted(workers)) == expected)
+    now = counted(workers)
+    assert all(after["bad_kind"] > rank["bad_kind"] for after, rank in zip(now, before, strict=True))
+    assert counted(others) == untouched
+    check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)
+    check(all_reduce(others, PLAN.hosts, SIZES), SIZES, 32)
+
+
+def test_a_doorbell_is_rung_by_its_own_host_alone(fabrics) -> None:
+    """A bell by the link is no bell: no order is taken. One into the doorbell is, if it knows the group and its cookie."""
+    fabric, workers = fabrics[0]
+    names = [host.name for host in PLAN.hosts]
+    workers.call_all(order_in, names)
+    before = counted(workers)
+    with inside(fabric.hosts["h2"].namespace.fd, raw_socket("eth0")) as wire:
+        for _ in range(100):
+            wire.send(frame(Kind.BELL, 1, 0))
+    wait_until(lambda: counted(workers)[0]["bad_kind"] == before[0]["bad_kind"] + 100)
+    assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
+    with inside(fabric.hosts["h1"].namespace.fd, raw_socket("bell0")) as bell:
+        bell.send(frame(Kind.BELL, 1, 0, group=9))
+        bell.send(encode(Frame(Header(Kind.BELL, cookie=COOKIE ^ 1), np.zeros(8, np.uint64))))
+        wait_until(lambda: counted(workers)[0]["bad_cookie"] == before[0]["bad_cookie"] + 1)
+        assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
+        bell.send(frame(Kind.BELL, 1, 0))
+        wait_until(lambda: workers["h1"].call(waiting_in) == 0)
+    assert workers["h2"].call(waiting_in) == 1
+    check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)
+
+
+def order_in(context) -> None:
+    """Give an order without ringing for it: a probe."""
+    context.objects[0]._port.order(Order.PROBE, 0, 1 - context.objects[0].spec.rank)
+
+
+def waiting_in(context) -> int:
+    control = context.objects[0]._port.control
+    return control.ordered - control.taken & 0xFFFFFFFF
