@@ -92,7 +92,8 @@ def _fault_line(detail: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         return _wrong(f"{path}.action", context["tag"], _options(list(FAULTS)), list(FAULTS))
     if not rest:  # neither a table nor words
-        return f"{path}: {context['error']}" if kind == "value_error" else _wrong(path, value, "a table, or words such as drop p=0.01")
+        allowed = "a table, or words such as drop p=0.01"
+        return f"{path}: {context['error']}" if kind == "value_error" else _wrong(path, value, allowed)
     action, *keys = rest
     fields = {field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()}
     if not keys:  # our own validators: their texts start with the key
