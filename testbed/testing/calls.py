@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from testbed.collectives.transport import Counters, Tensor, Transport
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["begin", "close", "count", "end", "open_group", "reduce"]
+__all__ = ["begin", "close", "collect", "count", "end", "open_group", "reduce"]
 
 _OUTER = "outside of the test"
 _TRANSPORT = "transport of the test's group"
@@ -30,6 +31,11 @@ def end(context: WorkerContext) -> None:
     inner = context.resources
     context.resources, context.objects = context.objects[_OUTER]
     inner.close()
+
+
+def collect(context: WorkerContext) -> None:
+    """Let go of what nobody refers to: memory that is mapped from a BPF map keeps the map until then."""
+    gc.collect()
 
 
 def open_group(context: WorkerContext, name: str, spec: GroupSpec) -> None:

@@ -56,13 +56,15 @@ class Lease:
             return False
         try:
             workers.call_all(calls.end, list(self.fabric.nodes), timeout=_GRACE)
+            return self._datapath == self.fabric.datapath and self._traces() == self._first
         except TestbedError:
             return False
-        return self._datapath == self.fabric.datapath and self._traces() == self._first
 
     def _traces(self) -> set[str]:
         from testbed.testing.leftovers import traces  # pyroute2
 
+        idle = [name for name, worker in self.workers.items() if not worker.may_die and not worker.pending]
+        self.workers.call_all(calls.collect, idle, timeout=_GRACE)
         return traces(self.fabric)
 
 

@@ -1,0 +1,152 @@
+"""The plugin: fixtures are isolated, failures say how to repeat them, and what is kept can be entered and removed."""
+
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from testbed.errors import SpecError
+from testbed.testing import WrongSum, assert_exact, assert_faults_fired
+from tests.testing.helpers import TESTBED, run_pytest
+
+pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=2)]
+
+WRONG = """
+import numpy as np
+import pytest
+from testbed.testing import assert_exact
+
+@pytest.mark.fabric(hosts=2)
+@pytest.mark.group(lanes="int32")
+def test_wrong(group, faults):
+    inputs = [np.ones(5000, np.float32)] * 2
+    with faults("drop p=0.3"):
+        results = group.all_reduce(inputs)
+    results[1][4000] += 1
+    assert_exact(results, inputs, "int32")
+"""
+
+runs_seen = []
+
+
+def leave(context):
+    context.objects["left"] = "something"
+    context.resources.callback(context.objects.clear)
+
+
+def kept(context):
+    return "left" in context.objects
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_fabric_is_used_again_and_workers_forget(fabric, workers, turn):
+    assert not any(workers.call_all(kept, list(workers)).values())
+    workers.call_all(leave, list(workers))
+    runs_seen.append(fabric.run_id)
+    assert len(set(runs_seen)) == 1
+
+
+def test_what_a_test_leaves_costs_its_fabric(fabric, assert_nothing_left):
+    assert fabric.run_id == runs_seen[-1]
+    assert_nothing_left()
+    fabric.run("h2", ["ip", "link", "add", "extra", "type", "veth", "peer", "name", "other"])
+    with pytest.raises(AssertionError, match="left: h2: extra down, noop, XDP None"):
+        assert_nothing_left()
+
+
+def test_the_next_one_gets_another(fabric):
+    assert fabric.run_id != runs_seen[-1]
+
+
+@pytest.mark.fabric(switch="bridge", topology="ring", mtu=1400)
+def test_markers_add_up(fabric):
+    plan = fabric.plan
+    assert (len(plan.hosts), plan.switch_kind, plan.topology, plan.mtu) == (2, "bridge", "ring", 1400)
+    assert fabric.datapath == "sockets"
+
+
+@pytest.mark.fabric(hosts=3)
+@pytest.mark.group(lanes="int16", timeout=1.0)
+def test_a_group_is_formed_anew_without_a_host_that_died(fabric, group, faults):
+    inputs = [np.full(20_000, rank, np.float32) for rank in range(3)]
+    assert_exact(group.all_reduce(inputs), inputs, "int16")
+    assert all(sent.packets > 0 for sent in group.counters())
+    with faults("kill host=h2") as injected:
+        outcomes = group.outcomes(inputs, within=10)
+        assert_faults_fired(injected, "kill")
+    assert "killed by signal 9" in str(outcomes[1])
+    assert all("rank 1 (h2) silent for 1 s" in str(outcomes[rank]) for rank in (0, 2))
+    group.open(["h3", "h1"])
+    assert group.hosts == ["h3", "h1"]
+    assert_exact(group.all_reduce(inputs[:2]), inputs[:2], "int16")
+
+
+@pytest.mark.group(transport="tcp-ring")
+def test_groups_of_other_transports(fabric, group, faults):
+    assert fabric.datapath == "sockets"
+    with faults("drop p=0.05", "limit hosts=h1 rate=50mbit queue=30KiB") as injected:
+        for result in group.all_reduce([np.ones(100_000, np.float32)] * 2):
+            np.testing.assert_array_equal(result, np.full(100_000, 2, np.float32))
+    assert_faults_fired(injected, "drop")
+    with pytest.raises(AssertionError, match="drop fired [0-9]+ times, at least 1000000 expected:\ndrop p=0.05: h1->h2 "):
+        assert_faults_fired(injected, "drop", at_least=1_000_000)
+    with pytest.raises(AssertionError, match="no fault here has the action 'reorder'; there are drop, limit"):
+        assert_faults_fired(injected, "reorder")
+    assert len(injected.summary()) == 2
+
+
+def test_faults_are_checked_before_they_are_in_force(faults):
+    with pytest.raises(SpecError, match="action 'dorp' is unknown"):
+        faults("dorp p=0.1")
+    with pytest.raises(SpecError, match="'h9' is not in this fabric"):
+        faults("drop link=h1->h9")
+
+
+def test_a_wrong_sum_is_repeated_by_its_seed(tmp_path):
+    done = run_pytest(tmp_path, WRONG, "--fault-seed", "99", "--fault-trace")
+    assert done.returncode == 1
+    text = done.stdout
+    assert "WrongSum: rank 1 has np.float32(3.0) at index 4000, the sum is np.float32(2.0)" in text
+    assert "wrong are 1 of rank 1, of 5000 elements each" in text
+    assert "seed: 99\nreplay: pytest test_own.py::test_wrong --fault-seed 99\ndrop p=0.3: h1->h2 " in text
+    assert re.search(r"records of chunk 11, the first wrong one, and its neighbours \(\d+ of \d+\):\n +ms link ", text)
+    assert re.search(r"\n +\d+\.\d+ h1->h2 +re\w+ +0 +2 +11 +\d +0  (passed|drop)\n", text)
+
+
+def test_the_fabric_of_a_failure_is_kept(tmp_path):
+    done = run_pytest(tmp_path, WRONG, "--keep")
+    assert done.returncode == 1, done.stderr
+    run = re.search(r"run (\w+) stays up, held by process \d+:\n", done.stdout)[1]
+    try:
+        status = subprocess.run([TESTBED, "status", "--json"], capture_output=True, text=True, check=True)
+        assert [entry["state"] for entry in json.loads(status.stdout) if entry["run"] == run] == ["up"]
+        inside = ["exec", "--run", run, "h1", "--", "ping", "-c", "1", "h2"]
+        assert subprocess.run([TESTBED, *inside], capture_output=True, check=False).returncode == 0
+    finally:
+        subprocess.run([TESTBED, "down", run], capture_output=True, check=True)
+
+
+def test_without_a_failure_nothing_is_kept(tmp_path):
+    done = run_pytest(tmp_path, WRONG.replace("+= 1", "+= 0"), "--keep")
+    assert done.returncode == 0, done.stdout
+    assert "stays up" not in done.stdout
+
+
+def test_markers_are_checked(tmp_path):
+    source = "import pytest\n@pytest.mark.fabric({})\ndef test_it(fabric): pass\n"
+    done = run_pytest(tmp_path, source.format("host=3"))
+    assert "marker fabric: host is unknown; allowed are hosts, topology, switch," in done.stdout
+    assert "marker fabric: (3,): allowed are keywords only" in run_pytest(tmp_path, source.format("3")).stdout
+
+
+def test_exactness_is_to_the_bit():
+    inputs = [np.array([1.0, 2.0, 3.0], np.float32)] * 2
+    good = np.array([2.0, 4.0, 6.0], np.float32)
+    assert_exact([good, good], inputs, "int32")
+    with pytest.raises(WrongSum, match="rank 0 has .* at index 2") as caught:
+        assert_exact([np.nextafter(good, np.float32(9)) * [1, 0, 1] + [0, 4, 0] - [2.3841858e-07, 0, 0], good], inputs, "int32")
+    assert (caught.value.element, caught.value.lane_bytes) == (2, 4)
+    with pytest.raises(AssertionError, match="1 results of 2 inputs"):
+        assert_exact([good], inputs, "int32")
