@@ -161,7 +161,13 @@ class Engine(Closing):
 
 def attach(context: WorkerContext, table: RuleTable, hook: Hook, log: Path, trace: bool) -> None:
     """Worker call: put the engine in place."""
-    context.objects[_KEY] = context.resources.enter_context(Engine(context, table, hook, log, trace))
+    context.objects[_KEY] = Engine(context, table, hook, log, trace)
+    context.resources.callback(_close, context)  # not the engine's own: it would keep the maps' memory until the worker ends
+
+
+def _close(context: WorkerContext) -> None:
+    if engine := context.objects.pop(_KEY, None):
+        engine.close()
 
 
 def detach(context: WorkerContext) -> Counts:

@@ -28,9 +28,11 @@ def begin(context: WorkerContext) -> None:
 
 def end(context: WorkerContext) -> None:
     """Close what the test has opened, and forget what it has kept."""
-    inner = context.resources
-    context.resources, context.objects = context.objects[_OUTER]
-    inner.close()
+    outer = context.objects[_OUTER]
+    try:
+        context.resources.close()
+    finally:
+        context.resources, context.objects = outer
 
 
 def collect(context: WorkerContext) -> None:
@@ -40,8 +42,8 @@ def collect(context: WorkerContext) -> None:
 
 def open_group(context: WorkerContext, name: str, spec: GroupSpec) -> None:
     """Open a transport and connect it."""
-    transport = context.resources.enter_context(open_transport(name, context, spec))
-    context.objects[_TRANSPORT] = transport
+    transport = context.objects[_TRANSPORT] = open_transport(name, context, spec)
+    context.resources.callback(close, context)
     transport.connect()
 
 
