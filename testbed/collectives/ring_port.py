@@ -277,6 +277,11 @@ class RingPort:
         view: NDArray[np.uint32] = self.records["done"][:total]
         return view
 
+    def forget(self, generation: int) -> None:
+        """Numbers begin anew: what is stored of collectives before ``generation`` must not pass for results to come."""
+        old = self.records["done"] != generation
+        self.records["done"][old] = self.records["claimed"][old] = 0
+
     def counters(self) -> dict[str, int]:
         """All of ``enum ring_counter``, summed over CPUs."""
         table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(maps.COUNTERS))

@@ -98,7 +98,10 @@ class XdpRing(Transport):
         """
         port = self._port
         assert port is not None
-        self._generation = generation = generation_after(self._generation)
+        before, self._generation = self._generation, generation_after(self._generation)
+        generation = self._generation
+        if generation < before:
+            port.forget(before)
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
         outcome = port.reduce(kind.layout, generation, kind.tag(exponent), source, target, absmax, exponent)

@@ -1,0 +1,437 @@
+"""What collectives in the network have been seen to fail at, a test each.
+
+Some have their tests elsewhere: the same frame on two CPUs at once, stored (tests/kernel/test_ring_race.py); 10,000 collectives
+in a row, and a rank that stops for half a second (tests/collectives/test_xdp_ring.py); requests of another collective, earlier,
+later or never launched (tests/kernel/test_hostile_frames.py).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
+
+import numpy as np
+import pytest
+
+from testbed.collectives.group import make_groups
+from testbed.collectives.lanes import Lanes
+from testbed.collectives.ring_layout import Layout, chunk_bytes_for
+from testbed.errors import CollectiveError, SpecError
+from testbed.fabric import Fabric
+from testbed.fabric.namespace import inside
+from testbed.plan import plan_fabric
+from testbed.protocol.generation import NEWEST
+from testbed.protocol.status import Fault, Kind, decode, encode
+from testbed.protocol.wire import Kind as FrameKind
+from testbed.protocol.wire import decode as decode_frame
+from testbed.worker import Workers
+from tests.collectives.test_xdp_ring import (
+    check,
+    close_in,
+    counters_in,
+    expected,
+    open_in,
+    reduce_in,
+    reduce_values_in,
+    set_generation_in,
+)
+from tests.fabric.helpers import wait_until
+from tests.kernel.packets import GENERATION, LENGTH, RANK, TAG, bell, loaded, packet
+from tests.kernel.test_ring_race import Pair
+from tests.protocol.network import Network, collectives
+
+net = pytest.mark.net
+kernel_test = pytest.mark.kernel
+two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing can race")
+
+BITS = pytest.mark.parametrize("bits", [16, 32])
+GROUPS = count()
+SO_RCVBUFFORCE = 33  # asm-generic/socket.h
+ETH_P_ALL = 3
+
+
+class Groups:
+    """A fabric on which tests form groups of numbers of their own."""
+
+    def __init__(self, fabric: Fabric, workers: Workers) -> None:
+        self.fabric = fabric
+        self.workers = workers
+        self.hosts = fabric.plan.hosts
+
+    def form(self, ranks: int = 4, group_id: int | None = None, **options) -> int:
+        """A group of the first hosts; its number."""
+        group_id = next(GROUPS) if group_id is None else group_id
+        hosts = self.hosts[:ranks]
+        options = {"capacity": 1 << 18, "mtu": self.fabric.plan.mtu, "timeout": 30.0} | options
+        specs = make_groups(hosts, group_id=group_id, **options)
+        self.workers.call_all(open_in, {h.name: {"spec": s} for h, s in zip(hosts, specs, strict=True)}, timeout=60)
+        return group_id
+
+    def call(self, function, group_id: int, ranks: int = 4, each=None, **arguments) -> list:
+        """Call a function of all ranks' workers; what they return or raise, by rank.
+
+        :param each: Arguments that differ, by rank.
+        """
+        calls = {
+            host.name: {"group_id": group_id, **arguments, **(each[rank] if each else {})}
+            for rank, host in enumerate(self.hosts[:ranks])
+        }
+        return list(self.workers.call_all(function, calls, errors="return", timeout=90).values())
+
+    def reduce(self, group_id: int, sizes: list[int], bits: int, ranks: int = 4) -> None:
+        """Sum drawn tensors, and compare bit for bit."""
+        check(self.call(reduce_in, group_id, ranks, [{"rank": rank} for rank in range(ranks)], sizes=sizes), sizes, bits)
+
+    def sum(self, group_id: int, values: list) -> list:
+        """What all ranks get, or raise, for one tensor each."""
+        return self.call(reduce_values_in, group_id, len(values), [{"values": one} for one in values])
+
+    def counters(self, group_id: int, ranks: int = 4) -> list[dict[str, int]]:
+        return self.call(counters_in, group_id, ranks)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Groups]:
+    with Fabric(plan_fabric(hosts=4)) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        yield Groups(fabric, workers)
+
+
+# A frame and its duplicate on two CPUs.
+
+
+@kernel_test
+@two_cpus
+def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
+    """Each is parked once, or twice in slots of its own; what is parked is whole, and replayed it gives the same sum."""
+    rounds, chunks = 80, range(0, 3 * 80, 3)
+    words = [np.full(LENGTH // 8, chunk, np.uint64) for chunk in chunks]
+    early = {"kind": FrameKind.REDUCE, "hop": 1, "generation": GENERATION + 1}
+    frames = [packet(one, chunk=chunk, **early) for chunk, one in zip(chunks, words, strict=True)]
+    with loaded(chunks=3 * rounds) as (kernel, native):
+        for _ in range(20):
+            kernel.reset(GENERATION)
+            Pair(lambda turn: kernel.run("ring_link", frames[turn])).run(rounds)
+            counted = kernel.counters()
+            assert counted["parked"] + counted["duplicate"] == 2 * rounds
+            parked = [entry for entry in kernel.parking if entry.state]
+            assert len(parked) == counted["parked"]
+            assert {entry.chunk for entry in parked} == set(chunks)
+            kernel.inputs[:] = 1
+            native.begin(GENERATION + 1, 3 * rounds, LENGTH, TAG)
+            native.control.next = 0
+            native.publish(GENERATION + 1, 3 * rounds)
+            native.rings()
+            assert len(native.waiting()) == len(parked)
+            for _ in parked:
+                sent = decode_frame(kernel.run("ring_order", bell()).data)
+                assert (sent.payload == sent.header.chunk + 1).all()
+
+
+@kernel_test
+@two_cpus
+def test_a_gap_that_two_cpus_see_is_asked_for_once() -> None:
+    """Every other result of an owner is missing; those that come, come twice at once."""
+    rounds = 500
+    chunks = range(0, 6 * rounds, 6)
+    one = np.ones(LENGTH // 8, np.uint64)
+    frames = [packet(one, kind=FrameKind.RESULT, chunk=chunk, hop=1, last=RANK + 1, flags=1) for chunk in chunks]
+    with loaded(chunks=6 * rounds, gap=1) as (kernel, native):
+        kernel.reset(GENERATION - 1, quench_us=60_000_000)
+        native.begin(GENERATION, 6 * rounds, LENGTH, TAG)
+        native.control.progress = GENERATION << 32 | 6 * rounds
+
+        def work(turn: int) -> None:
+            kernel.run("ring_link", frames[turn])
+            kernel.run("ring_order", frames[turn])  # the copy that is to ask
+
+        Pair(work).run(rounds)
+        counted = kernel.counters()
+        assert counted["stored"] == rounds
+        asked = kernel.records["attempt"][3 : 6 * (rounds - 1) : 6]
+        assert (asked == 1).all()
+        assert counted["gaps"] == counted["resent"] == rounds - 1 == asked.size
+        assert not kernel.asks()
+
+
+# Numbers of collectives.
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize("after", [0, NEWEST - 1])
+def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> None:
+    """All of them, before each frame of the next one: each rank's sums are exact (see `Member.step`)."""
+    todo = collectives(3, [6, 6], after=after)
+    network = Network(3, todo, upstream=upstream, gap=1, generation=after)
+    emit, recorded = network.emit, []
+
+    def record(frame) -> None:
+        if frame is not None and frame.header.generation == todo[0].generation:
+            recorded.append(frame.copy())
+        emit(frame)
+
+    network.emit = record
+    deliver = network.deliver
+
+    def flood(index: int = 0) -> None:
+        if network.flying[index].header.generation != todo[0].generation:
+            for old in recorded:
+                rank = network.members[int(old.destination.ip.rpartition(".")[2]) - 1].rank
+                # What they set off is thrown away: it would be as old as they are.
+                rank.on_frame(old, network.now_us)
+        deliver(index)
+
+    network.deliver = flood
+    network.run()
+    assert recorded
+    assert network.total("bad_generation") > 0
+
+
+@net
+@BITS
+def test_the_sequence_number_wraps_and_wraps_again(four, bits) -> None:
+    """32 bits. What chunks are stored of the first time must not pass for what is to be stored the second time."""
+    group = four.form(lanes=f"int{bits}")
+    for _ in range(2):
+        four.call(set_generation_in, group, generation=NEWEST - 2)
+        four.reduce(group, [3000] * 3 + [100_003] * 5, bits)
+
+
+# Ranks that come late.
+
+
+def reduce_late_in(context, size, rank, late, group_id):
+    time.sleep(late)
+    return reduce_in(context, [size], rank, group_id)
+
+
+@net
+@BITS
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
+    """What it is sent meanwhile is parked, and its sum is the others'."""
+    group = four.form(lanes=f"int{bits}")
+    four.reduce(group, [50_000], bits)  # agrees on the scale
+    before = four.counters(group)[late]["parked"]
+    each = [{"rank": rank, "late": 0.2 * (rank == late)} for rank in range(4)]
+    check(four.call(reduce_late_in, group, 4, each, size=50_000), [50_000], bits)
+    assert four.counters(group)[late]["parked"] > before
+
+
+# More ranks than there are bits.
+
+
+def test_a_status_tells_32_ranks_apart() -> None:
+    """Every rank with the same exponent, one byte's worst case; and each alone with a fault that fills its record."""
+    total = np.sum([np.frombuffer(encode(32, rank, 5), np.uint64) for rank in range(32)], axis=0, dtype=np.uint64)
+    assert decode(32, total.tobytes()).exponent == 5
+    for bad in range(32):
+        fault = Fault(bad, Kind.INFINITY, (1 << 31) - 1, 0xFFFFFFFF)
+        parts = [encode(32, rank, rank, fault if rank == bad else None) for rank in range(32)]
+        summed = np.sum([np.frombuffer(part, np.uint64) for part in parts], axis=0, dtype=np.uint64)
+        status = decode(32, summed.tobytes())
+        assert (status.exponent, status.faults) == (31, (fault,))
+
+
+@pytest.mark.parametrize("ranks", [31, 32])
+@pytest.mark.parametrize("upstream", [False, True])
+def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
+    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, gap=1)
+    emit, seen = network.emit, count()
+
+    def lossy(frame) -> None:
+        if frame is None or next(seen) % 97:
+            emit(frame)
+
+    network.emit = lossy
+    network.run()
+    assert network.total("resent") > 0
+
+
+@net
+@pytest.mark.timeout(240)
+def test_32_ranks_sum_exactly() -> None:
+    with Fabric(plan_fabric(hosts=32)) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        groups = Groups(fabric, workers)
+        groups.reduce(groups.form(32, lanes="int16", capacity=1 << 14), [1, 10_007], 16, 32)
+
+
+def test_33_ranks_are_refused() -> None:
+    hosts = list(plan_fabric(hosts=32).hosts)
+    with pytest.raises(SpecError, match=r"^group: 33 members: allowed is 1\.\.32$"):
+        make_groups([*hosts, hosts[0]])
+    with pytest.raises(SpecError, match="33"):
+        plan_fabric(hosts=33)
+
+
+# Numbers that a format cannot hold.
+
+
+@net
+@BITS
+def test_a_sum_overflows_float32(four, bits) -> None:
+    """An error that names the place, on every rank; or the largest float32, where that was asked for."""
+    most = float(np.finfo(np.float32).max)
+    values = [[1.0, 0.75 * most, -2.0]] * 4
+    for answer in four.sum(four.form(lanes=f"int{bits}"), values):
+        assert isinstance(answer, CollectiveError)
+        assert "the sum over ranks 0..3 overflows float32 at index 1" in str(answer)
+    group = four.form(lanes=f"int{bits}", on_overflow="saturate")
+    for answer in four.sum(group, values):
+        assert answer[1] == most
+        assert np.isfinite(answer).all()
+    for answer in four.sum(group, [[most, -most], [-most, most], [most, -most], [-most, most]]):
+        assert np.abs(answer).max() <= most * 2.0**-12  # cancels within the lanes, does not saturate
+
+
+def bound_in(context, absmax, group_id):
+    return context.objects[group_id].error_bound(absmax)
+
+
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+SMALL = {
+    "1e-30": ([1e-30, -3e-31, 5e-34], 1e-30),
+    "the least normal": ([2.0**-126, -(2.0**-126), 0.0], 2.0**-126),
+    "subnormal": ([1e-40, -1e-41, SMALLEST], 1e-40),
+    "zeros": ([0.0, -0.0, 0.0], 0.0),
+    "mixed with large ones": ([1e30, 1e-30, -1e-40], 1e30),
+    "mixed with one": ([1.0, 1e-8, -1e-30], 1.0),
+}
+
+
+@net
+@BITS
+@pytest.mark.parametrize("name", SMALL)
+def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
+    """1e-30 at a scale of 1e8 is nothing. Here the error is that of the group's largest magnitude, whatever that is."""
+    values, absmax = SMALL[name]
+    values = np.array(values, np.float32)
+    group = four.form(lanes=f"int{bits}")
+    bound = four.call(bound_in, group, absmax=absmax)[0]
+    for answer in four.sum(group, [values, -values / 2, values, values]):
+        assert np.abs(answer.astype(float) - 2.5 * values.astype(float)).max() <= bound
+        if absmax > 2.0**-100:
+            assert abs(answer[0] / (2.5 * values[0]) - 1) < 2.0 ** (6 - bits + 3)
+
+
+# Blocks that do not fit.
+
+
+@net
+@pytest.mark.parametrize("mtu", [576, 1500, 3506])
+def test_blocks_around_the_mtu(mtu) -> None:
+    """Tensors that end just before, at and behind the end of a frame, with the status or without."""
+    with Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        groups = Groups(fabric, workers)
+        chunk_bytes = chunk_bytes_for(mtu)
+        for bits in (16, 32):
+            lanes = Lanes(bits, 3)
+            totals = [Layout.plan(size, lanes, chunk_bytes).total for size in range(6 * chunk_bytes // lanes.bytes)]
+            ends = np.flatnonzero(np.diff(totals)) + 1  # sizes that take a frame more than those before
+            whole = chunk_bytes // lanes.bytes
+            near = {int(end) + step for end in [*ends[:3], whole, 2 * whole] for step in (-1, 0, 1)}
+            groups.reduce(groups.form(3, lanes=f"int{bits}"), sorted(near), bits, 3)
+
+
+# Frames of another run.
+
+
+@net
+def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
+    """From a host outside: all that the first group sent is sent again while the second works, which has another cookie.
+
+    Generations begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does not.
+    """
+    with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric) as workers:
+        fabric.set_datapath("xdp")
+        groups = Groups(fabric, workers)
+        sizes = [20_000, 1, 3000] * 3
+        with inside(fabric.switches["s1"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL))) as tap:
+            tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
+            tap.setblocking(False)
+            group = groups.form(3)
+            groups.reduce(group, sizes, 32, 3)
+            recorded = set(received(tap))
+        kinds = {decode_frame(data).header.kind for data in recorded}
+        assert {FrameKind.REDUCE, FrameKind.RESULT} <= kinds
+        groups.call(close_in, group, 3)
+        groups.form(3, group)
+        before = groups.counters(group, 3)
+        replayed = threading.Thread(target=replay, args=(fabric, sorted(recorded)))
+        replayed.start()
+        while replayed.is_alive():
+            groups.reduce(group, sizes, 32, 3)
+        replayed.join()
+        wait_until(lambda: met(groups, group, before) > len(recorded) // 2)
+        groups.reduce(group, sizes, 32, 3)
+        assert met(groups, group, before) <= len(recorded)
+
+
+def received(tap: socket) -> Iterator[bytes]:
+    """The ring's frames that a socket holds."""
+    while True:
+        try:
+            data = tap.recv(4096)
+        except BlockingIOError:
+            return
+        if decode_frame(data) is not None:
+            yield data
+
+
+def replay(fabric: Fabric, frames: list[bytes]) -> None:
+    with inside(fabric.hosts["h4"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)) as wire:
+        wire.bind(("eth0", 0))
+        for data in frames:
+            wire.send(data)
+
+
+def met(groups: Groups, group: int, before: list[dict[str, int]]) -> int:
+    """Frames of another cookie that have come in since."""
+    return sum(now["bad_cookie"] - then["bad_cookie"] for now, then in zip(groups.counters(group, 3), before, strict=True))
+
+
+# Two groups on the same hosts.
+
+
+def reduce_both_in(context, rank, groups, size, times, at_once):
+    """Two groups' collectives from one process: by turns, or from a thread each."""
+    results = {group_id: [] for group_id in groups}
+
+    def work(group_id, rounds):
+        for _ in range(rounds):
+            results[group_id] += reduce_in(context, [size], rank, group_id)
+
+    if at_once:
+        threads = [threading.Thread(target=work, args=(group_id, times)) for group_id in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        for _ in range(times):
+            for group_id in groups:
+                work(group_id, 1)
+    return [results[group_id] for group_id in groups]
+
+
+@net
+@pytest.mark.parametrize("at_once", [False, True], ids=["by turns", "at once"])
+def test_two_groups_on_the_same_hosts(four, at_once) -> None:
+    """One of them in the opposite order of ranks, so that each link carries both, both ways."""
+    hosts = four.hosts
+    groups = [four.form(lanes="int16"), next(GROUPS)]
+    specs = make_groups(hosts[::-1], group_id=groups[1], lanes="int16", capacity=1 << 18, mtu=1500, timeout=30.0)
+    four.workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts[::-1], specs, strict=True)})
+    same = {"groups": groups, "size": 20_011, "times": 20, "at_once": at_once}
+    calls = {host.name: {"rank": host.rank, **same} for host in hosts}
+    answers = four.workers.call_all(reduce_both_in, calls, timeout=90)
+    reference = expected(20_011, 4, 16)
+    for of_rank in answers.values():
+        for of_group in of_rank:
+            assert len(of_group) == 20
+            for result in of_group:
+                np.testing.assert_array_equal(result, reference)
