@@ -1,0 +1,109 @@
+"""The ring under faults: a small matrix in which every pair of values occurs, and what happens to links and hosts meanwhile.
+
+Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the twin says, and nothing left.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from testbed.errors import CollectiveError, WorkerDied
+from testbed.testing import assert_exact, assert_faults_fired, pairwise
+from testbed.testing.group import Group
+
+pytestmark = pytest.mark.net
+
+HOSTS = 8
+WITHIN = 40.0  # seconds for the slowest collective on a busy machine
+
+# Probability with which a frame meets a fault, and the words of the fault, by factor and level.
+NONE = (0.0, "")
+FAULTS = {
+    "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
+    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2 copies=2")],
+    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=5")],
+    "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
+    "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform")],
+    "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
+}
+FACTORS = {
+    "switch": ["xdp", "bridge"],
+    "ranks": [2, 3, 4, HOSTS],
+    "lanes": ["int16", "int32"],
+    "recovery": ["upstream", "origin"],
+    "size": [0, 1, 1000, 1 << 14, 1 << 18, 1 << 20],  # float32 elements: up to 4 MiB
+    **FAULTS,
+}
+EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
+TIMES = {0: 5, 1: 20, 1000: 20, 1 << 14: 10, 1 << 18: 2, 1 << 20: 1}
+WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
+CELLS = [
+    *pairwise(FACTORS, seed=1),
+    {"switch": "xdp", "ranks": 4, "recovery": "origin", **WORST},
+    {"switch": "bridge", "ranks": HOSTS, "recovery": "upstream", **WORST},
+]
+
+
+def parameters():
+    """Return cells as parameters, those of one fabric in a row, each with its number as the seed."""
+    found = []
+    for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
+        setting = "-".join(str(cell[name]) for name in ("switch", "ranks", "lanes", "recovery", "size"))
+        marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
+        found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
+    return found
+
+
+def make_inputs(ranks, size, number=0):
+    return [np.random.default_rng([number, rank]).standard_normal(size, np.float32) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("cell", "seed"), parameters())
+def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
+    wanted = [cell[name] for name in FAULTS if cell[name] != NONE]
+    hosts = list(fabric.hosts)[: cell["ranks"]]
+    with Group(fabric, hosts=hosts, lanes=cell["lanes"], recovery=cell["recovery"], timeout=WITHIN / 2) as group:
+        with faults(*(words for _, words in wanted), seed=seed) as injected:
+            for number in range(TIMES[cell["size"]]):
+                inputs = make_inputs(cell["ranks"], cell["size"], number)
+                assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, cell["lanes"])
+        injected.check_replay()
+    frames = injected.frames()
+    assert (frames > 0) == (cell["size"] > 0)
+    for p, words in wanted:
+        if frames * p > 100:  # a drop may hide a frame from what comes behind it; that none is left has no chance
+            assert_faults_fired(injected, words.split()[0])
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_sums_are_exact_after_an_interruption(fabric, faults, assert_nothing_left, event, recovery):
+    with Group(fabric, lanes="int16", recovery=recovery) as group:
+        with faults(f"{event} at=20ms") as injected:
+            number = 0
+            while not any(entry.ended for entry in injected.timeline.log()):
+                inputs = make_inputs(4, 1 << 16, number)
+                assert_exact(group.all_reduce(inputs), inputs, "int16")
+                number += 1
+        assert_faults_fired(injected)
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
+    with Group(fabric, lanes="int32", recovery=recovery, timeout=2.0) as group:
+        inputs = make_inputs(4, 1 << 16)
+        with faults("kill host=h2 at=50ms", "drop p=0.01") as injected:
+            while not isinstance((outcomes := group.outcomes(inputs))[1], WorkerDied):
+                assert_exact(outcomes, inputs, "int32")
+            took = time.monotonic() - injected.timeline.log()[0].begun
+        for rank in (0, 2, 3):
+            assert isinstance(outcomes[rank], CollectiveError)
+            assert "rank 1 (h2) silent for 2 s" in str(outcomes[rank])
+        assert took < 2 * group.timeout
+        group.open(["h1", "h3", "h4"])
+        assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
