@@ -100,11 +100,11 @@ class Lanes:
         return self.ranks * math.ldexp(1.0, exponent) > _FLOAT32_MAX
 
     def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
-        """float32 to lanes, clamped at the limit; the same shape."""
+        """float32 to lanes, clamped at the limit, which NaN is taken for; the same shape."""
         with np.errstate(over="ignore"):  # what is beyond float32 is clamped like the rest
             scaled = values * np.float32(self.scale(exponent))
         # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the twin uses.
-        clamped = np.clip(scaled, -self.clamp, self.clamp)
+        clamped = np.clip(np.where(np.isnan(scaled), self.clamp, scaled), -self.clamp, self.clamp)
         lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
         return lanes
 
@@ -151,16 +151,20 @@ class NativeLanes(ctypes.Structure):
         return int(_library().exponent_for(self, int(np.float32(absmax).view(np.uint32))))
 
     def quantize(self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int) -> float:
-        """Quantize into chunks of ``per_chunk`` lanes, each whole one's checksum into its record; the largest magnitude."""
+        """Quantize into chunks of ``per_chunk`` lanes and a word; that of whole ones becomes the check, and the sum of all their
+        words goes into their record.
+
+        :returns: The largest magnitude.
+        """
         return _as_float(_library().quantize(self, values, count, out, per_chunk, records, exponent))
 
-    def checksum(self, words: int, count: int, length: int, records: int) -> None:
-        """Sums of the 64-bit words of ``count`` chunks of ``length`` bytes, into their records."""
-        _library().checksum(words, count, length, records)
+    def seal(self, chunk: int, length: int, record: int) -> None:
+        """Set a chunk's last word to the check of what is before it, and the sum of all words in its record."""
+        _library().seal(chunk, length, record)
 
-    def dequantize(self, sums: int, count: int, out: int, exponent: int) -> None:
-        """Sums of lanes to ``count`` float32."""
-        _library().dequantize(self, sums, count, out, exponent)
+    def dequantize(self, sums: int, count: int, per_chunk: int, out: int, exponent: int) -> int:
+        """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say; how many chunks that is."""
+        return int(_library().dequantize(self, sums, count, per_chunk, out, exponent))
 
 
 @cache
@@ -172,8 +176,8 @@ def _library() -> ctypes.CDLL:
     library.exponent_for.argtypes, library.exponent_for.restype = [own, ctypes.c_uint32], integer
     library.quantize.argtypes = [own, pointer, size, pointer, size, pointer, integer]
     library.quantize.restype = ctypes.c_uint32
-    library.checksum.argtypes, library.checksum.restype = [pointer, size, size, pointer], None
-    library.dequantize.argtypes, library.dequantize.restype = [own, pointer, size, pointer, integer], None
+    library.seal.argtypes, library.seal.restype = [pointer, size, pointer], None
+    library.dequantize.argtypes, library.dequantize.restype = [own, pointer, size, size, pointer, integer], size
     return library
 
 

@@ -1,18 +1,27 @@
-"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the last frame."""
+"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the last frame.
+
+The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of ``testbed/native/lanes.h``).
+"""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from testbed.collectives.lanes import Lanes
 from testbed.collectives.ring_maps import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 from testbed.protocol.status import status_bytes
 
-__all__ = ["BLOCKS", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
+__all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
 BLOCKS = 8
 """Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
+
+CHECK_BYTES = 8
+"""What a chunk's check takes of it."""
 
 LEAST_BLOCK = 1 << 20
 """Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
@@ -46,10 +55,22 @@ class Layout(ctypes.Structure):
         data = _pad(count * lanes.bytes, 8)
         status = status_bytes(lanes.ranks)
         stream = data + status
-        total = -(-stream // chunk_bytes)
-        length = chunk_bytes if total > 1 else _pad(stream, BLOCK)
-        whole = count // (chunk_bytes // lanes.bytes)
+        usable = chunk_bytes - CHECK_BYTES
+        total = -(-stream // usable)
+        length = chunk_bytes if total > 1 else _pad(stream + CHECK_BYTES, BLOCK)
+        whole = count // (usable // lanes.bytes)
         return cls(count, data, status, total, length, max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)))
+
+    def status_in(self, memory: NDArray[np.uint8], chunk_bytes: int) -> bytes:
+        """Take the status out of chunks.
+
+        :param memory: The chunks, ``chunk_bytes`` apart.
+        """
+        usable = self.length - CHECK_BYTES
+        first, last = self.data // usable, (self.data + self.status - 1) // usable
+        chunks = memory[first * chunk_bytes : (last + 1) * chunk_bytes].reshape(-1, chunk_bytes)[:, :usable]
+        start = self.data - first * usable
+        return chunks.tobytes()[start : start + self.status]
 
 
 def chunks_for(count: int, lanes: Lanes, chunk_bytes: int) -> int:

@@ -133,7 +133,13 @@ class RingOrder(ctypes.Structure):
 class RingAsks(ctypes.Structure):
     """``struct ring_asks``."""
 
-    _fields_ = [("given", c_uint32), ("taken", c_uint32), ("carried", c_uint32), ("pad", c_uint32), ("orders", RingOrder * ASKS)]
+    _fields_ = [
+        ("given", c_uint32),
+        ("taken", c_uint32),
+        ("carried", c_uint32),
+        ("pad", c_uint32),
+        ("orders", RingOrder * ASKS),
+    ]
 
 
 class Front(ctypes.Structure):
@@ -219,6 +225,7 @@ class NativeRing(ctypes.Structure):
         ("event_data", c_void_p),
         ("last", c_uint32),
         ("front", c_uint32),
+        ("refused", c_uint64),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),
         ("wait_ns", c_uint64),

@@ -218,7 +218,7 @@ class RingPort:
 
     def status_bytes(self, layout: Layout) -> bytes:
         """The whole status that has come back."""
-        return self.results[layout.data : layout.data + layout.status].tobytes()
+        return layout.status_in(self.results, self.chunk_bytes)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -286,6 +286,11 @@ class RingPort:
         """All of ``enum ring_counter``, summed over CPUs."""
         table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(maps.COUNTERS))
         return dict(zip(maps.COUNTERS, table.sum(axis=0).tolist(), strict=True))
+
+    @property
+    def refused(self) -> int:
+        """Results that were not what their check said."""
+        return int(self._native.refused)
 
     @property
     def syscalls(self) -> int:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["XdpRing"]
 
+_MOST_REFUSED = 1000
+"""Results that may be refused in a collective, as a multiple of its chunks. Those of ranks that have not looked yet come again."""
+
 
 class XdpRing(Transport):
     """One rank of a group. See `Transport`."""
@@ -109,13 +112,19 @@ class XdpRing(Transport):
             rest = self.lanes.exponent_for(finite_absmax(values))
             status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
             port.finish(kind.layout, generation, status)
-        if outcome in (Outcome.ODD, Outcome.LATE):
+        refused = port.refused
+        while outcome in (Outcome.ODD, Outcome.LATE):
             try:
                 self._recovery.wait(generation, kind.layout.total)
+                outcome = port.complete(kind.layout, target, exponent)
+                if port.refused - refused > _MOST_REFUSED * kind.layout.total:
+                    raise CollectiveError(
+                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
+                        f"({port.refused - refused} of {kind.layout.total} chunks): memory or network corrupts almost everything"
+                    )
             except CollectiveError as error:
                 self._failed = str(error)
                 raise
-            outcome = port.complete(kind.layout, target, exponent)
         return outcome
 
     def _agree(self, tensor: Tensor) -> int:

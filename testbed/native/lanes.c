@@ -22,12 +22,12 @@ uint32_t quantize(const struct lanes *lanes, const float *x, size_t n, void *out
 	return lanes_quantize(lanes, x, n, out, per_chunk, records, exponent);
 }
 
-void checksum(const char *words, size_t count, size_t bytes, struct record *records)
+void seal(char *chunk, size_t bytes, struct record *record)
 {
-	lanes_checksum(words, count, bytes, records);
+	lanes_seal(chunk, bytes, record);
 }
 
-void dequantize(const struct lanes *lanes, const void *sums, size_t n, float *x, int32_t exponent)
+size_t dequantize(const struct lanes *lanes, const void *sums, size_t n, size_t per_chunk, float *x, int32_t exponent)
 {
-	lanes_dequantize(lanes, sums, n, x, exponent);
+	return lanes_dequantize(lanes, sums, n, per_chunk, x, exponent);
 }

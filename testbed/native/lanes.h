@@ -60,7 +60,9 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 	return n;
 }
 
-/* Rounding is to nearest, ties to even. Values beyond the limit are clamped: the caller learns of them by the magnitude. */
+/* Rounding is to nearest, ties to even. Values beyond the limit are clamped, NaN is taken for the limit, so that no lane can carry: the
+ * caller learns of both by the magnitude.
+ */
 #define QUANTIZE(name, lane)                                                                           \
 	static inline uint32_t name(const float *restrict x, size_t n, lane *restrict out, float scale, float limit, int32_t bias) \
 	{                                                                                              \
@@ -73,8 +75,8 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 			memcpy(&bits, &x[i], 4);                                                       \
 			bits &= 0x7fffffff;                                                            \
 			most = bits > most ? bits : most;                                              \
-			scaled = scaled > limit ? limit : scaled;                                      \
-			scaled = scaled < -limit ? -limit : scaled;                                    \
+			scaled = scaled < limit ? scaled : limit;                                      \
+			scaled = scaled > -limit ? scaled : -limit;                                    \
 			out[i] = (lane)((int32_t)rintf(scaled) + bias);                                \
 		}                                                                                      \
 		return most;                                                                           \
@@ -89,63 +91,79 @@ struct record {
 	uint32_t claimed, done, sent_us, attempt;
 };
 
-static inline uint64_t sum_words(const uint64_t *words, size_t n)
+/* The sum of a chunk's halves of words, each times its place, from 1. Like the lanes it is summed over ranks by a plain add: 864 halves
+ * of 32 bits and 32 ranks stay below 2^56.
+ */
+static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {
 	uint64_t sum = 0;
 
 	for (size_t i = 0; i < n; i++)
-		sum += words[i];
+		sum += (uint64_t)(uint32_t)(i + 1) * halves[i];
 	return sum;
 }
 
-/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each; the last may be filled in part, and then is
- * left without its checksum. Returns the largest magnitude, as lanes_absmax.
+/* Write a chunk's check, its last word, and its checksum for the programs. A plain sum of words, which is what those can afford, does
+ * not see two errors that cancel out, nor words that have changed places. The check does, and is looked at where the results are read.
+ */
+static inline void lanes_seal(char *chunk, size_t bytes, struct record *record)
+{
+	uint64_t *words = (uint64_t *)chunk, sum = 0;
+
+	for (size_t i = 0; i < bytes / 8 - 1; i++)
+		sum += words[i];
+	words[bytes / 8 - 1] = weigh((const uint32_t *)chunk, bytes / 4 - 2);
+	record->input_sum = sum + words[bytes / 8 - 1];
+}
+
+/* Is a sum of chunks what its check says? */
+static inline int lanes_verify(const char *chunk, size_t bytes)
+{
+	return weigh((const uint32_t *)chunk, bytes / 4 - 2) == ((const uint64_t *)chunk)[bytes / 8 - 1];
+}
+
+/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each and a word for the check; the last may be filled in
+ * part, and then is left without its seal. Returns the largest magnitude, as lanes_absmax.
  */
 static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk,
 				      struct record *records, int exponent)
 {
 	float scale = ldexpf(1.0f, lanes->fraction_bits - exponent);
+	size_t stride = per_chunk * lanes->bytes + 8;
 	uint32_t most = 0;
+	char *chunk = out;
 
-	for (size_t done = 0; done < n; done += per_chunk, records++) {
+	for (size_t done = 0; done < n; done += per_chunk, chunk += stride, records++) {
 		size_t part = MIN(per_chunk, n - done);
 		uint32_t magnitude;
 
 		if (lanes->bytes == 2)
-			magnitude = quantize16(x + done, part, (uint16_t *)out + done, scale, lanes->clamp, lanes->bias);
+			magnitude = quantize16(x + done, part, (uint16_t *)chunk, scale, lanes->clamp, lanes->bias);
 		else
-			magnitude = quantize32(x + done, part, (uint32_t *)out + done, scale, lanes->clamp, lanes->bias);
+			magnitude = quantize32(x + done, part, (uint32_t *)chunk, scale, lanes->clamp, lanes->bias);
 		most = magnitude > most ? magnitude : most;
 		if (part == per_chunk)
-			records->input_sum = sum_words((uint64_t *)((char *)out + done * lanes->bytes), per_chunk * lanes->bytes / 8);
+			lanes_seal(chunk, stride, records);
 	}
 	return most;
 }
 
-/* Checksums of `count` chunks of `bytes` each. */
-static inline void lanes_checksum(const char *words, size_t count, size_t bytes, struct record *records)
-{
-	for (size_t i = 0; i < count; i++)
-		records[i].input_sum = sum_words((const uint64_t *)(words + i * bytes), bytes / 8);
-}
-
-/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring is working on. */
+/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring is working on. The caller fences. */
 #define DEQUANTIZE(name, lane, widen)                                                                  \
-	static inline void name(const lane *restrict lanes, size_t n, float *restrict x, float step, int32_t bias) \
+	static inline void name(const lane *restrict lanes, size_t n, float *restrict x, float step, int32_t bias, int stream) \
 	{                                                                                              \
 		size_t i = 0;                                                                          \
 		const __m256i biases = _mm256_set1_epi32(bias);                                        \
 		const __m256 steps = _mm256_set1_ps(step);                                             \
                                                                                                        \
-		if (n >= STREAM) {                                                                     \
-			for (; (uintptr_t)(x + i) % 32; i++)                                           \
+		if (stream) {                                                                          \
+			for (; i < n && (uintptr_t)(x + i) % 32; i++)                                  \
 				x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;   \
 			for (; i + 8 <= n; i += 8) {                                                   \
 				__m256i value = _mm256_sub_epi32(widen(lanes + i), biases);            \
                                                                                                        \
 				_mm256_stream_ps(x + i, _mm256_mul_ps(_mm256_cvtepi32_ps(value), steps)); \
 			}                                                                              \
-			_mm_sfence();                                                                  \
 		}                                                                                      \
 		for (; i < n; i++)                                                                     \
 			x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;           \
@@ -158,14 +176,26 @@ static inline void lanes_checksum(const char *words, size_t count, size_t bytes,
 DEQUANTIZE(dequantize16, uint16_t, WIDEN16)
 DEQUANTIZE(dequantize32, uint32_t, WIDEN32)
 
-static inline void lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n, float *x, int exponent)
+/* Of chunks as lanes_quantize lays them out. Where one is not what its check says, stop: the number of chunks that are is returned. */
+static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n, size_t per_chunk, float *x, int exponent)
 {
 	float step = ldexpf(1.0f, exponent - lanes->fraction_bits);
 	/* Of 32-bit lanes this wraps; the subtraction wraps back. */
 	int32_t bias = (uint32_t)lanes->bias * lanes->ranks;
 
-	if (lanes->bytes == 2)
-		dequantize16(sums, n, x, step, bias);
-	else
-		dequantize32(sums, n, x, step, bias);
+	size_t stride = per_chunk * lanes->bytes + 8, done = 0;
+	const char *chunk = sums;
+
+	for (; done < n; done += per_chunk, chunk += stride) {
+		size_t part = MIN(per_chunk, n - done);
+
+		if (part == per_chunk && !lanes_verify(chunk, stride))
+			break;
+		if (lanes->bytes == 2)
+			dequantize16((const uint16_t *)chunk, part, x + done, step, bias, n >= STREAM);
+		else
+			dequantize32((const uint32_t *)chunk, part, x + done, step, bias, n >= STREAM);
+	}
+	_mm_sfence();
+	return (chunk - (const char *)sums) / stride;
 }

@@ -99,16 +99,33 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 	return result;
 }
 
-/* What follows the last lane: zeros to the next word, the status, zeros to the end of the frame; then all is ready. */
-int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, const void *status)
+/* Copy the status to where it lies in the chunks, or from there. */
+static void copy_status(struct ring *r, const struct layout *l, char *memory, char *status, bool in)
 {
-	uint32_t whole = l->count / (r->chunk_bytes / r->lanes.bytes), first = MIN(whole, l->total - 1);
-	char *end = r->inputs + (uint64_t)(l->total - 1) * r->chunk_bytes + l->length;
-	char *used = r->inputs + l->count * r->lanes.bytes;
+	uint64_t usable = l->length - 8, place = l->data;
 
-	memset(used, 0, end - used);
-	memcpy(r->inputs + l->data, status, l->status);
-	lanes_checksum(r->inputs + (uint64_t)first * r->chunk_bytes, l->total - first, l->length, r->records + first);
+	for (uint32_t done = 0, part; done < l->status; done += part, place += part) {
+		char *at = memory + place / usable * r->chunk_bytes + place % usable;
+
+		part = MIN(l->status - done, usable - place % usable);
+		memcpy(in ? at : status + done, in ? status + done : at, part);
+	}
+}
+
+/* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is ready. */
+int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, char *status)
+{
+	uint64_t usable = l->length - 8, lanes = l->count * r->lanes.bytes;
+	uint32_t whole = lanes / usable;
+
+	for (uint32_t chunk = whole; chunk < l->total; chunk++) {
+		uint64_t used = chunk == whole ? lanes % usable : 0;
+
+		memset(r->inputs + (uint64_t)chunk * r->chunk_bytes + used, 0, usable - used);
+	}
+	copy_status(r, l, r->inputs, status, true);
+	for (uint32_t chunk = whole; chunk < l->total; chunk++)
+		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length, &r->records[chunk]);
 	r->last = whole > l->block ? (whole - 1) / l->block * l->block : 0;
 	return ring_publish(r, generation, l->total);
 }
@@ -120,7 +137,7 @@ int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, con
 uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, uint16_t tag, const float *x, uint32_t most,
 		   int32_t exponent, uint8_t *status, int32_t base, int *error)
 {
-	uint32_t per_chunk = r->chunk_bytes / r->lanes.bytes, whole = l->count / per_chunk;
+	uint32_t per_chunk = (l->length - 8) / r->lanes.bytes, whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
 	ring_begin(r, generation, l->total, l->length, tag, r->window);
@@ -149,7 +166,7 @@ uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, 
 		uint8_t *count = &status[lanes_exponent_for(&r->lanes, most) - base];
 
 		*count = 1;
-		*error = ring_finish(r, l, generation, status);
+		*error = ring_finish(r, l, generation, (char *)status);
 		*count = 0;
 	}
 	r->communicate_ns += now_ns() - start;
@@ -161,10 +178,11 @@ uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, 
  */
 int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 {
-	const uint8_t *status = (const uint8_t *)r->results + l->data;
+	uint8_t status[MAX_STATUS];
 	int32_t greatest = -1;
 	uint32_t ranks = 0, faults = 0;
 
+	copy_status(r, l, r->results, (char *)status, false);
 	for (uint32_t i = 0; i < exponents; i++) {
 		greatest = status[i] ? (int32_t)i : greatest;
 		ranks += status[i];
@@ -172,6 +190,26 @@ int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 	for (uint32_t i = exponents; i < l->status; i++)
 		faults |= status[i];
 	return faults || ranks != r->ranks ? -1 : greatest;
+}
+
+/* A result is not what its check says: do without, and have it sent again. Whoever else holds it finds the same; whoever has given
+ * it an answer meanwhile drops that (`claimed`). In this order: what is stored next must find that it is the last.
+ */
+void ring_refuse(struct ring *r, uint32_t chunk)
+{
+	struct control *c = r->control;
+	struct record *record = &r->records[chunk];
+	uint32_t generation = c->progress >> 32;
+
+	r->refused++;
+	r->front = MIN(r->front, chunk);
+	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&record->claimed, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&record->done, 0, __ATOMIC_SEQ_CST);
+	if (chunk % r->ranks == r->rank)
+		ring_order(r, LAUNCH, generation, chunk, (record->attempt + 1) & 0xff);
+	else
+		ring_order(r, REQUEST, generation, chunk, 0);
 }
 
 /* What became of a collective, and what is left to do. */
@@ -184,20 +222,35 @@ enum outcome {
 	FAILED, /* see `error` */
 };
 
-/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. */
+/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. Late again if a result is not
+ * what its check says.
+ */
 int ring_complete(struct ring *r, const struct layout *l, float *out, int32_t exponent)
 {
-	int32_t found = ring_status(r, l, r->exponents);
-	uint64_t start = now_ns();
+	uint32_t per_chunk = (l->length - 8) / r->lanes.bytes, whole = l->count / per_chunk, good = whole;
+	uint64_t start = now_ns(), refused = r->refused;
+	int32_t found;
 
-	if (found < 0)
-		return FAULTY;
-	r->seen = r->least_exponent + found;
-	if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
-		return MISFIT;
-	lanes_dequantize(&r->lanes, r->results, l->count, out, exponent);
+	for (uint32_t chunk = whole; chunk < l->total; chunk++)
+		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
+			ring_refuse(r, chunk);
+	if (refused == r->refused) {
+		found = ring_status(r, l, r->exponents);
+		if (found < 0)
+			return FAULTY;
+		r->seen = r->least_exponent + found;
+		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
+			return MISFIT;
+		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
+	}
+	for (uint32_t chunk = good; chunk < whole; chunk++)
+		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
+			ring_refuse(r, chunk);
 	r->dequantize_ns += now_ns() - start;
-	return DONE;
+	if (refused == r->refused)
+		return DONE;
+	r->error = ring_flush(r);
+	return r->error ? FAILED : LATE;
 }
 
 /* A whole collective, when nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a

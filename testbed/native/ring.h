@@ -70,6 +70,7 @@ struct ring {
 	const char *event_data;
 	uint32_t last; /* first chunk of the last block, once that is published */
 	uint32_t front; /* all chunks before this one are done */
+	uint64_t refused; /* results that were not what their check said */
 	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
 	/* What the last collective has shown. */
 	int32_t seen; /* exponent of the group's greatest magnitude */
@@ -80,10 +81,10 @@ struct ring {
 /* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
 struct layout {
 	uint64_t count; /* values */
-	uint64_t data;  /* bytes of their lanes, up to the next word: where the status begins */
+	uint64_t data;  /* bytes of their lanes, up to the next word: where the status begins, checks left out */
 	uint32_t status;
 	uint32_t total; /* chunks */
-	uint32_t length; /* payload of a frame */
+	uint32_t length; /* payload of a frame: the last word is the check */
 	uint32_t block; /* chunks quantized and published at a time */
 };
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from testbed.protocol.generation import is_before
 from testbed.protocol.memory import ORDERS, PARKING, Memory, Order, OrderEntry, Tensor
 from testbed.protocol.recovery import missing, plead, slots_of
-from testbed.protocol.wire import Frame, Header, Kind, Words, checksum
+from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 
 __all__ = ["Process"]
 
@@ -82,6 +82,26 @@ class Process:
         config = self.memory.config
         header = Header(Kind.BELL, group=config.group, cookie=config.cookie)
         return Frame(header, np.zeros(config.chunk_bytes // 8, np.uint64))
+
+    def verify(self) -> bool:
+        """All results are stored: are they what their checks say? Those that are not are refused."""
+        memory = self.memory
+        words = memory.tensors[memory.generation & 1].length // 8
+        results = memory.results[: self._overdue.size, :words]
+        wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
+        for chunk in wrong:
+            self.refuse(chunk)
+        return not wrong
+
+    def refuse(self, chunk: int) -> None:
+        """A result is not what its check says: do without, and have it sent again (``ring_refuse``)."""
+        memory, record = self.memory, self.memory.chunks[chunk]
+        memory.stored -= 1
+        record.claimed = record.done = 0
+        if chunk % memory.config.ranks == memory.config.rank:
+            self.order(Order.LAUNCH, memory.generation, chunk, record.attempt + 1 & 0xFF)
+        else:
+            self.order(Order.REQUEST, memory.generation, chunk)
 
     def chase(self) -> None:
         """Nothing has come for a moment: ask for what later results have overtaken, and for all that is missing at the end.

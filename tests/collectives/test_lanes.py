@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
+from testbed.protocol.wire import weigh
 
+RECORD_WORDS = 4  # struct record
 FORMATS = st.builds(Lanes, st.sampled_from((16, 32)), st.integers(1, 32))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VALUES = hnp.arrays(np.float32, st.integers(0, 300), elements=FINITE)
@@ -89,20 +91,24 @@ def test_native_magnitude_and_search(values) -> None:
         assert absmax == float(np.max(np.abs(values), initial=0.0))
 
 
-@given(FORMATS, VALUES, st.integers(-60, 120), st.sampled_from((32, 96)))
+@given(FORMATS, ANYTHING, st.integers(-60, 120), st.sampled_from((32, 96)))
 def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
-    """Bit for bit, clamped values and checksums of whole chunks included."""
+    """Bit for bit, clamped values included; whole chunks have their check and the sum of all their words."""
     exponent = max(exponent, lanes.least_exponent)
     expected = lanes.quantize(values, exponent)
-    out = np.zeros(values.size, lanes.dtype)
-    records = np.full((values.size // per_chunk + 1, 4), 7, np.uint64)
+    whole, row = values.size // per_chunk, per_chunk + 8 // lanes.bytes
+    out = np.zeros((whole + 1, row), lanes.dtype)
+    records = np.full((whole + 1, RECORD_WORDS), 7, np.uint64)
     absmax = NativeLanes(lanes).quantize(
         values.ctypes.data, values.size, out.ctypes.data, per_chunk, records.ctypes.data, exponent
     )
-    np.testing.assert_array_equal(out, expected)
-    assert absmax == float(np.max(np.abs(values), initial=0.0))
-    whole = values.size // per_chunk
-    chunks = expected[: whole * per_chunk].view(np.uint64).reshape(whole, -1) if whole else np.zeros((0, 1), np.uint64)
+    np.testing.assert_array_equal(out[:, :per_chunk].reshape(-1)[: values.size], expected)
+    if np.isfinite(values).all():
+        assert absmax == float(np.max(np.abs(values), initial=0.0))
+    else:
+        assert not math.isfinite(absmax)
+    chunks = out[:whole].view(np.uint64)
+    assert [int(chunk[-1]) for chunk in chunks] == [weigh(chunk[:-1]) for chunk in chunks]
     np.testing.assert_array_equal(records[:whole, 0], chunks.sum(axis=1, dtype=np.uint64))
     assert (records[:, 1:] == 7).all()
     assert (records[whole:, 0] == 7).all()
@@ -113,12 +119,18 @@ def test_native_dequantize(lanes, seed, count, exponent) -> None:
     exponent = max(exponent, lanes.least_exponent)
     random = np.random.default_rng(seed)
     sums = random.integers(lanes.ranks, 2 * lanes.bias * lanes.ranks - lanes.ranks, count, np.uint64).astype(lanes.dtype)
+    chunks = in_chunks(sums, 32)
     with np.errstate(over="ignore"):
         expected = lanes.dequantize(sums, exponent)
     out = np.full(count + 1, 5, np.float32)
-    NativeLanes(lanes).dequantize(sums.ctypes.data, count, out.ctypes.data, exponent)
+    good = NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent)
+    assert good == len(chunks)
     np.testing.assert_array_equal(out[:count], expected)
     assert out[count] == 5
+    if whole := count // 32:
+        bad = seed % whole
+        chunks[bad, seed % 32] ^= 1
+        assert NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent) == bad
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -129,13 +141,43 @@ def test_native_dequantize_of_large_arrays(bits, shift) -> None:
     count = (1 << 20) + 13
     sums = np.random.default_rng(1).integers(3, 6 * lanes.bias - 3, count, np.uint64).astype(lanes.dtype)
     out = np.zeros(count + shift, np.float32)
-    NativeLanes(lanes).dequantize(sums.ctypes.data, count, out[shift:].ctypes.data, 4)
+    chunks = in_chunks(sums, 700)
+    assert NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 700, out[shift:].ctypes.data, 4) == len(chunks)
     np.testing.assert_array_equal(out[shift:], lanes.dequantize(sums, 4))
 
 
-@given(st.integers(1, 5), st.sampled_from((64, 128)), st.integers(0, 2**32 - 1))
-def test_native_checksum(count, length, seed) -> None:
-    words = np.random.default_rng(seed).integers(0, 1 << 64, (count, length // 8), np.uint64)
-    records = np.zeros((count, 4), np.uint64)
-    NativeLanes(Lanes(32, 2)).checksum(words.ctypes.data, count, length, records.ctypes.data)
-    np.testing.assert_array_equal(records[:, 0], words.sum(axis=1, dtype=np.uint64))
+@given(st.sampled_from((64, 128)), st.integers(0, 2**32 - 1))
+def test_native_seal(length, seed) -> None:
+    words = np.random.default_rng(seed).integers(0, 1 << 64, length // 8, np.uint64)
+    record = np.zeros(RECORD_WORDS, np.uint64)
+    NativeLanes(Lanes(32, 2)).seal(words.ctypes.data, length, record.ctypes.data)
+    assert int(words[-1]) == weigh(words[:-1])
+    assert int(record[0]) == int(words.sum(dtype=np.uint64))
+    assert not record[1:].any()
+
+
+@given(st.integers(2, 32), st.integers(0, 2**32 - 1), st.integers(0, 431), st.integers(0, 431), st.integers(0, 63))
+def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) -> None:
+    """Two errors that cancel out: the same bit set in one word and cleared in another."""
+    halves = np.random.default_rng(seed).integers(0, (1 << 32) // ranks, (ranks, 864), dtype=np.uint32)
+    parts = halves.view(np.uint64)
+    total = parts.sum(axis=0, dtype=np.uint64)
+    assert weigh(total) == sum(weigh(part) for part in parts) < 1 << 56
+    mask = np.uint64(1 << bit)
+    if bool(total[one] & mask) != bool(total[other] & mask):
+        wrong = total.copy()
+        wrong[[one, other]] ^= mask
+        assert int(wrong.sum(dtype=np.uint64)) == int(total.sum(dtype=np.uint64))
+        assert weigh(wrong) != weigh(total)
+
+
+def in_chunks(sums: np.ndarray, per_chunk: int) -> np.ndarray:
+    """Lanes as they lie in chunks, each with its check behind."""
+    rows = -(-sums.size // per_chunk)
+    out = np.zeros((rows, per_chunk + 8 // sums.itemsize), sums.dtype)
+    for row in range(rows):
+        part = sums[row * per_chunk : (row + 1) * per_chunk]
+        out[row, : part.size] = part
+        words = out[row].view(np.uint64)
+        words[-1] = weigh(words[:-1])
+    return out

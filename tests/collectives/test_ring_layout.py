@@ -1,11 +1,12 @@
 """How tensors lie in chunks."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.collectives.lanes import Lanes
-from testbed.collectives.ring_layout import BLOCKS, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
+from testbed.collectives.ring_layout import BLOCKS, CHECK_BYTES, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
 from testbed.protocol.status import status_bytes
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 
@@ -21,15 +22,16 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     assert 0 <= layout.data - count * lanes.bytes < 8
     assert layout.data % 8 == 0
     # All fits, and not a chunk more than needed.
-    assert (layout.total - 1) * chunk_bytes < layout.data + layout.status <= layout.total * chunk_bytes
+    usable = chunk_bytes - CHECK_BYTES
+    assert (layout.total - 1) * usable < layout.data + layout.status <= layout.total * usable
     assert layout.length % BLOCK == 0
     assert 0 < layout.length <= chunk_bytes
     if layout.total > 1:
         assert layout.length == chunk_bytes
     else:
-        assert layout.data + layout.status <= layout.length < layout.data + layout.status + BLOCK
+        assert 0 <= layout.length - (layout.data + layout.status + CHECK_BYTES) < BLOCK
     # Blocks are whole chunks: few of them, and none too small to be worth a doorbell.
-    whole = count // (chunk_bytes // lanes.bytes)
+    whole = count // (usable // lanes.bytes)
     assert layout.block * BLOCKS >= whole
     assert layout.block * chunk_bytes >= LEAST_BLOCK
     assert chunks_for(count, lanes, chunk_bytes) == layout.total
@@ -39,6 +41,18 @@ def test_layout(count, lanes, chunk_bytes) -> None:
 def test_more_values_never_take_fewer_chunks(lanes, chunk_bytes, count) -> None:
     """So that maps sized for the capacity hold every smaller tensor."""
     assert chunks_for(count, lanes, chunk_bytes) <= chunks_for(count + 1, lanes, chunk_bytes)
+
+
+@given(st.integers(0, 5000), st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES)
+def test_the_status_is_found_again(count, lanes, chunk_bytes) -> None:
+    layout = Layout.plan(count, lanes, chunk_bytes)
+    usable = layout.length - CHECK_BYTES
+    stream = np.zeros(layout.total * usable, np.uint8)
+    status = np.arange(1, 1 + layout.status, dtype=np.uint64).astype(np.uint8)
+    stream[layout.data : layout.data + layout.status] = status
+    memory = np.full((layout.total, chunk_bytes), 9, np.uint8)
+    memory[:, :usable] = stream.reshape(layout.total, usable)
+    assert layout.status_in(memory.reshape(-1), chunk_bytes) == status.tobytes()
 
 
 @pytest.mark.parametrize("mtu", [576, 1400, 1500, 3490, 3506, 9000])

@@ -186,6 +186,7 @@ class TwinProcess(Process):
         self.kernel = kernel = rank.kernel
         setting = rank.config
         shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
+        shared["records"] = (maps.Chunk * setting.chunks).from_buffer(kernel.object.maps["chunks"].view(np.uint8).data)
         self.native = NativeProcess(setting.rank, setting.ranks, window, **shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
@@ -211,6 +212,12 @@ class TwinProcess(Process):
         if outermost:
             self._in_c = False
             self.native.replay(self.memory.generation, self.memory.ready)
+
+    def refuse(self, chunk: int) -> None:
+        self._in_c = True
+        super().refuse(chunk)
+        self._in_c = False
+        self.native.refuse(chunk)
 
     def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
         super().order(kind, generation, chunk, attempt)

@@ -24,7 +24,7 @@ class NativeProcess:
         self.control = shared.get("control", Control())
         self.parking = shared.get("parking", (Parked * PARKING)())
         self.orders = shared.get("orders", (RingOrder * ORDERS)())
-        self.records = (Chunk * RECORDS)()
+        self.records = shared.get("records", (Chunk * RECORDS)())
         self.bell = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.far.setblocking(False)
@@ -42,6 +42,7 @@ class NativeProcess:
         )
         self.library = load("ring")
         self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_chase.restype = None
+        self.library.ring_refuse.restype = None
 
     def __enter__(self):
         return self
@@ -61,6 +62,9 @@ class NativeProcess:
 
     def replay(self, generation: int, ready: int) -> None:
         self.call("replay", U32(generation), U32(ready))
+
+    def refuse(self, chunk: int) -> None:
+        self.call("refuse", U32(chunk))
 
     def chase(self, total: int, last: int) -> None:
         self.ring.last = last

@@ -9,7 +9,7 @@ from testbed.protocol.generation import generation_after
 from testbed.protocol.memory import Config
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words
+from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words, weigh
 
 COOKIE = 0x5EED_C0DE_F00D_D00D
 GROUP = 3
@@ -46,13 +46,17 @@ class Collective:
 
 
 def collectives(ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0) -> list[Collective]:
-    """Collectives one after the other with random words; that of one chunk may be shorter than a frame of many."""
+    """Collectives one after the other, random lanes of 32 bits and their checks; a single chunk may be shorter than a frame."""
     random = np.random.default_rng(seed)
     made = []
     for total in totals:
         after = generation_after(after)
         shape = (ranks, total, words if total > 1 else BLOCK // 8)
-        made.append(Collective(after, random.integers(0, 1 << 64, shape, dtype=np.uint64)))
+        halves = random.integers(0, (1 << 32) // ranks, (*shape[:2], 2 * shape[2]), dtype=np.uint32)
+        inputs = halves.view(np.uint64)
+        for chunk in inputs.reshape(-1, shape[2]):
+            chunk[-1] = weigh(chunk[:-1])
+        made.append(Collective(after, inputs))
     return made
 
 
@@ -88,7 +92,7 @@ class Member:
             for chunk in range(self.rank.ready, ready):
                 self.process.fill(chunk, self.current.inputs[self.rank.config.rank, chunk])
             self.process.publish(ready)
-        elif self.process.finished:
+        elif self.process.finished and self.process.verify():
             got = self.rank.results[: self.current.total, : self.current.length // 8]
             if self.verified:
                 np.testing.assert_array_equal(got, self.current.sums)

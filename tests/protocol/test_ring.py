@@ -15,7 +15,7 @@ from testbed.protocol.ring import Rank
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, Header, Kind
 from tests.protocol.network import Network, collectives, config
 
-ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "misread", "timer", "chase")
+ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer", "chase")
 """A healthy network most of the time: what delivers is drawn more often."""
 
 FIELDS = ("kind", "generation", "chunk", "checksum", "attempt", "hop", "last", "flags", "length", "tag")
@@ -46,6 +46,12 @@ def act(network: Network, action: str, index: int) -> None:
         flying.append(flying[index % len(flying)].copy())
     elif action == "damage" and (frame := flying[index % len(flying)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
+    elif action == "cancel" and (frame := flying[index % len(flying)]).payload.size:
+        # Two errors that a sum of words does not see: a bit set in one word, and the same one cleared in another.
+        bit = np.uint64(1 << index % 64)
+        clear, full = np.flatnonzero(frame.payload & bit == 0), np.flatnonzero(frame.payload & bit)
+        if clear.size and full.size:
+            frame.payload[[clear[index % clear.size], full[index % full.size]]] ^= bit
     elif action == "misread":
         header, field = flying[index % len(flying)].header, FIELDS[index % len(FIELDS)]
         setattr(header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8))
