@@ -1,0 +1,140 @@
+"""Mutated frames on the wire of a fabric whose ranks work: from a host outside the group, and from one inside."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from socket import AF_PACKET, SOCK_RAW, socket
+
+import pytest
+from scapy.layers.inet import IP, UDP
+from scapy.layers.l2 import Ether
+from scapy.packet import Raw
+
+from testbed.collectives.group import GroupSpec, make_groups
+from testbed.fabric import Fabric
+from testbed.fabric.namespace import inside
+from testbed.plan import plan_fabric
+from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.wire import FRAME_BYTES, PORT, Kind
+from testbed.worker import Workers
+from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
+
+pytestmark = pytest.mark.net
+
+FRAMES = 10_000
+BATCH = 500
+RANKS = 3
+SIZES = [20_000, 1, 3000]
+REASONS = ("cookie", "generation", "chunk", "length", "tensor", "rank", "kind", "checksum")
+
+
+class Forger:
+    """Frames of the group, as scapy builds them from its secrets, and then spoilt: reproducible but for the cookie.
+
+    Generations are what the group is about to reach, so that many frames come early, and some in time. Checksums stay as they
+    fall: who computes seal and sums as well is a member of the group, and no stranger.
+
+    :param tensors: Chunks, bytes of a chunk and tag of those that the group sums.
+    """
+
+    def __init__(self, specs: tuple[GroupSpec, ...], tensors: list[tuple[int, int, int]], seed: int) -> None:
+        self.members = specs[0].members
+        self.cookie = specs[0].cookie
+        self.tensors = tensors
+        self.chance = random.Random(seed)
+
+    def frame(self, generation: int) -> bytes:
+        chance, ranks = self.chance, len(self.members)
+        receiver = chance.randrange(ranks)
+        sender = self.members[(receiver + chance.choice((1, -1))) % ranks]
+        kind = chance.choice((Kind.REDUCE, Kind.REDUCE, Kind.RESULT, Kind.RESULT, Kind.REQUEST, Kind.PROBE, Kind.ALIVE))
+        total, length, tag = chance.choice(self.tensors)
+        chunk = chance.randrange(total + 1)
+        header = RingHeader(
+            kind=kind,
+            group=0,
+            cookie=self.cookie,
+            generation=generation + chance.randint(-1, 5) & 0xFFFFFFFF,
+            chunk=chunk,
+            checksum=chance.getrandbits(64),
+            hop=(receiver - chunk) % ranks or 1,
+            last=sender.rank if kind in (Kind.REQUEST, Kind.PROBE, Kind.ALIVE) else chance.randrange(ranks),
+            flags=chance.choice((0, 1)),
+            length=length,
+            tag=tag,
+        )
+        to = self.members[receiver]
+        lower = Ether(dst=to.mac, src=sender.mac) / IP(src=sender.ip, dst=to.ip, id=0, flags="DF")
+        return bytes(lower / UDP(sport=PORT, dport=PORT, chksum=0) / header / Raw(chance.randbytes(length)))
+
+    def mutated(self, generation: int) -> bytes:
+        """A frame with bits flipped behind the addresses, half of the time in the ring's header, or cut."""
+        chance, data = self.chance, bytearray(self.frame(generation))
+        for _ in range(chance.randint(0, 4)):
+            place = chance.randrange(42, FRAME_BYTES) if chance.random() < 0.5 else chance.randrange(14, len(data))
+            data[place] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.1:
+            del data[chance.randrange(FRAME_BYTES, len(data)) :]
+        return bytes(data)
+
+
+def generation_in(context) -> int:
+    return context.objects[0]._generation
+
+
+def tensors_in(context) -> list[tuple[int, int, int]]:
+    kinds = context.objects[0]._tensors.values()
+    return [(kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds]
+
+
+@pytest.fixture(params=["xdp", "bridge"])
+def wires(request) -> Iterator[tuple]:
+    """A group of three of four hosts, and raw sockets in the fourth and in one of the three."""
+    plan = plan_fabric(hosts=4, switch=request.param)
+    hosts = plan.hosts[:RANKS]
+    with ExitStack() as stack:
+        fabric = stack.enter_context(Fabric(plan))
+        workers = stack.enter_context(Workers(fabric))
+        fabric.set_datapath("xdp")
+        specs = make_groups(hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 17, timeout=30.0)
+        workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
+        sockets = []
+        for name in ("h4", "h2"):
+            wire = stack.enter_context(inside(fabric.hosts[name].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)))
+            wire.bind(("eth0", 0))
+            sockets.append(wire)
+        yield workers, hosts, specs, sockets
+
+
+def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
+    """Ten thousand, from outside and inside the group by turns, while collectives go on until they are all sent."""
+    workers, hosts, specs, sockets = wires
+    names = [host.name for host in hosts]
+    check(all_reduce(workers, hosts, SIZES), SIZES, 32)
+    forger = Forger(specs, workers[names[0]].call(tensors_in), seed=3)
+    before = workers.call_all(counters_in, names)
+    sent = rounds = 0
+    while sent < FRAMES:
+        generation = workers[names[0]].call(generation_in)
+        batch = [forger.mutated(generation) for _ in range(BATCH)]
+        writer = threading.Thread(target=write, args=(sockets, batch))
+        writer.start()
+        while True:
+            check(all_reduce(workers, hosts, SIZES), SIZES, 32)
+            rounds += 1
+            if not writer.is_alive():
+                break
+        writer.join()
+        sent += len(batch)
+    after = workers.call_all(counters_in, names)
+    counted = {reason: sum(after[name][reason] - before[name][reason] for name in names) for reason in before[names[0]]}
+    assert all(counted[f"bad_{reason}"] for reason in REASONS), counted
+    assert counted["parked"] > 0
+    assert rounds >= sent // len(batch)
+    check(all_reduce(workers, hosts, SIZES), SIZES, 32)
+
+
+def write(sockets: list[socket], frames: list[bytes]) -> None:
+    for index, data in enumerate(frames):
+        sockets[index % len(sockets)].send(data)
