@@ -21,7 +21,7 @@ WITHIN = 40.0  # seconds for the slowest collective on a busy machine
 NONE = (0.0, "")
 FAULTS = {
     "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
-    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2 copies=2")],
+    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
     "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=5")],
     "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
     "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform")],
@@ -36,7 +36,7 @@ FACTORS = {
     **FAULTS,
 }
 EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
-TIMES = {0: 5, 1: 20, 1000: 20, 1 << 14: 10, 1 << 18: 2, 1 << 20: 1}
+TIMES = {0: 5, 1: 10, 1000: 10, 1 << 14: 5, 1 << 18: 1, 1 << 20: 1}
 WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
 CELLS = [
     *pairwise(FACTORS, seed=1),
@@ -68,7 +68,7 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
             for number in range(TIMES[cell["size"]]):
                 inputs = make_inputs(cell["ranks"], cell["size"], number)
                 assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, cell["lanes"])
-        injected.check_replay()
+        injected.check_replay(at_most=10_000)
     frames = injected.frames()
     assert (frames > 0) == (cell["size"] > 0)
     for p, words in wanted:
@@ -97,13 +97,15 @@ def test_sums_are_exact_after_an_interruption(fabric, faults, assert_nothing_lef
 def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
     with Group(fabric, lanes="int32", recovery=recovery, timeout=2.0) as group:
         inputs = make_inputs(4, 1 << 16)
-        with faults("kill host=h2 at=50ms", "drop p=0.01") as injected:
-            while not isinstance((outcomes := group.outcomes(inputs))[1], WorkerDied):
-                assert_exact(outcomes, inputs, "int32")
-            took = time.monotonic() - injected.timeline.log()[0].begun
-        for rank in (0, 2, 3):
-            assert isinstance(outcomes[rank], CollectiveError)
-            assert "rank 1 (h2) silent for 2 s" in str(outcomes[rank])
-        assert took < 2 * group.timeout
+        errors = {}
+        with faults("kill host=h2 at=50ms", "drop p=0.01"):
+            while len(errors) < 3:  # who holds all results already fails in the next all-reduce
+                start = time.monotonic()
+                outcomes = group.outcomes(inputs)
+                assert time.monotonic() - start < 2 * group.timeout
+                errors |= {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, CollectiveError)}
+        assert isinstance(outcomes[1], WorkerDied)
+        assert list(errors) == [0, 2, 3]
+        assert all("rank 1 (h2) silent for 2 s" in str(error) for error in errors.values())
         group.open(["h1", "h3", "h4"])
         assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
