@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 
@@ -315,6 +316,21 @@ def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
         assert np.abs(answer.astype(float) - 2.5 * values.astype(float)).max() <= bound
         if absmax > 2.0**-100:
             assert abs(answer[0] / (2.5 * values[0]) - 1) < 2.0 ** (6 - bits + 3)
+
+
+# Ranks that sum different things.
+
+
+@net
+def test_ranks_with_different_lanes_are_an_error(four) -> None:
+    """One value and a status are as long in either: the tag tells."""
+    hosts, group_id = four.hosts, next(GROUPS)
+    specs = [make_groups(hosts, group_id=group_id, lanes=f"int{16 + 16 * (rank == 2)}", timeout=1.0)[rank] for rank in range(4)]
+    calls = {host.name: {"spec": replace(spec, cookie=specs[0].cookie)} for host, spec in zip(hosts, specs, strict=True)}
+    four.workers.call_all(open_in, calls, timeout=60)
+    answers = four.sum(group_id, [[1.0]] * 4)
+    assert all(isinstance(answer, CollectiveError) for answer in answers)
+    assert "the ranks reduce different tensors" in str(answers[2])
 
 
 # Blocks that do not fit.
