@@ -21,6 +21,8 @@ _TRANSPORT = "transport of the test's group"
 
 def begin(context: WorkerContext) -> None:
     """Give a test resources and objects of its own."""
+    gc.collect()
+    gc.freeze()  # what is there now is not looked at by the collections to come
     outer = context.resources, context.objects
     context.resources = context.resources.enter_context(ExitStack())
     context.objects = {**context.objects, _OUTER: outer}

@@ -33,8 +33,7 @@ class Lease:
         self.spoilt = False
         self._datapath = fabric.datapath
         workers.call_all(calls.begin, list(fabric.nodes), timeout=_GRACE)
-        self._first = self._traces()
-        self.accept()
+        self._expected = self._first = self._traces()
 
     def accept(self) -> None:
         """Take what is there now as what should be there: see :meth:`leftovers`."""
