@@ -22,7 +22,7 @@ NONE = (0.0, "")
 FAULTS = {
     "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
     "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
-    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=5")],
+    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
     "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
     "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform")],
     "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
