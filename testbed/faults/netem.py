@@ -4,15 +4,20 @@ A qdisc at the switch's port towards the receiver. It knows nothing of chunks or
 frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from testbed.closing import Closing
 from testbed.errors import FaultError, SpecError
-from testbed.fabric import Fabric
 from testbed.faults.qdisc import Qdisc, QdiscCounters
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Reorder, Rule
-from testbed.plan import FabricPlan
+from testbed.faults.spec import text_of
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
 
 __all__ = ["Netem", "netem_options", "netem_table"]
 
@@ -35,12 +40,13 @@ def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
     return ("netem", "limit", str(LIMIT), *words)
 
 
-def netem_table(rules: Sequence[PacketRule], plan: FabricPlan) -> dict[str, tuple[str, ...]]:
+def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return :func:`netem_options` by receiving host.
 
+    :param hosts: Names of all hosts.
     :raises SpecError: A rule names a sender, or a host that is not there; or as `netem_options`.
     """
-    by_host: dict[str, list[PacketRule]] = {host.name: [] for host in plan.hosts}
+    by_host: dict[str, list[PacketRule]] = {name: [] for name in hosts}
     for rule in rules:
         receivers: set[str] = set()
         for sender, receiver in rule.link:
@@ -49,7 +55,10 @@ def netem_table(rules: Sequence[PacketRule], plan: FabricPlan) -> dict[str, tupl
                     f"netem: {rule.action}: link = {sender}->{receiver}: allowed is *->{receiver}, since a port's qdisc sees "
                     "what all hosts send"
                 )
-            receivers |= by_host.keys() if receiver == "*" else {plan.host(receiver).name}
+            if receiver not in ("*", *hosts):
+                allowed = ", ".join(hosts)
+                raise SpecError(f"netem: {rule.action}: link = *->{receiver}: allowed are receivers of this fabric: {allowed}")
+            receivers |= by_host.keys() if receiver == "*" else {receiver}
         for name in receivers:
             by_host[name].append(rule)
     return {name: netem_options(found) for name, found in by_host.items() if found}
@@ -58,16 +67,21 @@ def netem_table(rules: Sequence[PacketRule], plan: FabricPlan) -> dict[str, tupl
 class Netem(Closing):
     """Rules in force by netem, from the constructor to :meth:`close`.
 
+    As with an injector, frames are met as a wire carries them. Where there is one, too, it is entered first and left last.
+
     :raises SpecError: As :func:`netem_table`.
     :raises FaultError: Datapath and switches are of kind ``xdp``, or the kernel has no netem; the text is its own.
     """
 
     def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
-        table = netem_table(rules, fabric.plan)
+        table = netem_table(rules, [host.name for host in fabric.plan.hosts])
         if fabric.datapath == fabric.plan.switch_kind == "xdp":
             raise FaultError("netem: frames that XDP redirects pass no qdisc: allowed on the datapath xdp is the fault engine")
         self._qdiscs: dict[str, Qdisc] = {}
         with ExitStack() as stack:
+            if not fabric.faults:
+                fabric.set_faults(True)
+                stack.callback(fabric.set_faults, False)
             for name, options in table.items():
                 host = fabric.plan.host(name)
                 port = fabric.plan.switch(host.switch).ifname(host.port)
@@ -86,8 +100,10 @@ class Netem(Closing):
 def _words(rule: PacketRule) -> tuple[str, ...]:
     """One rule's words, tc-netem(8)."""
     for key, field in Rule.model_fields.items():
-        if key not in ("link", "p") and getattr(rule, key) != field.get_default():
-            raise SpecError(f"netem: {rule.action}: {key} is given: allowed are link and p, since netem reads no such header")
+        value = getattr(rule, key)
+        if key not in ("link", "p", "backend") and value != field.get_default():
+            given = f"{key} = {text_of(value, key)}"
+            raise SpecError(f"netem: {rule.action}: {given}: allowed are link and p, since netem reads no such header")
     match rule:
         case Drop():
             return "loss", "random", _percent(rule.p)

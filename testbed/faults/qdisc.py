@@ -1,12 +1,17 @@
 """Queueing disciplines at the ends of links: added by tc(8), with their statistics, and gone at the end."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from testbed.closing import Closing
 from testbed.errors import FaultError
-from testbed.fabric import Fabric
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
 
 __all__ = ["Qdisc", "QdiscCounters"]
 

@@ -92,6 +92,7 @@ class Rule(BaseModel):
 
     :param link: Sender and receiver, by name; ``*`` is any host.
     :param p: Probability with which a frame that matches meets its fate.
+    :param backend: What carries the rule out: our engine, or the kernel's network emulator as far as it can.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -104,6 +105,7 @@ class Rule(BaseModel):
     hop: Numbers = Field(Range(), description=_NUMBERS)
     attempt: Numbers = Field(Range(), description=_NUMBERS)
     p: float = Field(1.0, ge=0, le=1, description=_PROBABILITY)
+    backend: Literal["engine", "netem"] = Field("engine", description="engine or netem")
 
 
 class Drop(Rule):

@@ -11,7 +11,7 @@ from testbed.faults.limits import Limit
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
 from testbed.faults.units import split_words
 
-__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "limits_of", "parse_fault", "rules_of", "words"]
+__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "limits_of", "parse_fault", "rules_of", "text_of", "words"]
 
 
 def _table(value: Any) -> Any:
@@ -58,7 +58,7 @@ def parse_fault(text: str) -> Rule | Limit | Event:
 def words(fault: BaseModel) -> str:
     """The words of a fault, which :func:`parse_fault` takes for an equal one."""
     keys = [
-        f"{field.alias or name}={_word(getattr(fault, name), name)}"
+        f"{field.alias or name}={text_of(getattr(fault, name), name)}"
         for name, field in type(fault).model_fields.items()
         if name != "action" and getattr(fault, name) != field.default
     ]
@@ -89,7 +89,8 @@ def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
     return "hosts", fault.hosts if isinstance(fault, Limit) else ()
 
 
-def _word(value: Any, key: str) -> str:
+def text_of(value: Any, key: str) -> str:
+    """The text of a key's value, as it stands behind ``key=``."""
     match value:
         case str():
             return value

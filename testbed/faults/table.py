@@ -119,8 +119,12 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
     """Resolve rules against a fabric.
 
     :param seed: Of all draws, modulo 2**64.
-    :raises SpecError: There are too many rules, or one names a host that the fabric does not have.
+    :raises SpecError: There are too many rules, or one names a host that the fabric does not have or is netem's.
     """
+    for rule in rules:
+        if rule.backend != "engine":
+            given = f"{rule.action}: backend = {rule.backend}"
+            raise SpecError(f"faults: {given}: allowed is engine where fates are counted and replayed")
     if len(rules) > MAX_RULES:
         raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
     tables: dict[tuple[int, ...], int] = {}

@@ -12,9 +12,9 @@ from testbed.errors import TestbedError
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Partition
 from testbed.faults.injector import Injector
+from testbed.faults.netem import Netem
 from testbed.faults.packet import kind_name
 from testbed.faults.partition import Blockade
-from testbed.faults.rules import Rule
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, limits_of, rules_of, words
 from testbed.faults.timeline import Timeline
@@ -23,6 +23,7 @@ from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
 
 __all__ = ["Faults", "Turn"]
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -43,10 +44,12 @@ class Faults:
     def __init__(self, scenario: Scenario, fabric: Fabric, workers: Workers, table: Table, log: FaultLog) -> None:
         self._scenario, self._fabric, self._workers = scenario, fabric, workers
         self._table, self._log = table, log
-        self._rules = rules_of(scenario.faults)
+        rules = rules_of(scenario.faults)
+        self._rules = [rule for rule in rules if rule.backend == "engine"]
+        self._emulated = [rule for rule in rules if rule.backend == "netem"]
         self._limits = limits_of(scenario.faults)
         self._events = events_of(scenario.faults)
-        self._rule_numbers = [number for number, fault in enumerate(scenario.faults) if isinstance(fault, Rule)]
+        self._rule_numbers = [number for number, fault in enumerate(scenario.faults) if fault in self._rules]
         self._event_numbers = [number for number, fault in enumerate(scenario.faults) if isinstance(fault, Event)]
         self._blockade: Blockade | None = None
         self._started = 0.0
@@ -56,7 +59,22 @@ class Faults:
         """Put rules and limits in force on the datapath that is set, until the end of the context.
 
         Without any, no program is attached. Turns of one epoch draw from the same seed, those of other epochs from others.
+
+        :raises FaultError: The kernel refused a queueing discipline; the text is its own.
         """
+        self._started = time.monotonic()
+        with self._injected(turn):
+            if not self._emulated:
+                yield
+                return
+            with Netem(self._fabric, self._emulated) as netem:
+                yield
+                for receiver, counters in netem.counters().items():
+                    self._add(turn, "fault_frames_netem", counters.dropped, {"link": f"*->{receiver}"})
+
+    @contextmanager
+    def _injected(self, turn: Turn) -> Iterator[None]:
+        """Put what is the engine's in force."""
         partitions = any(isinstance(event, Partition) for event in self._events)
         if not (self._rules or self._limits or partitions):
             yield
@@ -64,7 +82,6 @@ class Faults:
         scenario = self._scenario
         seed = (scenario.fault_seed + turn.trial * scenario.training.epochs + turn.epoch) % (1 << 64)
         injector = Injector(self._fabric, self._rules, seed)
-        self._started = time.monotonic()
         try:
             with ExitStack() as stack:
                 stack.enter_context(injector)

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from testbed.collectives.group import MAX_GAP, Affinity, Lanes, OnOverflow, RecoveryFrom
+from testbed.collectives.registry import TRANSPORTS
 from testbed.errors import SpecError
 from testbed.faults.events import check_overlap
-from testbed.faults.spec import Fault, events_of, hosts_of, words
+from testbed.faults.netem import netem_table
+from testbed.faults.spec import Fault, events_of, hosts_of, limits_of, rules_of, words
 
 __all__ = [
     "CollectiveSpec",
@@ -187,10 +189,24 @@ class Scenario(Table):
             if strangers := [name for name in names if name not in known]:
                 allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
                 raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: allowed is {allowed}")
+        emulated = [rule for rule in rules_of(self.faults) if rule.backend == "netem"]
         try:
             check_overlap(events_of(self.faults))
+            ports = netem_table(emulated, known)
         except SpecError as error:
             raise ValueError(f"faults: {error}") from None
+        for limit in limits_of(self.faults):
+            if (both := ports.keys() & set(limit.hosts)) and "down" in limit.directions:
+                raise ValueError(
+                    f"faults: limit of {min(both)}: direction = {limit.direction}: allowed is up beside netem, which has the "
+                    "only queue of the port towards the host"
+                )
+        redirected = [name for name in self.collective.transports if TRANSPORTS[name].needs == self.fabric.switch == "xdp"]
+        if emulated and redirected:
+            raise ValueError(
+                f"faults: {emulated[0].action}: backend = netem: allowed is engine with switch xdp and {redirected[0]}, whose "
+                "frames pass no qdisc"
+            )
         return self
 
     def resolve(self, base: Path) -> "Scenario":

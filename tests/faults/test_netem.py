@@ -1,6 +1,9 @@
 """netem: what of our rules it can do, in tc's words; and what a kernel without it says."""
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,11 +11,31 @@ from testbed.errors import FaultError, SpecError
 from testbed.fabric import Fabric
 from testbed.faults.netem import Netem, netem_options, netem_table
 from testbed.faults.rules import parse_rule
+from testbed.faults.spec import parse_fault, rules_of, words
+from testbed.faults.table import compile_rules
 from testbed.plan import plan_fabric
 from testbed.probes import Level, find
+from testbed.results import load_run
+from testbed.run import run_scenario
+from testbed.spec import Scenario, parse_scenario
 from testbed.worker import Workers
 
 PREFIX = "netem limit 65536 "
+HOSTS = ("h1", "h2", "h3")
+NO_NETEM = "tc qdisc add dev s1-eth2 root netem limit 65536 loss random {}: Error: Specified qdisc kind is unknown."
+
+
+def scenario(*faults: str, switch: str = "bridge", transports: tuple[str, ...] = ("tcp-ring",)) -> Scenario:
+    table: dict[str, Any] = {
+        "scenario": {"name": "netem"},
+        "fabric": {"hosts": 2, "switch": switch},
+        "collective": {"transports": transports, "timeout": 20.0},
+        "dataset": {"name": "synthetic", "scale": 6, "classes": 2, "feature_dim": 8},
+        "model": {"hidden": 8, "fanout": [2, 2]},
+        "training": {"epochs": 1, "batch_size": 16},
+        "faults": faults,
+    }
+    return parse_scenario(table)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +63,7 @@ def test_words(rule: str, words: str) -> None:
 
 def test_rules_of_one_receiver_are_one_qdisc() -> None:
     rules = [parse_rule(text) for text in ("drop p=0.01 link=*->h2", "delay delay=2ms", "corrupt p=0.5 link=*->h3,*->h2")]
-    assert {name: " ".join(options) for name, options in netem_table(rules, plan_fabric("star", 3)).items()} == {
+    assert {name: " ".join(options) for name, options in netem_table(rules, HOSTS).items()} == {
         "h1": PREFIX + "delay 2000us",
         "h2": PREFIX + "loss random 1% delay 2000us corrupt 50%",
         "h3": PREFIX + "delay 2000us corrupt 50%",
@@ -50,8 +73,8 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ("drop kind=tcp", "netem: drop: kind is given: allowed are link and p, since netem reads no such header"),
-        ("drop attempt=0", "netem: drop: attempt is given: allowed are link and p, since netem reads no such header"),
+        ("drop kind=tcp,udp", "netem: drop: kind = tcp,udp: allowed are link and p, since netem reads no such header"),
+        ("drop attempt=0", "netem: drop: attempt = 0: allowed are link and p, since netem reads no such header"),
         ("drop link=h1->h2", "netem: drop: link = h1->h2: allowed is *->h2, since a port's qdisc sees what all hosts send"),
         ("duplicate copies=2", "netem: duplicate: copies = 2: allowed is 1, netem knows no other"),
         ("corrupt bits=8", "netem: corrupt: bits = 8: allowed is 1, netem knows no other"),
@@ -62,13 +85,75 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
         ),
         ("drop; drop p=0.5 link=*->h2", "netem: drop and drop of one receiver: allowed is one of them"),
         ("delay delay=1ms; reorder", "netem: reorder and delay of one receiver: allowed is one of them"),
-        ("drop link=*->h9", "host: 'h9' is not in this fabric; hosts are h1, h2, h3"),
+        ("drop link=*->h9", "netem: drop: link = *->h9: allowed are receivers of this fabric: h1, h2, h3"),
     ],
 )
 def test_what_netem_cannot_do(rules: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        netem_table([parse_rule(rule) for rule in rules.split("; ")], plan_fabric("star", 3))
+        netem_table([parse_rule(rule) for rule in rules.split("; ")], HOSTS)
     assert str(caught.value) == text
+
+
+RING = {"transports": ("xdp-ring", "tcp-ring")}
+XDP = {"switch": "xdp"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "changes", "text"),
+    [
+        ("drop kind=tcp backend=netem", {}, "netem: drop: kind = tcp: allowed are link and p, since netem "),
+        ("drop link=h1->h2 backend=netem", {}, "netem: drop: link = h1->h2: allowed is *->h2, since a port's qdisc sees "),
+        ("drop backend=netem; burst enter=0.1 leave=0.5 backend=netem", {}, "netem: burst and drop of one receiver: "),
+        ("drop backend=netem", XDP | RING, "drop: backend = netem: allowed is engine with switch xdp and xdp-ring, "),
+        ("drop backend=netem; limit host=h2 rate=1mbit", {}, "limit of h2: direction = both: allowed is up beside netem, "),
+    ],
+)
+def test_scenarios_that_netem_cannot_do_are_refused(faults: str, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        scenario(*faults.split("; "), **changes)
+    assert str(caught.value).startswith(f"scenario: faults: {text}")
+
+
+@pytest.mark.parametrize(
+    ("faults", "changes"),
+    [
+        ("drop backend=netem", XDP),
+        ("drop backend=netem", RING),
+        ("drop backend=netem; drop kind=tcp; limit host=h2 rate=1mbit direction=up", {}),
+        ("drop backend=netem link=*->h1; limit host=h2 rate=1mbit", {}),
+    ],
+)
+def test_scenarios_that_netem_can_do(faults: str, changes: dict[str, Any]) -> None:
+    assert rules_of(scenario(*faults.split("; "), **changes).faults)[0].backend == "netem"
+
+
+def test_backends_are_words_and_tables_alike() -> None:
+    rule = parse_fault("drop p=0.01 link=*->h2 backend=netem")
+    assert words(rule) == "drop link=*->h2 p=0.01 backend=netem"
+    assert words(parse_fault("drop backend=engine")) == "drop"
+    with pytest.raises(SpecError, match="backend = tc: allowed is engine or netem"):
+        parse_fault("drop backend=tc")
+
+
+def test_the_engine_takes_no_rule_of_netems() -> None:
+    with pytest.raises(SpecError, match="drop: backend = netem: allowed is engine where fates are counted and"):
+        compile_rules([parse_rule("drop backend=netem")], plan_fabric("star", 2))
+
+
+@pytest.mark.net
+def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    given, out = scenario("drop p=0.05 link=*->h2 backend=netem", "drop p=0.05 link=h2->h1"), tmp_path / "run"
+    if find("qdisc netem").level is not Level.OK:
+        with pytest.raises(FaultError) as caught:
+            run_scenario(given, out, quiet=True)
+        assert str(caught.value).startswith(NO_NETEM.format("5%"))
+        assert str(caught.value).count("\n") == 0
+        assert json.loads((out / "manifest.json").read_text())["error"] == str(caught.value)
+        return
+    run = load_run(run_scenario(given, out, quiet=True))
+    assert run.metric("fault_frames_netem")["link"].tolist() == ["*->h2"]
+    assert set(run.metric("faults_fired")["fault"]) == {"drop link=h2->h1 p=0.05"}
 
 
 @pytest.mark.net
@@ -83,9 +168,9 @@ def test_frames_that_xdp_redirects_meet_no_netem() -> None:
 def test_rules_in_force_or_the_kernels_words() -> None:
     with Fabric(plan_fabric("star", 2, "bridge")) as fabric:
         if find("qdisc netem").level is not Level.OK:
-            text = "tc qdisc add dev s1-eth2 root netem limit 65536 loss random 100%: Error: Specified qdisc kind is unknown."
-            with pytest.raises(FaultError, match=re.escape(text)):
+            with pytest.raises(FaultError, match=re.escape(NO_NETEM.format("100%"))):
                 Netem(fabric, [parse_rule("drop link=*->h2")])
+            assert not fabric.faults
             return
         with Netem(fabric, [parse_rule("drop link=*->h2")]) as netem:
             assert fabric.run("h1", ["ping", "-c", "3", "-i", "0.01", "-W", "1", "h2"]).returncode

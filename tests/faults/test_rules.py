@@ -40,7 +40,7 @@ REFUSED = {
     "shake": "fault 'shake': action 'shake' is unknown; allowed are drop, duplicate, corrupt, delay, reorder, burst",
     "drop p=2": "fault 'drop p=2': p = 2: allowed is a number from 0 to 1",
     "drop p=nan": "fault 'drop p=nan': p = nan: allowed is a number from 0 to 1",
-    "drop q=2": "fault 'drop q=2': q is unknown; allowed are link, kind, group, generation, chunk, hop, attempt, p",
+    "drop q=2": "fault 'drop q=2': q is unknown; allowed are link, kind, group, generation, chunk, hop, attempt, p, backend",
     "drop link=h1": "fault 'drop link=h1': link = h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
     "drop link=h0->h1": "link = h0->h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
     "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: allowed is any of reduce, result,",
