@@ -21,7 +21,7 @@ from testbed.errors import TestbedError
 __all__ = ["app", "main"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-VERBS = ("doctor", "bench", "run", "up", "exec", "status", "down", "clean")
+VERBS = ("doctor", "bench", "run", "soak", "up", "exec", "status", "down", "clean")
 
 EPILOG = options.examples(
     "testbed doctor",

@@ -1,0 +1,73 @@
+"""``testbed soak``: random scenarios with random faults, each checked bit for bit, until the time is over."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli import options
+
+EPILOG = options.examples(
+    "sudo testbed soak --minutes 30",
+    "sudo testbed soak --seed 7 --only 42   [dim]scenario 42 of seed 7 again[/dim]",
+    "sudo testbed soak --minutes 30 --markdown > soak.md",
+    after="Exit status 1 if a scenario fails; Ctrl-C ends with the summary of what has passed.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(epilog=EPILOG)(soak)
+
+
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.0, help="No scenario begins after this time.")] = 5.0,
+    seed: options.Seed = 1,
+    only: Annotated[
+        list[int] | None, typer.Option(min=0, metavar="K", help="Play scenario K alone; may be given often.")
+    ] = None,
+    keep: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for the logs of a scenario that fails.")
+    ] = Path("runs"),
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the summary as Markdown.")] = False,
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Play random scenarios on real fabrics until the time is over, and stop at the first that fails.
+
+    Each draws hosts, topology, switch, MTU, transport, groups, tensors and up to four faults. Results are compared bit for bit
+    (sockets: within float32's bound), fates of frames are judged anew from the log, the time is bounded, and nothing may be
+    left. Some scenarios kill a host, cut one off for good, or kill the controller itself. Scenario K of a seed is always the
+    same, whatever ran before it; what depends on time, such as which frames an event meets, is not.
+    """
+    from testbed.rights import require_root
+    from testbed.soak.report import Coverage
+    from testbed.soak.scenario import Scenario
+    from testbed.soak.session import Soak
+
+    require_root()
+    started = time.monotonic()
+    coverage = Coverage()
+    terminal = sys.stderr.isatty()
+
+    def show(scenario: Scenario) -> None:
+        gone = time.monotonic() - started
+        line = f"{gone // 60:.0f}:{gone % 60:02.0f} of {minutes:g} min, {scenario}"
+        print(f"\r\033[K{line[:120]}", end="", file=sys.stderr, flush=True)
+
+    def summary() -> None:
+        if terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        coverage.seconds = time.monotonic() - started
+        typer.echo(coverage.markdown(seed) if markdown else coverage.text(), err=str(json) == "-")
+        if json is not None:
+            options.write_json({"seed": seed, **coverage.to_dict()}, json)
+
+    session = Soak(seed, started + 60 * minutes, only or (), keep)
+    try:
+        for report in session.run(show if terminal else lambda scenario: None):
+            coverage.add(report)
+    finally:
+        summary()

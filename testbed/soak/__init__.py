@@ -1,0 +1,1 @@
+"""Soak tests: random scenarios from the whole space of fabrics, collectives and faults, each with an exact check."""

@@ -1,0 +1,29 @@
+"""What a soak may find, and what it keeps of it."""
+
+import json
+import shutil
+import traceback
+from pathlib import Path
+
+from testbed.errors import TestbedError
+from testbed.soak.scenario import Scenario
+
+__all__ = ["Finding", "keep"]
+
+
+class Finding(TestbedError):
+    """A check of a scenario has failed; the text says which."""
+
+
+def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
+    """Keep what a failed scenario has left: what it was, the error, and the logs of its fabric's directory.
+
+    :param folder: Where to; what is there of an earlier failure is replaced.
+    :param run: The fabric's directory.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "scenario.json").write_text(json.dumps(scenario.to_dict(), indent=2) + "\n")
+    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+    for log in run.glob("*.log"):
+        shutil.copy(log, folder)

@@ -1,0 +1,119 @@
+"""A soak: one scenario after the other, until the time is over, one fails, or somebody interrupts it."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from testbed.errors import TestbedError
+from testbed.fabric.clean import clean
+from testbed.fabric.processes import processes_of
+from testbed.fabric.state import ROOT, new_run_id
+from testbed.soak.arena import Arena
+from testbed.soak.draw import draw
+from testbed.soak.findings import Finding, keep
+from testbed.soak.report import Report
+from testbed.soak.scenario import Scenario, replay_command
+
+__all__ = ["Soak", "leftovers"]
+
+GRACE = 10.0  # seconds for what ends with its controller to have ended
+
+
+def leftovers(run_id: str) -> list[str]:
+    """What is still there of a run: processes, files, control groups; within a grace, as killed processes take a moment."""
+    deadline = time.monotonic() + GRACE
+    while True:
+        found = [f"process {entry.name} ({entry.pid})" for entry in processes_of(run_id)]
+        found += [str(path) for path in ROOT.glob(f"*{run_id}*")]
+        found += [str(path) for path in Path("/sys/fs/cgroup").rglob(f"*{run_id}*")]
+        if not found or time.monotonic() > deadline:
+            return found
+
+
+class Soak:
+    """The scenarios of a seed, in order.
+
+    :param seed: Scenario K of it is always the same.
+    :param deadline: Time of the monotonic clock at which no more scenario begins.
+    :param only: Play these, and nothing else.
+    :param folder: Where what a failed scenario leaves is kept.
+    """
+
+    def __init__(self, seed: int, deadline: float, only: Sequence[int], folder: Path) -> None:
+        self.seed, self.only, self.folder = seed, only, folder
+        self._deadline = deadline
+        self._arena: Arena | None = None
+
+    def run(self, progress: Callable[[Scenario], None] = lambda scenario: None) -> Iterator[Report]:
+        """Play: yields the report of each scenario that has passed.
+
+        :param progress: Told of each scenario before it is played.
+        :raises TestbedError: One has failed; the text says which and how to play it again.
+        """
+        try:
+            for number in self._numbers():
+                scenario = draw(self.seed, number)
+                progress(scenario)
+                try:
+                    yield self._play(scenario)
+                except Exception as error:
+                    self._keep(scenario, error)
+                    words = str(error) or type(error).__name__
+                    raise TestbedError(
+                        f"{scenario}\n{words}\nkept: {self._kept(scenario)}\nagain: {replay_command(self.seed, number)}"
+                    ) from error
+        finally:
+            self._leave()
+
+    def _numbers(self) -> Iterator[int]:
+        if self.only:
+            yield from self.only
+            return
+        number = 0
+        while time.monotonic() < self._deadline:
+            yield number
+            number += 1
+
+    def _play(self, scenario: Scenario) -> Report:
+        if scenario.killed_after is not None:
+            return self._play_killed(scenario, scenario.killed_after)
+        if self._arena and (self._arena.spent or self._arena.shape != scenario.shape):
+            self._leave()
+        if self._arena is None:
+            self._arena = Arena(scenario.shape).__enter__()
+        return self._arena.play(scenario)
+
+    def _play_killed(self, scenario: Scenario, after: float) -> Report:
+        """Kill a controller in the middle of a scenario; the next scenarios show whether the machine is as before."""
+        started, run_id = time.monotonic(), new_run_id()
+        command = [sys.executable, "-m", "testbed.soak", str(scenario.seed), str(scenario.number), run_id]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                _, said = process.communicate(timeout=after)
+                raise Finding(f"the controller that was to be killed ended by itself, with status {process.returncode}: {said}")
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                process.kill()
+        refused = [left.error for left in clean() if left.run_id == run_id and left.error]
+        if refused or (found := leftovers(run_id)):
+            raise Finding(f"left after the controller was killed and `testbed clean`: {', '.join(refused or found)}")
+        return Report(scenario, time.monotonic() - started)
+
+    def _leave(self) -> None:
+        """Take the fabric down, and see that nothing of it is left."""
+        if self._arena is None:
+            return
+        arena, self._arena = self._arena, None
+        arena.__exit__(None, None, None)
+        if found := leftovers(arena.fabric.run_id):
+            raise Finding(f"left behind by a fabric of {arena.shape}: {', '.join(found)}")
+
+    def _keep(self, scenario: Scenario, error: Exception) -> None:
+        run = self._arena.fabric.directory if self._arena else Path("/nonexistent")
+        keep(scenario, error, self._kept(scenario), run)
+
+    def _kept(self, scenario: Scenario) -> Path:
+        return self.folder / f"soak-{self.seed}-{scenario.number}"
