@@ -91,15 +91,31 @@ struct record {
 	uint32_t claimed, done, sent_us, attempt;
 };
 
-/* The sum of a chunk's halves of words, each times its place, from 1. Like the lanes it is summed over ranks by a plain add: 864 halves
- * of 32 bits and 32 ranks stay below 2^56.
+#define MAX_HALVES 864 /* of a chunk's words */
+
+static uint32_t weights[MAX_HALVES];
+
+/* Different odd numbers of 22 bits: the upper ones of splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). */
+__attribute__((constructor)) static void draw_weights(void)
+{
+	for (uint64_t i = 0; i < MAX_HALVES; i++) {
+		uint64_t x = i + 1;
+
+		x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+		x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+		weights[i] = (uint32_t)((x ^ x >> 31) >> 42) | 1;
+	}
+}
+
+/* The sum of a chunk's halves of words, each times the weight of its place. Like the lanes it is summed over ranks by a plain add: halves
+ * never carry, so 864 of 32 bits stay below 2^64.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {
 	uint64_t sum = 0;
 
 	for (size_t i = 0; i < n; i++)
-		sum += (uint64_t)(uint32_t)(i + 1) * halves[i];
+		sum += (uint64_t)weights[i] * halves[i];
 	return sum;
 }
 
