@@ -61,7 +61,8 @@ def absent(what: str, findings: list[str]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compare the machine before and after a session that builds networks."""
-    if not any(item.get_closest_marker("net") for item in request.session.items):
+    kept = request.config.getoption("keep", False)  # a fabric is meant to stay
+    if kept or not any(item.get_closest_marker("net") for item in request.session.items):
         yield
         return
     before = traces()

@@ -8,13 +8,13 @@ import pytest
 
 from testbed.collectives import ring_maps
 from testbed.collectives.group import make_groups
-from testbed.collectives.lanes import Lanes
 from testbed.collectives.ring_layout import BLOCKS, chunk_bytes_for
 from testbed.collectives.xdp_ring import XdpRing
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.protocol.generation import NEWEST
+from testbed.testing import exact_sum
 from testbed.worker import Workers
 
 pytestmark = pytest.mark.net
@@ -27,14 +27,7 @@ def make_input(size, rank):
 
 
 def expected(size, ranks, bits):
-    """What the ring must give, bit for bit: integer sums at the exponent of the group's largest magnitude."""
-    inputs = [make_input(size, rank) for rank in range(ranks)]
-    if ranks == 1 or size == 0:
-        return inputs[0]
-    lanes = Lanes(bits, ranks)
-    exponent = lanes.exponent_for(max(float(np.abs(x).max()) for x in inputs))
-    total = sum(lanes.quantize(x, exponent).astype(np.int64) for x in inputs)
-    return lanes.dequantize(total.astype(lanes.dtype), exponent)
+    return exact_sum([make_input(size, rank) for rank in range(ranks)], f"int{bits}")
 
 
 def open_in(context, spec):
