@@ -21,7 +21,7 @@ from testbed.collectives.registry import open_transport
 from testbed.collectives.transport import Tensor, Transport
 from testbed.worker import WorkerContext
 
-__all__ = ["count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
+__all__ = ["close_rank", "count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
 
 BLOCK = 1 << 16  # elements that one draw of the generator makes
 
@@ -50,11 +50,23 @@ def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
     return out
 
 
-def open_rank(context: WorkerContext, name: str, spec: GroupSpec, barrier: str) -> None:
-    """Open and connect a transport in this worker."""
-    transport = context.resources.enter_context(open_transport(name, context, spec))
-    context.objects[f"bench/{name}"] = Bench(transport, Barrier(Path(barrier), spec.rank, spec.size))
-    transport.connect()
+def open_rank(
+    context: WorkerContext, name: str, spec: GroupSpec, barrier: str, transport: str | None = None, patience: float = 60.0
+) -> None:
+    """Open and connect a transport in this worker.
+
+    :param name: What it is called here.
+    :param transport: Its name in the registry, where that is another.
+    :param patience: Seconds to wait at the barrier.
+    """
+    opened = context.resources.enter_context(open_transport(transport or name, context, spec))
+    context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.rank, spec.size, patience))
+    opened.connect()
+
+
+def close_rank(context: WorkerContext, name: str) -> None:
+    """Close a transport; another may be opened by the same name."""
+    context.objects.pop(f"bench/{name}").transport.close()
 
 
 def prepare_size(context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool) -> float:

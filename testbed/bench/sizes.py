@@ -48,19 +48,20 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
     return sizes
 
 
-def check_room(last: int, hosts: int, transports: Sequence[str], free: int) -> None:
+def check_room(last: int, hosts: int, transports: Sequence[str], free: int, flag: str = "-e") -> None:
     """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
 
     :param last: Bytes of it.
     :param free: Bytes of memory that are free.
+    :param flag: The option that gave the size, for the error.
     :raises SpecError: It does not; the text names the largest that does.
     """
     if last > MAX_SIZE:
-        raise SpecError(f"-e: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
+        raise SpecError(f"{flag}: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
     times = COPIES * hosts * len(transports) + REFERENCE
     if last * times > free:
         raise SpecError(
-            f"-e: {format_size(last)}: allowed is at most {free // times >> 20}M: {hosts} hosts with {len(transports)} "
+            f"{flag}: {format_size(last)}: allowed is at most {free // times >> 20}M: {hosts} hosts with {len(transports)} "
             f"transports hold a tensor {times} times, and {free >> 20} MiB of memory are free"
         )
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -157,6 +158,104 @@ def delay_line(
         rows.append(row)
     if json is not None:
         options.write_json({"rows": [row.to_dict() for row in rows]}, json)
+
+
+@bench.command(
+    epilog=options.examples(
+        "testbed bench faults",
+        "testbed bench faults --hosts 2,4,8 --transports xdp-ring/upstream,xdp-ring/origin --json faults.json",
+        "testbed bench faults --loss 0.1,1,5 --size 1M --budget 60 --figure faults.png",
+        after="Exit status 1 if a result is wrong. Cells that exceed their budget are reported as such.",
+    ),
+)
+def faults(
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, 2 to 32, comma-separated.")] = "4",
+    loss: Annotated[str, typer.Option(help="Percent of frames that are lost, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "16M",
+    transports: Annotated[
+        str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (gap 0), tcp-ring, gloo.")
+    ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
+    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a cell.")] = 20,
+    budget: Annotated[float, typer.Option(help="Seconds that a cell may take, 1 to 600.")] = 30.0,
+    topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
+    switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
+    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = 1500,
+    offload: Annotated[str, typer.Option(help="on or off; with faults, hosts' are off in either case.")] = "off",
+    lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
+    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
+    gap: Annotated[int, typer.Option(help="As of testbed bench allreduce.")] = 16,
+    figure: Annotated[
+        Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; the CSV goes beside it.")
+    ] = None,
+    seed: options.Seed = 0,
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks what was lost.
+
+    Transports take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone.
+    """
+    from testbed.bench import faults as controller
+    from testbed.bench import loss_table, table
+    from testbed.bench.sizes import parse_size
+    from testbed.errors import CollectiveError, SpecError
+    from testbed.plan import plan_fabric
+    from testbed.rights import require_root
+
+    if offload not in ("on", "off"):
+        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
+    chosen = [
+        controller.Options(
+            plan=plan_fabric(topology, int(count), switch, mtu, offload == "on"),
+            variants=tuple(name.strip() for name in transports.split(",")),
+            size=parse_size(size, "--size"),
+            losses=tuple(percent / 100 for percent in numbers(loss, "--loss")),
+            iterations=iterations,
+            budget=budget,
+            lanes=lanes,
+            window=window,
+            gap=gap,
+            seed=seed,
+        )
+        for count in numbers(hosts, "--hosts")
+    ]
+    require_root()
+    to_stderr = str(json) == "-"
+    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
+    cells = []
+    environment: dict[str, object] = {}
+    for number, each in enumerate(chosen):
+        with controller.Session(each) as session:
+            if not number:
+                environment = session.environment
+                for line in [*table.environment_lines(environment), "#", *loss_table.header_lines()]:
+                    say(line)
+            for cell in session.run(show_progress()):
+                clear_progress()
+                cells.append(cell)
+                say(loss_table.row_line(cell, loss_table.lossless_of(cell, cells)))
+            clear_progress()
+    for line in loss_table.requirement_lines(cells):
+        say(line)
+    rows = [cell.to_dict(loss_table.lossless_of(cell, cells)) for cell in cells]
+    if json is not None:
+        options.write_json({"environment": environment, "rows": rows}, json)
+    if figure is not None:
+        from analysis.goodput import draw
+
+        draw(rows, figure)
+    if wrong := sum(cell.wrong for cell in cells):
+        raise CollectiveError(f"{wrong} elements are wrong")
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """Parse numbers between commas."""
+    from testbed.errors import SpecError
+
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise SpecError(f"{flag}: {text!r}: allowed are numbers, comma-separated") from None
 
 
 def show_progress() -> Callable[[str], None]:

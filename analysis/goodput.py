@@ -1,0 +1,54 @@
+"""The figure of ``testbed bench faults``: goodput and extra bytes against loss, as PNG with the CSV of what it plots."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.figures import STYLE, TRANSPORT_STYLES
+
+__all__ = ["draw"]
+
+VARIANTS = {
+    "xdp-ring/upstream": ("#d55e00", "-", "o"),
+    "xdp-ring/origin": ("#e69f00", "-", "v"),
+    "xdp-ring/timer": ("#cc79a7", ":", "D"),
+}
+LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has a place on it
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the cells, one line a transport and number of hosts.
+
+    :param rows: As the command's JSON has them.
+    :param path: The PNG; the CSV has the same name.
+    """
+    table = pd.DataFrame(rows)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.6))
+        left, right = figure.subplots(1, 2)
+        for (name, hosts), cells in table.groupby(["transport", "hosts"], sort=False):
+            label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
+            colour, dash, marker = VARIANTS.get(str(name)) or TRANSPORT_STYLES.get(str(name), ("#555555", "-", "x"))
+            style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}
+            left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
+            right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)
+        _axes(left, sorted(table["loss"].unique() * 100), "goodput (GB of tensor a second)")
+        _axes(right, sorted(table["loss"].unique() * 100), "extra bytes on the wire (%)")
+        left.legend(frameon=False, fontsize=8)
+        figure.tight_layout()
+        figure.savefig(path, metadata={"Software": None})
+    table.to_csv(path.with_suffix(".csv"), index=False)
+
+
+def _axes(axes: Axes, losses: Sequence[float], label: str) -> None:
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    axes.set_xticks(losses, [f"{loss:g}" for loss in losses])
+    axes.minorticks_off()
+    axes.set_xlabel("frames lost (%)")
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)

@@ -1,0 +1,280 @@
+"""``testbed bench faults``: the controller's side."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from testbed.bench import rank
+from testbed.bench.barrier import BarrierBroken
+from testbed.bench.environment import describe
+from testbed.bench.loss_row import Cell, recovery_times
+from testbed.bench.row import Turn, make_row
+from testbed.bench.sizes import check_room
+from testbed.collectives.group import MAX_GAP, MAX_WINDOW, make_groups
+from testbed.collectives.registry import TRANSPORTS, check_mtu
+from testbed.collectives.transport import Counters
+from testbed.errors import CollectiveError, SpecError, WorkerTimeout
+from testbed.fabric import Fabric
+from testbed.faults.injector import Injector
+from testbed.faults.rules import Drop
+from testbed.machine import free_memory, load_average
+from testbed.plan import FabricPlan
+from testbed.worker import Workers
+
+__all__ = ["VARIANTS", "Options", "Session"]
+
+logger = logging.getLogger(__name__)
+
+#: What is measured, by the name in the table: the transport, and the fields of `GroupSpec` that make the variant.
+VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "xdp-ring/upstream": ("xdp-ring", {"recovery": "upstream"}),
+    "xdp-ring/origin": ("xdp-ring", {"recovery": "origin"}),
+    "xdp-ring/timer": ("xdp-ring", {"recovery": "upstream", "gap": 0}),
+    "tcp-ring": ("tcp-ring", {}),
+    "gloo": ("gloo", {}),
+}
+
+MAX_TURNS = 4  # into which each variant's iterations at a rate of loss are cut
+TRACED = 3  # all-reduces in which the ring's recoveries are looked for
+SETTLING = 180.0  # seconds for an all-reduce that was given up to end, though links lose nothing any more: TCP has backed off
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how.
+
+    :param plan: The fabric.
+    :param variants: Names out of `VARIANTS`.
+    :param size: Bytes of the tensor.
+    :param losses: Shares of frames that are dropped, 0..1; 0 is measured first, whether or not it is among them.
+    :param iterations: Timed all-reduces of each variant at each rate of loss.
+    :param budget: Seconds that these may take together, 1 to 600.
+    :param gap: Of all variants of the ring but ``xdp-ring/timer``.
+    :raises SpecError: A value is not allowed; the text names the command's option.
+    """
+
+    plan: FabricPlan
+    variants: Sequence[str]
+    size: int
+    losses: Sequence[float]
+    iterations: int = 20
+    budget: float = 30.0
+    lanes: str = "int16"
+    window: int = 8
+    gap: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.variants or ("",):
+            if name not in VARIANTS:
+                raise SpecError(f"--transports: {name!r}: allowed are {', '.join(VARIANTS)}")
+        if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
+            raise SpecError(f"--loss: {bad[0] * 100:g}: allowed is 0 to 50 percent")
+        if self.size <= 0:
+            raise SpecError(f"--size: {self.size}: allowed is a float32 at least")
+        if len(self.plan.hosts) < 2:
+            raise SpecError("--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost")
+        if self.iterations < 1:
+            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
+        if not 1 <= self.budget <= 600:
+            raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
+        if self.lanes not in ("int16", "int32"):
+            raise SpecError(f"--lanes: {self.lanes!r}: allowed is int16 or int32")
+        if not 1 <= self.window <= MAX_WINDOW:
+            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
+        if not 0 <= self.gap <= MAX_GAP:
+            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
+        transports = [VARIANTS[name][0] for name in self.variants]
+        check_mtu(self.plan.mtu, transports, "--mtu")
+        check_room(self.size, len(self.plan.hosts), transports, free_memory(), "--size")
+
+    @property
+    def rates(self) -> list[float]:
+        """Rates of loss in the order in which they are measured."""
+        return sorted({0.0, *self.losses})
+
+
+@dataclass
+class _Progress:
+    """What has been measured of a cell so far."""
+
+    turns: list[Sequence[Turn]] = field(default_factory=list)
+    spent: float = 0.0
+    lost: int = 0
+    recoveries: tuple[float, ...] = ()
+    failure: str | None = None
+
+
+class Session:
+    """A fabric on which cells are measured. A context manager.
+
+    :ivar environment: What the results depend on, after entering.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.environment: dict[str, object] = {}
+        self._groups = 0
+        self._open: set[str] = set()
+        self._absmax: float | None = None
+
+    def __enter__(self) -> "Session":
+        load, options = load_average(), self.options
+        with ExitStack() as stack:
+            self._fabric = stack.enter_context(Fabric(options.plan))
+            self._workers = stack.enter_context(Workers(self._fabric, affinity="rank"))
+            shown = ("lanes", "window", "gap", "seed", "iterations", "budget")
+            self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
+
+    def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Cell]:
+        """Measure: yields the cells of a rate of loss when it is done, those without loss first.
+
+        Variants take turns at each rate, so that a drift of the machine meets all alike.
+
+        :param progress: Told what is going on.
+        """
+        options = self.options
+        for loss in options.rates:
+            cells = {name: _Progress() for name in options.variants}
+            turns = min(options.iterations, MAX_TURNS)
+            for turn in range(turns):
+                count = options.iterations * (turn + 1) // turns - options.iterations * turn // turns
+                for name, cell in cells.items():
+                    if cell.failure is None:
+                        progress(f"{loss:.2%} loss, turn {turn + 1} of {turns}: {name}")
+                        self._turn(name, cell, loss, count, turn)
+            for name, cell in cells.items():
+                if loss and cell.failure is None and VARIANTS[name][0] == "xdp-ring":
+                    progress(f"{loss:.2%} loss, recoveries: {name}")
+                    self._trace(name, cell, loss)
+                yield self._cell(name, cell, loss)
+
+    def _turn(self, name: str, cell: _Progress, loss: float, count: int, turn: int) -> None:
+        """Do some iterations, or as many as fit into what the budget has left."""
+        self._ready(name)
+        with ExitStack() as stack:
+            injector = None
+            if loss:
+                rules = [Drop.model_validate({"p": loss})]
+                injector = stack.enter_context(Injector(self._fabric, rules, self.options.seed + turn))
+            self._iterate(name, cell, count, injector)
+        if cell.failure is not None:
+            self._shut(name)
+
+    def _iterate(self, name: str, cell: _Progress, count: int, injector: Injector | None) -> None:
+        # The first is not counted: senders have to learn what the links are like.
+        for number in range(count + 1):
+            started, before = time.monotonic(), _lost(injector)
+            try:
+                turn = self._turn_of_all(name, check=True, seconds=max(0.0, self.options.budget - cell.spent))
+            except WorkerTimeout:
+                cell.failure = f"more than the budget of {self.options.budget:g} s"
+            except (CollectiveError, BarrierBroken) as error:
+                cell.failure = str(error)
+            else:
+                if number:
+                    cell.turns.append(turn)
+                    cell.lost += _lost(injector) - before
+            cell.spent += time.monotonic() - started
+            if cell.failure is not None:
+                return
+
+    def _trace(self, name: str, cell: _Progress, loss: float) -> None:
+        """Find out how long losses last; untimed, since logging every frame takes time."""
+        self._ready(name)
+        rules = [Drop.model_validate({"p": loss})]
+        broken = False
+        with Injector(self._fabric, rules, self.options.seed, trace=True) as injector:
+            for _ in range(TRACED):
+                try:
+                    self._turn_of_all(name, check=False, seconds=self.options.budget)
+                except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
+                    logger.warning("%s, %.2f %% loss: recoveries are not all measured: %s", name, loss * 100, error)
+                    broken = True
+                    break
+        if broken:
+            self._shut(name)
+        if injector.lost:
+            logger.warning("%s, %.2f %% loss: the log lacks %d frames", name, loss * 100, injector.lost)
+        cell.recoveries = recovery_times(injector.log())
+
+    def _cell(self, name: str, cell: _Progress, loss: float) -> Cell:
+        options = self.options
+        rows = make_row(name, options.size, cell.turns, None) if cell.turns else None
+        return Cell(
+            transport=name,
+            hosts=len(options.plan.hosts),
+            size=options.size,
+            loss=loss,
+            times=rows.times if rows else (),
+            sent=sum((turn.sent for turns in cell.turns for turn in turns), Counters()),
+            lost=cell.lost,
+            recoveries=cell.recoveries,
+            wrong=rows.wrong if rows else 0,
+            failure=cell.failure,
+        )
+
+    def _ready(self, name: str) -> None:
+        """Set the links to what a variant needs, and open it unless it is."""
+        transport, terms = VARIANTS[name]
+        needs = TRANSPORTS[transport].needs
+        if self._fabric.datapath != needs:
+            self._fabric.set_datapath(needs)
+        if name in self._open:
+            return
+        options, directory = self.options, self._fabric.directory
+        self._groups += 1
+        specs = make_groups(
+            options.plan.hosts,
+            group_id=self._groups,
+            **{"lanes": options.lanes, "window": options.window, "gap": options.gap, **terms},
+            mtu=options.plan.mtu,
+            capacity=options.size // 4,
+            affinity="rank",
+            timeout=SETTLING,
+            rendezvous=str(directory),
+        )
+        barrier = str(directory / f"barrier-{self._groups}")
+        shared = {"name": name, "transport": transport, "barrier": barrier, "patience": SETTLING}
+        calls = [{**shared, "spec": spec} for spec in specs]
+        self._call_all(rank.open_rank, calls)
+        fill = self._absmax is None
+        reference = {"reference": str(directory / "reference"), "fill": fill}
+        inputs = {"name": name, "count": options.size // 4, "seed": options.seed, **reference}
+        most: list[float] = self._call_all(rank.prepare_size, [inputs] * len(specs))
+        if fill:
+            self._absmax = max(most)
+        self._open.add(name)
+
+    def _shut(self, name: str) -> None:
+        """Close a variant that has failed; where it is still busy, it ends now that nothing is lost any more."""
+        self._open.discard(name)
+        self._call_all(rank.close_rank, [{"name": name}] * len(self.options.plan.hosts))
+
+    def _turn_of_all(self, name: str, check: bool, seconds: float) -> list[Turn]:
+        """One iteration on all ranks."""
+        call = {"name": name, "iterations": 1, "warmup": 0, "absmax": self._absmax if check else None}
+        return self._call_all(rank.run_turn, [call] * len(self.options.plan.hosts), seconds)
+
+    def _call_all(
+        self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]], timeout: float = SETTLING
+    ) -> list[Any]:
+        """Call a function in all ranks' workers; a rank that only heard of another's failure has nothing to tell."""
+        by_worker = dict(zip(self._fabric.hosts, calls, strict=True))
+        answers = self._workers.call_all(function, by_worker, timeout=timeout, errors="return")
+        failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
+            raise failure
+        return list(answers.values())
+
+
+def _lost(injector: Injector | None) -> int:
+    return sum(injector.counters().values()) if injector else 0

@@ -1,0 +1,127 @@
+"""One cell of ``testbed bench faults``: a transport at a rate of loss, and what follows from it. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.collectives.transport import Counters
+from testbed.faults.packet import KINDS
+from testbed.faults.table import Action
+
+__all__ = ["Cell", "recovery_times"]
+
+_CARRIERS = (KINDS["reduce"], KINDS["result"])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was measured.
+
+    :param transport: With what tells its variants apart, such as ``xdp-ring/origin``.
+    :param size: Bytes of the tensor.
+    :param loss: Share of frames that are dropped, 0..1.
+    :param times: Of iterations, seconds.
+    :param sent: By all ranks, in all iterations.
+    :param lost: Frames that were dropped in all iterations.
+    :param recoveries: Seconds from a loss until what was lost had come; see `recovery_times`. Empty where not measured.
+    :param wrong: Elements of results whose error exceeds the transport's bound.
+    :param failure: Why there are fewer iterations than asked for; None: there are not.
+    """
+
+    transport: str
+    hosts: int
+    size: int
+    loss: float
+    times: tuple[float, ...]
+    sent: Counters
+    lost: int = 0
+    recoveries: tuple[float, ...] = ()
+    wrong: int = 0
+    failure: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        """Median time of an iteration, seconds; None without any."""
+        return float(np.median(self.times)) if self.times else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Bytes of the tensor over the median time."""
+        return None if self.median is None else self.size / self.median
+
+    @property
+    def wire_bytes(self) -> float | None:
+        """Bytes on the wire of one iteration, of all ranks."""
+        return self.sent.wire_bytes / len(self.times) if self.times else None
+
+    @property
+    def retransmissions(self) -> float | None:
+        """Frames sent again in one iteration, of all ranks."""
+        return self.sent.retransmissions / len(self.times) if self.times else None
+
+    @property
+    def recovery(self) -> float | None:
+        """Median of the recoveries, seconds."""
+        return float(np.median(self.recoveries)) if self.recoveries else None
+
+    def ratio(self, lossless: "Cell | None") -> float | None:
+        """Goodput over that without loss."""
+        if lossless is None or self.goodput is None or lossless.goodput is None:
+            return None
+        return self.goodput / lossless.goodput
+
+    def extra(self, lossless: "Cell | None") -> float | None:
+        """Share of bytes on the wire that come on top of those without loss."""
+        if lossless is None or self.wire_bytes is None or not lossless.wire_bytes:
+            return None
+        return self.wire_bytes / lossless.wire_bytes - 1
+
+    def to_dict(self, lossless: "Cell | None") -> dict[str, Any]:
+        """The cell as it goes into the JSON file and the figure; None: not measured."""
+        return {
+            "transport": self.transport,
+            "hosts": self.hosts,
+            "size_bytes": self.size,
+            "loss": self.loss,
+            "iterations": len(self.times),
+            "median_us": _rounded(self.median, 1e6),
+            "max_us": _rounded(max(self.times, default=None), 1e6),
+            "goodput_gbps": _rounded(self.goodput, 1e-9),
+            "goodput_ratio": _rounded(self.ratio(lossless)),
+            "wire_bytes": _rounded(self.wire_bytes),
+            "extra_bytes": _rounded(self.extra(lossless)),
+            "retransmissions": _rounded(self.retransmissions),
+            "lost_frames": self.lost,
+            "recovery_us": _rounded(self.recovery, 1e6),
+            "recoveries": len(self.recoveries),
+            "wrong": self.wrong,
+            "failure": self.failure,
+        }
+
+
+def _rounded(value: float | None, unit: float = 1.0) -> float | None:
+    return None if value is None else round(value * unit, 6)
+
+
+def recovery_times(records: NDArray[Any]) -> tuple[float, ...]:
+    """Seconds from the loss of each frame that carries a chunk until a frame with the same chunk reaches the same receiver.
+
+    The ring's frames carry one chunk each, and none of a chunk comes to a rank whose predecessor on its way was lost until
+    somebody has sent it anew. So that is how long the receiver had to do without. Losses of the replacement count with it.
+
+    :param records: A traced log with a rule that drops, by time: shape (n,), of :data:`testbed.faults.log.RECORD`.
+    """
+    waiting: dict[tuple[int, ...], list[int]] = {}
+    times = []
+    names = ("time", "kind", "receiver", "group", "generation", "chunk", "action")
+    for time, kind, *where, action in zip(*(records[name].tolist() for name in names), strict=True):
+        if kind not in _CARRIERS:
+            continue
+        key = tuple(where)
+        if action == Action.DROP:
+            waiting.setdefault(key, []).append(time)
+        else:
+            times += [(time - since) * 1e-9 for since in waiting.pop(key, ())]
+    return tuple(times)
