@@ -1,0 +1,73 @@
+"""Scenarios are functions of seed and number, and each is one that can be played."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.faults.events import check_overlap
+from testbed.faults.spec import MODELS, events_of, hosts_of, parse_fault, rules_of
+from testbed.faults.table import compile_rules
+from testbed.soak.draw import MOST_ELEMENTS, SHARING, draw, draw_shape
+from testbed.soak.scenario import make_input, replay_command
+
+numbers = st.integers(0, 1 << 20)
+
+
+@given(seed=numbers, number=numbers)
+def test_a_scenario_depends_on_seed_and_number_alone(seed, number):
+    scenario = draw(seed, number)
+    draw(seed, number + 1)
+    assert draw(seed, number) == scenario
+    assert scenario.shape == draw_shape(seed, number // SHARING * SHARING)
+    assert scenario != draw(seed + 1, number)
+
+
+@given(seed=numbers, number=numbers)
+def test_what_is_drawn_can_be_played(seed, number):
+    scenario = draw(seed, number)
+    plan = scenario.shape.plan()
+    faults = [parse_fault(fault) for fault in scenario.faults]
+    check_overlap(events_of(faults))
+    compile_rules(rules_of(faults), plan)
+    names = {host.name for host in plan.hosts}
+    assert all(set(hosts_of(fault)[1]) <= names for fault in faults)
+    members = [member for group in scenario.groups for member in group.members]
+    assert sorted(members) == list(range(len(plan.hosts)))
+    for group in scenario.groups:
+        assert len(group.members) >= 2
+        assert group.capacity <= MOST_ELEMENTS
+    lasting = [fault for fault in events_of(faults) if fault.end is None]
+    assert bool(lasting) == (scenario.ending != "whole")
+    assert scenario.killed_after is None or scenario.ending == "whole"
+
+
+def test_the_whole_space_is_drawn():
+    scenarios = [draw(1, number) for number in range(2000)]
+    assert {fault.split()[0] for scenario in scenarios for fault in scenario.faults} == MODELS.keys()
+    for values in (
+        Counter(scenario.shape.topology for scenario in scenarios),
+        Counter(scenario.shape.switch for scenario in scenarios),
+        Counter(scenario.transport for scenario in scenarios),
+        Counter(scenario.ending for scenario in scenarios),
+        Counter(scenario.killed_after is None for scenario in scenarios),
+        Counter(len(scenario.groups) for scenario in scenarios),
+    ):
+        assert len(values) > 1
+        assert min(values.values()) > 20
+    assert {scenario.shape.hosts for scenario in scenarios} >= set(range(2, 13))
+    assert {len(scenario.faults) for scenario in scenarios} >= set(range(5))
+
+
+def test_inputs_are_repeatable_and_differ():
+    scenario = next(s for s in (draw(3, n) for n in range(100)) if s.groups[0].summands[0].elements > 10)
+    first = make_input(scenario, 0, 0, 0)
+    assert first.dtype == "float32"
+    assert (first == make_input(scenario, 0, 0, 0)).all()
+    assert (first != make_input(scenario, 0, 0, 1)).any()
+
+
+@pytest.mark.parametrize("number", [0, 42])
+def test_the_command_that_plays_it_again(number):
+    assert replay_command(7, number) == f"testbed soak --seed 7 --only {number}"

@@ -1,0 +1,99 @@
+"""A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played again."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from testbed.errors import TestbedError
+from testbed.fabric.state import ROOT
+from testbed.soak import session
+from testbed.soak.draw import draw
+from testbed.soak.report import Coverage
+from testbed.soak.scenario import Group, Shape, Summand
+from tests.fabric.helpers import wait_until
+
+pytestmark = pytest.mark.net
+
+SHAPE = Shape(3, "star", None, "xdp", 1500)
+GROUP = Group((0, 1, 2), "int16", 8, "upstream", 16, (Summand(1000, 0), Summand(20_000, 3), Summand(1000, -4)))
+SCENARIO = replace(draw(1, 0), shape=SHAPE, transport="xdp-ring", groups=(GROUP,), faults=(), ending="whole", timeout=10.0,
+                   killed_after=None)  # fmt: skip
+COMMAND = [sys.executable, "-c", "from testbed.cli import main; main()", "soak"]
+
+
+@pytest.fixture
+def play(monkeypatch, tmp_path):
+    """Play scenarios that were not drawn."""
+
+    def run(*scenarios):
+        monkeypatch.setattr(session, "draw", lambda seed, number: replace(scenarios[number], number=number))
+        coverage = Coverage()
+        for report in session.Soak(1, time.monotonic(), range(len(scenarios)), tmp_path).run():
+            coverage.add(report)
+        return coverage
+
+    return run
+
+
+def test_scenarios_of_every_kind_pass(play):
+    pair = tuple(replace(GROUP, members=members, lanes="int32") for members in ((3, 0), (2, 1)))
+    coverage = play(
+        replace(SCENARIO, faults=("drop p=0.05", "corrupt p=0.01 bits=3", "duplicate p=0.05", "limit hosts=h1 rate=1000mbit")),
+        replace(SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.05 delay=300us jitter=100us")),
+        replace(SCENARIO, transport="tcp-ring", faults=("drop p=0.01",)),
+        replace(SCENARIO, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
+        replace(SCENARIO, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
+        replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.05",)),
+        replace(SCENARIO, killed_after=2.0),
+    )
+    assert coverage.scenarios == {"xdp-ring": 6, "tcp-ring": 1}
+    assert coverage.fired.keys() >= {"drop", "corrupt", "duplicate", "pause", "delay", "partition", "kill"}
+    assert coverage.records > 0
+    assert coverage.collectives >= 9 + 9 + 9 + 9 + 6 + 12
+
+
+def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
+    hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..255",), timeout=0.5)
+    with pytest.raises(TestbedError) as caught:
+        play(SCENARIO, hopeless, SCENARIO)
+    what, why, kept, again = str(caught.value).splitlines()
+    assert what.startswith("scenario 1: xdp-ring, 3 hosts, star, switch xdp, mtu 1500; ranks 0,1,2 (int16, window 8, upstream")
+    assert re.match(r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): no progress for 0.5 s", why)
+    assert kept == f"kept: {tmp_path}/soak-1-1"
+    assert again == "again: testbed soak --seed 1 --only 1"
+    folder = tmp_path / "soak-1-1"
+    assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..255"]
+    assert "gave up" in (folder / "error.txt").read_text()
+    assert {path.name for path in folder.iterdir()} > {"h1.log", "s1.log"}
+
+
+def test_a_controller_that_ends_by_itself_is_a_finding(play):
+    with pytest.raises(TestbedError, match="the controller that was to be killed ended by itself, with status 1"):
+        play(replace(SCENARIO, killed_after=60.0, seed=-1))
+
+
+def test_an_interrupt_ends_with_the_summary(tmp_path):
+    process = subprocess.Popen([*COMMAND, "--minutes", "5", "--keep", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with process:
+        wait_until(lambda: any(f'"pid": {process.pid},' in path.read_text() for path in ROOT.glob("[!.]*.json")), 60.0)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("scenarios  ")
+
+
+def test_the_command_plays_one_scenario_and_writes_json(tmp_path):
+    path = tmp_path / "soak.json"
+    number = next(n for n in range(1000) if draw(1, n).shape.hosts == 2 and draw(1, n).ending == "whole"
+                  and draw(1, n).transport == "xdp-ring" and draw(1, n).killed_after is None)  # fmt: skip
+    done = subprocess.run([*COMMAND, "--only", str(number), "--markdown", "--json", str(path)], capture_output=True, text=True,
+                          timeout=100, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "| scenarios | 1 (xdp-ring 1) |" in done.stdout
+    assert json.loads(path.read_text())["scenarios"] == {"xdp-ring": 1}
