@@ -151,8 +151,9 @@ class NativeLanes(ctypes.Structure):
         return int(_library().exponent_for(self, int(np.float32(absmax).view(np.uint32))))
 
     def quantize(self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int) -> float:
-        """Quantize into chunks of ``per_chunk`` lanes and a word; that of whole ones becomes the check, and the sum of all their
-        words goes into their record.
+        """Quantize into chunks of ``per_chunk`` lanes and a word.
+
+        The word of whole chunks becomes their check, and the sum of all their words goes into their record.
 
         :returns: The largest magnitude.
         """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["XdpRing"]
 
 _MOST_REFUSED = 1000
-"""Results that may be refused in a collective, as a multiple of its chunks. Those of ranks that have not looked yet come again."""
+"""Results that may be refused in a collective, as a multiple of its chunks: those of ranks that have yet to look come again."""
 
 
 class XdpRing(Transport):
@@ -119,8 +119,8 @@ class XdpRing(Transport):
                 outcome = port.complete(kind.layout, target, exponent)
                 if port.refused - refused > _MOST_REFUSED * kind.layout.total:
                     raise CollectiveError(
-                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
-                        f"({port.refused - refused} of {kind.layout.total} chunks): memory or network corrupts almost everything"
+                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and "
+                        f"again ({port.refused - refused} of {kind.layout.total} chunks): almost everything is corrupted"
                     )
             except CollectiveError as error:
                 self._failed = str(error)
