@@ -22,23 +22,25 @@ LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the cells, one line a transport and number of hosts.
+    """Draw the cells, one line a transport and number of hosts; those without a fault engine are in the CSV alone.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
     """
     table = pd.DataFrame(rows)
+    drawn = table[table["loss"].notna()].astype({"loss": float})
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.6))
         left, right = figure.subplots(1, 2)
-        for (name, hosts), cells in table.groupby(["transport", "hosts"], sort=False):
+        losses = sorted(drawn["loss"].unique() * 100)
+        for (name, hosts), cells in drawn.groupby(["transport", "hosts"], sort=False):
             label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
             colour, dash, marker = VARIANTS.get(str(name)) or TRANSPORT_STYLES.get(str(name), ("#555555", "-", "x"))
             style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}
             left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
             right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)
-        _axes(left, sorted(table["loss"].unique() * 100), "goodput (GB of tensor a second)")
-        _axes(right, sorted(table["loss"].unique() * 100), "extra bytes on the wire (%)")
+        _axes(left, losses, "goodput (GB of tensor a second)")
+        _axes(right, losses, "extra bytes on the wire (%)")
         left.legend(frameon=False, fontsize=8)
         figure.tight_layout()
         figure.savefig(path, metadata={"Software": None})

@@ -49,7 +49,7 @@ class Options:
     :param plan: The fabric.
     :param variants: Names out of `VARIANTS`.
     :param size: Bytes of the tensor.
-    :param losses: Shares of frames that are dropped, 0..1; 0 is measured first, whether or not it is among them.
+    :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is among them.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds that these may take together, 1 to 600.
     :param gap: Of all variants of the ring but ``xdp-ring/timer``.
@@ -92,9 +92,9 @@ class Options:
         check_room(self.size, len(self.plan.hosts), transports, free_memory(), "--size")
 
     @property
-    def rates(self) -> list[float]:
-        """Rates of loss in the order in which they are measured."""
-        return sorted({0.0, *self.losses})
+    def rates(self) -> list[float | None]:
+        """Rates of loss in the order in which they are measured; None: no fault engine is attached."""
+        return [None, *sorted({0.0, *self.losses})]
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Session:
         self._stack.__exit__(*details)
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Cell]:
-        """Measure: yields the cells of a rate of loss when it is done, those without loss first.
+        """Measure: yields the cells of a rate of loss when it is done, those without the fault engine first.
 
         Variants take turns at each rate, so that a drift of the machine meets all alike.
 
@@ -149,20 +149,20 @@ class Session:
                 count = options.iterations * (turn + 1) // turns - options.iterations * turn // turns
                 for name, cell in cells.items():
                     if cell.failure is None:
-                        progress(f"{loss:.2%} loss, turn {turn + 1} of {turns}: {name}")
+                        progress(f"{_words(loss)}, turn {turn + 1} of {turns}: {name}")
                         self._turn(name, cell, loss, count, turn)
             for name, cell in cells.items():
                 if loss and cell.failure is None and VARIANTS[name][0] == "xdp-ring":
-                    progress(f"{loss:.2%} loss, recoveries: {name}")
+                    progress(f"{_words(loss)}, recoveries: {name}")
                     self._trace(name, cell, loss)
                 yield self._cell(name, cell, loss)
 
-    def _turn(self, name: str, cell: _Progress, loss: float, count: int, turn: int) -> None:
+    def _turn(self, name: str, cell: _Progress, loss: float | None, count: int, turn: int) -> None:
         """Do some iterations, or as many as fit into what the budget has left."""
         self._ready(name)
         with ExitStack() as stack:
             injector = None
-            if loss:
+            if loss is not None:
                 rules = [Drop.model_validate({"p": loss})]
                 injector = stack.enter_context(Injector(self._fabric, rules, self.options.seed + turn))
             self._iterate(name, cell, count, injector)
@@ -197,16 +197,16 @@ class Session:
                 try:
                     self._turn_of_all(name, check=False, seconds=self.options.budget)
                 except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
-                    logger.warning("%s, %.2f %% loss: recoveries are not all measured: %s", name, loss * 100, error)
+                    logger.warning("%s, %s: recoveries are not all measured: %s", name, _words(loss), error)
                     broken = True
                     break
         if broken:
             self._shut(name)
         if injector.lost:
-            logger.warning("%s, %.2f %% loss: the log lacks %d frames", name, loss * 100, injector.lost)
+            logger.warning("%s, %s: the log lacks %d frames", name, _words(loss), injector.lost)
         cell.recoveries = recovery_times(injector.log())
 
-    def _cell(self, name: str, cell: _Progress, loss: float) -> Cell:
+    def _cell(self, name: str, cell: _Progress, loss: float | None) -> Cell:
         options = self.options
         rows = make_row(name, options.size, cell.turns, None) if cell.turns else None
         return Cell(
@@ -274,6 +274,10 @@ class Session:
         for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
             raise failure
         return list(answers.values())
+
+
+def _words(loss: float | None) -> str:
+    return "no fault engine" if loss is None else f"{loss * 100:g} % loss"
 
 
 def _lost(injector: Injector | None) -> int:

@@ -37,9 +37,10 @@ def _line(cells: Sequence[str]) -> str:
 def header_lines() -> list[str]:
     """What columns mean that does not go without saying; names and units."""
     return [
-        "# goodput: bytes of the tensor over the median time. ratio: to the same transport's without loss, where no fault",
-        "#   engine is attached. extra: bytes on the wire on top of those without loss. Frames of every kind are lost with the",
-        "#   same probability. Unless asked for, offloads are off: a loss meets a frame as a wire carries it, not TSO's.",
+        "# goodput: bytes of the tensor over the median time. ratio: to the same transport's at 0 %, where the fault engine",
+        "#   is attached as at the other rates, since judging a frame takes time; rows 'off' are without it. extra: bytes on",
+        "#   the wire on top of those at 0 %. Frames of every kind are lost with the same probability. Hosts' offloads are off",
+        "#   while the engine is attached, so that a loss meets a frame as a wire carries it; in rows 'off', see offload.",
         "# recovery: median time from the loss of a chunk's frame until one with this chunk reaches the same rank, found in",
         "#   all-reduces of their own, in which every frame is logged.",
         "#" + _line([name for name, _, _ in _COLUMNS])[1:].rstrip(),
@@ -53,7 +54,7 @@ def row_line(cell: Cell, lossless: Cell | None) -> str:
         cell.transport,
         str(cell.hosts),
         format_size(cell.size),
-        f"{cell.loss * 100:g}",
+        "off" if cell.loss is None else f"{cell.loss * 100:g}",
         str(len(cell.times)),
         _number(cell.median, 1e3, 3),
         _number(cell.goodput, 1e-9, 3),
@@ -81,7 +82,7 @@ def requirement_lines(cells: Sequence[Cell]) -> list[str]:
 
 
 def lossless_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The cell without loss that one is compared with, if it was measured."""
+    """The cell at 0 % that one is compared with, if it was measured."""
     same = (cell.transport, cell.hosts, cell.size)
     return next((each for each in cells if each.loss == 0 and (each.transport, each.hosts, each.size) == same), None)
 

@@ -1,5 +1,10 @@
 """Rows of ``testbed bench faults``: what follows from times, counters and the log of faults."""
 
+import csv
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -94,5 +99,39 @@ def test_refusals(changes, text):
     assert str(caught.value) == text
 
 
-def test_no_loss_is_always_measured_first():
-    assert Options(plan_fabric(), ["gloo"], 4, [0.02, 0.01]).rates == [0, 0.01, 0.02]
+def test_what_is_compared_with_is_always_measured():
+    assert Options(plan_fabric(), ["gloo"], 4, [0.02, 0.01]).rates == [None, 0, 0.01, 0.02]
+    assert row_line(make_cell(None), None).split()[3] == "off"
+    assert lossless_of(make_cell(0.01), [make_cell(None)]) is None
+
+
+@pytest.mark.net
+def test_the_command_measures_and_draws(tmp_path):
+    figure, result = tmp_path / "loss.png", tmp_path / "loss.json"
+    options = ["--size", "64K", "--loss", "5", "-n", "4", "--transports", "xdp-ring/origin,xdp-ring/timer,tcp-ring"]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
+    done = subprocess.run(
+        [*command, "--figure", str(figure), "--json", str(result)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["loss"] for row in rows] == [None] * 3 + [0] * 3 + [0.05] * 3
+    for row in rows:
+        assert (row["iterations"], row["wrong"], row["failure"]) == (4, 0, None)
+        assert row["goodput_ratio"] > 0
+        assert (row["lost_frames"] > 0) == (row["loss"] == 0.05)
+        assert (row["recovery_us"] is not None) == (row["loss"] == 0.05 and row["transport"] != "tcp-ring")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    with figure.with_suffix(".csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+
+
+@pytest.mark.net
+def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
+    options = ["--size", "64M", "--loss", "0", "-n", "100", "--transports", "tcp-ring", "--budget", "1"]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    cells = [line for line in done.stdout.splitlines() if line.startswith("  tcp-ring")]
+    assert len(cells) == 2
+    assert all(line.endswith("more than the budget of 1 s") for line in cells)
