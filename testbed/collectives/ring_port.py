@@ -37,7 +37,7 @@ _CHUNK = np.dtype(
     ]
 )
 _RING_BUFFER_HEADER = 8
-_QUENCH_US = 2000
+_QUENCH_US = 500
 """Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known."""
 _CHASE_NS = 500_000
 """How long nothing may come, near the end of a collective, before what is missing is asked for."""

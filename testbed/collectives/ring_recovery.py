@@ -17,9 +17,12 @@ from testbed.protocol.rto import RetransmissionTimer
 
 __all__ = ["Recovery"]
 
-_QUENCH = 2e-3
-_LEAST_QUENCH = 100e-6
-"""Seconds: bounds of how long a request keeps others for the same chunk from counting, which is a long round trip."""
+_QUENCH = 0.5e-3
+_LEAST_QUENCH = 0.2e-3
+"""Seconds: bounds of how long a request keeps others for the same chunk from counting, which is two round trips.
+
+A loss is mended in about the upper one: with 2 ms, 1 % of loss cost a third of the goodput at 16 MiB.
+"""
 
 _SILENT = 3
 """Probes in a row that a rank must have left unanswered to count as silent."""
@@ -155,7 +158,7 @@ class Recovery:
             self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
-            self.port.set_quench(min(max(self.timer.round_trip, _LEAST_QUENCH), _QUENCH))
+            self.port.set_quench(min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _QUENCH))
 
     def _ask(self, front: _Front, stalled: bool) -> None:
         """Have sent again what seems lost."""

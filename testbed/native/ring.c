@@ -141,6 +141,7 @@ uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, 
 	uint64_t start = now_ns(), mark, spent;
 
 	ring_begin(r, generation, l->total, l->length, tag, r->window);
+	r->block = l->block;
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;

@@ -13,7 +13,6 @@
 #define MAX_STATUS 1024
 #define EVENTS 4096 /* bytes of the ring buffer of events */
 #define EVENT_STORED 1
-#define MAX_RANKS 32
 #define CHASED 8 /* times the window: chunks looked at, from the first that is missing */
 #define FAR 4 /* times chase_ns, far from the end */
 
@@ -68,8 +67,10 @@ struct ring {
 	uint64_t *consumer; /* positions in the ring buffer of events, and its data */
 	const uint64_t *producer;
 	const char *event_data;
+	uint32_t block; /* chunks that are published at a time */
 	uint32_t last; /* first chunk of the last block, once that is published */
 	uint32_t front; /* all chunks before this one are done */
+	uint32_t pad;
 	uint64_t refused; /* results that were not what their check said */
 	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
 	/* What the last collective has shown. */

@@ -37,31 +37,32 @@ static bool heard(struct ring *r)
 	return false;
 }
 
-/* Nothing has come for a while, so no later result tells what is missing, as nobody is there to look back: have sent what later results
- * of the same owner have overtaken, and once a result of the last block is here, so that all ranks have published all and none
- * is merely late, whatever is missing (a tail loss, RFC 8985). If nothing of this rank's own is under way, its tokens are
- * lost: begin with new ones. Process.chase of testbed/protocol/process.py.
+/* Nothing has come for a while, so no later result tells what is missing: have sent what every rank has published, which is all of the
+ * block of the latest result that is here, and which therefore is lost, not late (at the end: a tail loss, RFC 8985). If nothing of
+ * this rank's own is under way, its tokens are lost: begin with new ones. Process.chase of testbed/protocol/process.py.
  */
 void ring_chase(struct ring *r, uint32_t total)
 {
 	struct control *c = r->control;
 	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
-	uint32_t next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, latest[MAX_RANKS] = {}, highest = 0;
+	uint32_t next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, here, published;
 	bool flying = false;
 
 	while (r->front < total && done(r, r->front) == generation)
 		r->front++;
 	end = total - r->front < CHASED * most ? total : r->front + CHASED * most;
+	here = r->front; /* behind the latest result */
 	for (uint32_t chunk = r->front; chunk < end; chunk++)
 		if (done(r, chunk) == generation)
-			latest[chunk % r->ranks] = highest = chunk;
+			here = chunk + 1;
+	published = here > r->last ? total : (here + r->block - 1) / r->block * r->block;
 	for (uint32_t chunk = r->front; chunk < end; chunk++) {
 		bool mine = chunk % r->ranks == r->rank, launched = mine && chunk < ready && chunk / r->ranks < next;
 
 		if (done(r, chunk) == generation)
 			continue;
 		flying |= launched;
-		if (!most || (highest < r->last && chunk >= latest[chunk % r->ranks]))
+		if (!most || chunk >= published)
 			continue;
 		if (launched)
 			ring_order(r, LAUNCH, generation, chunk, (r->records[chunk].attempt + 1) & 0xff);

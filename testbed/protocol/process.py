@@ -25,21 +25,23 @@ class Process:
     def __init__(self, memory: Memory, window: int) -> None:
         self.memory = memory
         self.window = window
-        self._last = 0
+        self._block = self._last = 1
         self._overdue: NDArray[np.bool_] = np.zeros(0, bool)
         self._before = -1
 
-    def begin(self, generation: int, total: int, length: int, tag: int, last: int = 0) -> None:
+    def begin(self, generation: int, total: int, length: int, tag: int, block: int = 1, last: int | None = None) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet.
 
-        :param last: First chunk of the last block that ranks publish.
+        :param block: Chunks that all ranks publish at a time.
+        :param last: First chunk of the last block, to which the rest belongs; without it, all blocks are equal.
         """
         memory, config = self.memory, self.memory.config
         memory.tensors[generation & 1] = Tensor(total, length, tag)
         memory.wake_at = memory.stored = memory.ready = 0
         memory.generation = memory.next_generation = generation
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
-        self._last, self._overdue, self._before = last, np.zeros(total, bool), -1
+        self._block, self._last = block, total if last is None else last
+        self._overdue, self._before = np.zeros(total, bool), -1
 
     def fill(self, chunk: int, words: Words) -> None:
         """Lay a chunk's input where the programs read it; to be done before it is published."""
@@ -104,10 +106,10 @@ class Process:
             self.order(Order.REQUEST, memory.generation, chunk)
 
     def chase(self) -> None:
-        """Nothing has come for a moment: ask for what later results have overtaken, and for all that is missing at the end.
+        """Nothing has come for a moment: ask for what every rank has published, which is all of the latest result's block.
 
-        ``ring_chase`` of ``testbed/native/ring_wait.h``. Once a result of the last block is here, all ranks have published all,
-        and none is merely late. If nothing of this rank's own is under way, it begins with new tokens.
+        ``ring_chase`` of ``testbed/native/ring_wait.h``. Of those chunks, what is missing is lost, not late. If nothing of this
+        rank's own is under way, it begins with new tokens.
         """
         memory, rank, ranks = self.memory, self.memory.config.rank, self.memory.config.ranks
         generation, next_slot, total = memory.generation, memory.next_slot, self._overdue.size
@@ -116,13 +118,15 @@ class Process:
             return
         most = self.window * ranks
         seen = range(absent[0], min(total, absent[0] + _CHASED * most))
-        latest = dict.fromkeys(range(ranks), 0) | {chunk % ranks: chunk for chunk in seen if chunk not in absent}
+        absent = [chunk for chunk in absent if chunk in seen]
+        here = max((chunk + 1 for chunk in seen if chunk not in absent), default=absent[0])
+        published = total if here > self._last else -(-here // self._block) * self._block
         flying = False
-        for chunk in (chunk for chunk in seen if chunk in absent):
+        for chunk in absent:
             mine = chunk % ranks == rank
             launched = mine and chunk < memory.ready and chunk // ranks < next_slot
             flying |= launched
-            if not most or (max(latest.values()) < self._last and chunk >= latest[chunk % ranks]):
+            if not most or chunk >= published:
                 continue
             if launched:
                 self.order(Order.LAUNCH, generation, chunk, memory.chunks[chunk].attempt + 1 & 0xFF)

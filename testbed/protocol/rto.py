@@ -45,11 +45,7 @@ class RetransmissionTimer:
         self._backoff = 0
 
     @property
-    def round_trip(self) -> float:
-        """What hardly a round trip takes, in seconds: smoothed, and four times its variation."""
-        return self.initial if self.smoothed is None else self.smoothed + 4 * self.variation
-
-    @property
     def timeout(self) -> float:
         """Seconds to wait for the next result."""
-        return min(max(self.round_trip, self.floor) * 2.0 ** min(self._backoff, 10), self.ceiling)
+        base = self.initial if self.smoothed is None else self.smoothed + 4 * self.variation
+        return min(max(base, self.floor) * 2.0 ** min(self._backoff, 10), self.ceiling)

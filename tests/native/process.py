@@ -66,8 +66,8 @@ class NativeProcess:
     def refuse(self, chunk: int) -> None:
         self.call("refuse", U32(chunk))
 
-    def chase(self, total: int, last: int) -> None:
-        self.ring.last = last
+    def chase(self, total: int, block: int, last: int) -> None:
+        self.ring.block, self.ring.last = block, last
         self.call("chase", U32(total))
 
     def take(self, most: int) -> int:

@@ -42,13 +42,13 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
         # Counters of orders wrap as well.
         native.control.ordered = native.control.taken = 0xFFFFFFF0
         native.control.progress = generation << 32
-        slot = last = 0
+        slot, block, last = 0, 1, 0
         for name, value, other in operations:
             generation = memory.generation
             if name == "begin":
                 generation = generation_after(generation)
-                last = other % value
-                process.begin(generation, value, BLOCK, other, last)
+                block, last = other % 3 + 1, other // 3 % value
+                process.begin(generation, value, BLOCK, other, block, last)
                 native.begin(generation, value, BLOCK, other)
             elif name == "publish":
                 ready = max(memory.ready, min(value, memory.tensors[generation & 1].total))
@@ -68,7 +68,7 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
                 memory.chunks[value].attempt = native.records[value].attempt = value * 97 & 0xFF
             elif name == "chase":
                 process.chase()
-                native.chase(memory.tensors[generation & 1].total, last)
+                native.chase(memory.tensors[generation & 1].total, block, last)
             elif name == "taken":
                 for _ in range(min(value, len(memory.orders))):
                     memory.orders.popleft()
