@@ -36,6 +36,8 @@ class Occurrence:
 class Timeline:
     """Lets events happen, in a thread of its own, from entering the context until leaving it. May be entered again.
 
+    Events at 0 have happened when the context has been entered: what follows meets them.
+
     :param fabric: A fabric that is up.
     :param workers: Its workers.
     :param events: In any order.
@@ -59,13 +61,14 @@ class Timeline:
         self.started = 0.0
 
     def __enter__(self) -> Self:
-        self._over = threading.Event()
+        self._over, self._begun = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._log.clear()
         self.started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="timeline") if self._events else None
         if self._thread:
             self._thread.start()
+            self._begun.wait()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -95,12 +98,17 @@ class Timeline:
                     if event.end is not None:
                         steps.append((event.end, False, in_force.close))
                 for moment, _, step in sorted(steps, key=lambda entry: entry[:2]):
+                    if moment > 0:
+                        self._begun.set()
                     if self._over.wait(max(0.0, self.started + moment - time.monotonic())):
                         return
                     step()
+                self._begun.set()
                 self._over.wait()
         except Exception as error:  # raised again in the thread that leaves the context
             self._error = error
+        finally:
+            self._begun.set()
 
     def _beginning(self, number: int, event: Event, in_force: ExitStack) -> Callable[[], None]:
         def begin() -> None:
