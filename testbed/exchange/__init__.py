@@ -1,0 +1,1 @@
+"""Neighbourhood aggregation between hosts: one interface, in the kernel (`pinch`) and over sockets."""

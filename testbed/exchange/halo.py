@@ -1,0 +1,119 @@
+"""`Halo`: what one rank of a partitioned graph owns, sends to others and receives from them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import SpecError
+
+__all__ = ["Halo", "make_halos"]
+
+
+@dataclass(frozen=True)
+class Halo:
+    """One rank's part of a graph whose vertices are dealt out to ranks.
+
+    Positions count the rank's own vertices, 0..n-1, in ascending order of their numbers in the graph. Halo vertices
+    are neighbours that others own; they count 0..h-1, those of rank 0 first, each rank's in ascending order.
+
+    :param rank: Of `world`.
+    :param owned: int64, shape (n,): the rank's vertices, ascending.
+    :param sends: For each rank, int64: the positions of the vertices that it needs, ascending; none for this rank.
+    :param sources: For each rank, int64: the vertices that this rank needs of it, ascending: what it sends, in that order.
+    :param indptr: int64, shape (n + 1,): the halo neighbours of position v are ``indices[indptr[v]:indptr[v + 1]]``.
+    :param indices: int32: numbers of halo vertices.
+    :param weights: float32, one an entry of `indices`, or None.
+    :param local_indptr: int64, shape (n + 1,): the same for neighbours that this rank owns.
+    :param local_indices: int32: positions.
+    :param local_weights: float32, one an entry of `local_indices`, or None.
+    """
+
+    rank: int
+    world: int
+    owned: NDArray[np.int64]
+    sends: tuple[NDArray[np.int64], ...]
+    sources: tuple[NDArray[np.int64], ...]
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32] | None
+    local_indptr: NDArray[np.int64]
+    local_indices: NDArray[np.int32]
+    local_weights: NDArray[np.float32] | None
+
+    @property
+    def num_owned(self) -> int:
+        """Number of vertices that this rank owns."""
+        return len(self.owned)
+
+    @property
+    def num_halo(self) -> int:
+        """Number of vertices of other ranks that this rank needs."""
+        return sum(len(vertices) for vertices in self.sources)
+
+
+def make_halos(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    owner: NDArray[np.int32],
+    world: int,
+    weights: NDArray[np.float32] | None = None,
+) -> tuple[Halo, ...]:
+    """Make every rank's halo.
+
+    :param indptr: int64, shape (n + 1,): vertex v takes in messages of ``indices[indptr[v]:indptr[v + 1]]``.
+    :param owner: Shape (n,): the rank that owns each vertex.
+    :param weights: float32, one an entry of `indices`.
+    :raises SpecError: The owner of a vertex is no rank.
+    """
+    n = len(indptr) - 1
+    if len(owner) != n or (n and not 0 <= int(owner.min()) <= int(owner.max()) < world):
+        raise SpecError(f"halo: owner has {len(owner)} entries: allowed is one for each of {n} vertices, each 0..{world - 1}")
+    position = np.empty(n, np.int64)
+    owned = [np.flatnonzero(owner == rank) for rank in range(world)]
+    for vertices in owned:
+        position[vertices] = np.arange(len(vertices))
+    target = np.repeat(np.arange(n), np.diff(indptr))
+    parts = [_Part(rank, world, owned[rank], target, indices, owner, weights, position) for rank in range(world)]
+    return tuple(part.halo(tuple(position[other.sources[part.rank]] for other in parts)) for part in parts)
+
+
+class _Part:
+    """A halo in the making: all but what it sends, which the others' needs say."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        owned: NDArray[np.int64],
+        target: NDArray[np.int64],
+        source: NDArray[np.int32],
+        owner: NDArray[np.int32],
+        weights: NDArray[np.float32] | None,
+        position: NDArray[np.int64],
+    ) -> None:
+        self.rank, self.world, self.owned = rank, world, owned
+        mine = owner[target] == rank
+        here = mine & (owner[source] == rank)
+        there = mine & ~here
+        needed = np.unique(source[there]).astype(np.int64)
+        of = owner[needed]
+        self.sources = tuple(needed[of == other] for other in range(world))
+        number = np.empty(len(owner), np.int32)  # of a halo vertex
+        number[np.concatenate(self.sources)] = np.arange(len(needed), dtype=np.int32)
+        rows = position[target]
+        self.remote = _rows(rows[there], number[source[there]], None if weights is None else weights[there], len(owned))
+        self.local = _rows(rows[here], position[source[here]], None if weights is None else weights[here], len(owned))
+
+    def halo(self, sends: tuple[NDArray[np.int64], ...]) -> Halo:
+        return Halo(self.rank, self.world, self.owned, sends, self.sources, *self.remote, *self.local)
+
+
+def _rows(
+    rows: NDArray[np.int64], columns: NDArray[np.integer], weights: NDArray[np.float32] | None, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32] | None]:
+    indptr = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=count), out=indptr[1:])
+    return indptr, columns.astype(np.int32), None if weights is None else np.ascontiguousarray(weights, np.float32)

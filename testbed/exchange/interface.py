@@ -1,0 +1,129 @@
+"""The interface that every exchange keeps: open, connect, aggregate, count, close."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.closing import Closing
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.transport import Counters, Datapath, Transport
+from testbed.errors import SpecError
+
+if TYPE_CHECKING:
+    from testbed.exchange.halo import Halo
+    from testbed.worker import WorkerContext
+
+__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+
+Aggregation = Literal["sum", "weighted", "max"]
+"""``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
+Processing = Literal["spread", "pinned"]
+Embeddings = NDArray[np.float32]
+
+MAX_DIM = 512
+PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
+"""What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSpec:
+    """What one rank has to know to open an exchange; all but `group.rank` and `halo` are equal on all ranks. Picklable.
+
+    An exchange is one direction of one layer: it is opened once, and used once or more an epoch.
+
+    :param group: Who takes part. Its id is the exchange's own: no transport and no other exchange at the time has it.
+    :param halo: Which vertices this rank owns, sends and receives.
+    :param dim: Elements of an embedding, 1..512.
+    :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
+    :param bound: Vertices no element of which has changed by more since they were last sent are not sent again; 0: only
+        those that have not changed at all; None: every vertex is sent every time (pinch).
+    :param staleness: A vertex is sent after so many exchanges at the latest, whatever the bound (pinch).
+    :param processing: ``spread``: frames are aggregated where they arrive; ``pinned``: on CPU ``rank % cpus`` (pinch).
+    :raises SpecError: A field is outside of what is allowed here.
+    """
+
+    group: GroupSpec
+    halo: Halo
+    dim: int
+    aggregation: Aggregation = "sum"
+    bound: float | None = None
+    staleness: int = 10
+    processing: Processing = "spread"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.dim <= MAX_DIM:
+            raise SpecError(f"exchange: dim = {self.dim}: allowed is 1..{MAX_DIM}")
+        if self.bound is not None and not 0 <= self.bound < float("inf"):
+            raise SpecError(f"exchange: bound = {self.bound}: allowed is 0 or more, finite")
+        if self.bound is not None and self.aggregation == "max":
+            raise SpecError("exchange: bound: allowed with aggregation sum or weighted: a maximum cannot be taken back")
+        if self.aggregation == "weighted" and self.halo.weights is None:
+            raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
+        if self.staleness < 1:
+            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1 exchange or more")
+
+
+class Exchange(Closing):
+    """One rank's end. All ranks call `connect` and `aggregate` together; `close` is not collective.
+
+    :param context: The worker that the rank runs in.
+    :param spec: The exchange, as this rank sees it.
+    :param transport: An all-reduce among the same ranks, connected; the caller's to close.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[Datapath] = "sockets"
+
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
+        self.context = context
+        self.spec = spec
+        self.transport = transport
+        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds spent in each of `PHASES` since the start."""
+        return self._phases
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Meet the other ranks; all ranks call it.
+
+        :raises CollectiveError: A rank did not come within the group's timeout; the text names it.
+        """
+
+    def aggregate(self, x: Embeddings, out: Embeddings | None = None) -> Embeddings:
+        """Aggregate what this rank's vertices receive from their neighbours on other ranks; all ranks call it.
+
+        :param x: C-contiguous float32 of shape (owned vertices, dim): all of this rank's embeddings, left as they are.
+        :param out: Where the aggregates go, an array of the same shape; None for a new one.
+        :returns: `out`. A vertex without neighbours elsewhere has 0 (``max``: -inf).
+        :raises SpecError: An array has the wrong type, layout or shape.
+        :raises CollectiveError: The exchange could not complete, or a value is not finite; the text names the rank.
+        """
+        if out is None:
+            out = np.empty_like(x)
+        shape = self.spec.halo.num_owned, self.spec.dim
+        for key, array in (("x", x), ("out", out)):
+            if array.dtype != np.float32 or not array.flags.c_contiguous or array.shape != shape:
+                raise SpecError(
+                    f"aggregate: {key} is {array.dtype} of shape {array.shape}: allowed is float32 of shape {shape}, "
+                    "C-contiguous"
+                )
+        if np.may_share_memory(out, x):
+            raise SpecError("aggregate: out overlaps x: allowed is memory of its own")
+        self._aggregate(x, out)
+        return out
+
+    @abstractmethod
+    def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
+        """Do what `aggregate` says, with checked arrays."""
+
+    @abstractmethod
+    def counters(self) -> Counters:
+        """What this rank has sent since `connect`, cumulative."""

@@ -1,0 +1,56 @@
+"""The exchanges by name. Modules are imported when an exchange is opened."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testbed.collectives.transport import Datapath, Transport
+from testbed.errors import SpecError
+from testbed.exchange.interface import Exchange, ExchangeSpec
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["EXCHANGES", "Entry", "open_exchange"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where an exchange is and what it is.
+
+    :param path: ``module:class``.
+    :param needs: The datapath that the fabric has to be set to (the class says the same).
+    :param all_reduce: The transport that sums weight gradients beside it.
+    :param summary: One line for help texts.
+    """
+
+    path: str
+    needs: Datapath
+    all_reduce: str
+    summary: str
+
+
+EXCHANGES: dict[str, Entry] = {
+    "pinch": Entry(
+        "testbed.exchange.pinch:Pinch", "xdp", "xdp-ring", "broadcast by a TC program, aggregation by an XDP program"
+    ),
+    "tcp-pull": Entry(
+        "testbed.exchange.tcp_pull:TcpPull", "sockets", "tcp-ring", "ask owners for what is needed, and wait, as DistDGL does"
+    ),
+    "tcp-push": Entry("testbed.exchange.tcp_push:TcpPush", "sockets", "tcp-ring", "send to those that need it"),
+    "gloo": Entry("testbed.exchange.gloo:GlooGather", "sockets", "gloo", "torch.distributed's all-gather of all embeddings"),
+}
+
+
+def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> Exchange:
+    """Make an exchange; the caller connects and closes it.
+
+    :raises SpecError: There is no exchange of that name.
+    """
+    if name not in EXCHANGES:
+        raise SpecError(f"exchange {name!r} does not exist: allowed is {', '.join(EXCHANGES)}")
+    module, _, attribute = EXCHANGES[name].path.partition(":")
+    made: Exchange = getattr(importlib.import_module(module), attribute)(context, spec, transport)
+    return made
