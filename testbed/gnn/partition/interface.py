@@ -1,0 +1,43 @@
+"""The interface that every partitioner keeps: vertices come in an order, a few or all at a time, and each gets a part."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import SpecError
+
+__all__ = ["Owners", "Partitioner"]
+
+Owners = NDArray[np.int32]
+"""Shape (n,): the part that owns each vertex, 0..parts-1."""
+
+
+class Partitioner(ABC):
+    """Made for one graph, it may keep what it has decided so far.
+
+    :cvar streams: Whether vertices may come a few at a time; else `assign` is called once, with all of them.
+    :param num_vertices: Of the graph.
+    :param parts: Number of parts.
+    :param seed: Of whatever is drawn: the same seed and order give the same owners.
+    :raises SpecError: There are fewer vertices than parts.
+    """
+
+    name: ClassVar[str]
+    streams: ClassVar[bool] = True
+
+    def __init__(self, num_vertices: int, parts: int, seed: int = 0) -> None:
+        if not 1 <= parts <= num_vertices:
+            raise SpecError(f"partitioner {self.name}: {parts} parts of {num_vertices} vertices: allowed is 1 to one a vertex")
+        self.num_vertices, self.parts, self.seed = num_vertices, parts, seed
+
+    @abstractmethod
+    def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
+        """Decide who owns the next vertices, for good.
+
+        :param vertices: Shape (k,); each vertex of the graph comes once.
+        :param indptr: Shape (k + 1,): the neighbours of ``vertices[i]`` are ``indices[indptr[i]:indptr[i + 1]]``, whether or
+            not they have come.
+        :returns: int32, shape (k,).
+        """

@@ -1,0 +1,65 @@
+"""The partitioners by name, and owners kept beside the graph that they are for."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.errors import SpecError, StorageError
+from testbed.gnn.partition.hash import Hash
+from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.metis import Metis
+from testbed.gnn.partition.range import Range
+
+__all__ = ["PARTITIONERS", "cached_owners", "make_owners"]
+
+PARTITIONERS: dict[str, type[Partitioner]] = {kind.name: kind for kind in (Hash, Range, Metis)}
+FORMAT = 1  # part of each entry's name: raise it when a partitioner decides otherwise
+
+
+def make_owners(
+    name: str, indptr: NDArray[np.int64], indices: NDArray[np.int32], parts: int, seed: int = 0, batch: int | None = None
+) -> Owners:
+    """Partition a graph, its vertices in ascending order.
+
+    :param indptr: int64, shape (n + 1,): the neighbours of v are ``indices[indptr[v]:indptr[v + 1]]``.
+    :param batch: Vertices at a time, where the partitioner takes them so; None: all.
+    :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part has got no vertex.
+    """
+    if name not in PARTITIONERS:
+        raise SpecError(f"partitioner {name!r} does not exist: allowed is {', '.join(PARTITIONERS)}")
+    n = len(indptr) - 1
+    partitioner = PARTITIONERS[name](n, parts, seed)
+    size = batch if batch and partitioner.streams else n
+    owners = np.empty(n, np.int32)
+    for first in range(0, n, size):
+        last = min(first + size, n)
+        rows = indptr[first : last + 1]
+        owners[first:last] = partitioner.assign(np.arange(first, last), rows - rows[0], indices[rows[0] : rows[-1]])
+    if empty := np.flatnonzero(np.bincount(owners, minlength=parts) == 0).tolist():
+        where = f"partitioner {name}: part {empty[0]} of {parts} has no vertex of {n}"
+        raise SpecError(f"{where}: allowed are fewer parts, or range")
+    return owners
+
+
+def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
+    """Return the owners of a cached graph's vertices, partitioning it first where that is not done yet.
+
+    :param graph: The graph's folder, which the owners are kept in.
+    :raises SpecError: As `make_owners`.
+    :raises StorageError: The folder cannot be read or written.
+    """
+    path = graph / f"owners-{name}-{parts}-seed{seed}-v{FORMAT}.npy"
+    try:
+        if path.exists():
+            kept: Owners = np.load(path)
+            return kept
+        owners = make_owners(name, np.load(graph / "indptr.npy"), np.load(graph / "indices.npy"), parts, seed)
+        with tempfile.TemporaryDirectory(dir=graph, prefix=f".{path.stem}-") as folder:
+            np.save(made := Path(folder) / path.name, owners)
+            os.replace(made, path)
+    except (OSError, EOFError, ValueError) as error:
+        raise StorageError(f"owners {path}: cannot be read or written: {error}; remove the file, it is made anew") from error
+    return owners
