@@ -11,21 +11,16 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import struct
 import time
 from typing import Literal
 
 from testbed.collectives.group import GroupSpec, Member
+from testbed.collectives.meeting import Meeting
 from testbed.errors import CollectiveError
 
-__all__ = ["BASE_PORT", "Neighbours"]
-
-BASE_PORT = 20000  # plus the group's id: below the kernel's ephemeral range (32768..)
+__all__ = ["Neighbours"]
 
 Side = Literal["left", "right"]
-_HELLO_TIMEOUT = 10.0  # seconds; where SYN and hello are lost, TCP sends the latter again after 3 s (RFC 6298, 5.7)
-_HELLO = struct.Struct("!8sQHBB")  # magic, cookie, group, rank, channel
-_MAGIC = b"tcp-ring"
 _DATA, _NOTES = 0, 1
 _ALIVE = 0xFF  # a note that is no rank: "I am waiting as well"
 _GRACE = 1.0  # seconds for a note to come round, after the ring has stood still for the timeout
@@ -41,91 +36,16 @@ class Neighbours:
 
     def __init__(self, spec: GroupSpec, buffer_bytes: int) -> None:
         self._spec = spec
-        self._buffer_bytes = buffer_bytes
         self._open = contextlib.ExitStack()
-        deadline = time.monotonic() + spec.timeout
+        left = spec.left.rank
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
-            with self._listen() as listener:
-                right = [self._call(channel, deadline) for channel in (_DATA, _NOTES)]
-                left = self._answer(listener, deadline)
+            self._meeting = Meeting("tcp-ring", spec, buffer_bytes, self._open)
+            with self._meeting.listen() as listener:
+                self.right, self._right_notes = (self._meeting.call(spec.right, channel) for channel in (_DATA, _NOTES))
+                met = self._meeting.answer(listener, [(left, _DATA), (left, _NOTES)])
             undo.pop_all()
-        self.right, self._right_notes = right
-        self.left, self._left_notes = left[_DATA], left[_NOTES]
-
-    def _listen(self) -> socket.socket:
-        listener = socket.socket()
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._set_buffers(listener)  # accepted sockets inherit them, early enough for the window scale
-            listener.bind((self._spec.me.ip, BASE_PORT + self._spec.group_id))
-            listener.listen(8)
-        except OSError as error:
-            listener.close()
-            where = f"{self._spec.me.ip}:{BASE_PORT + self._spec.group_id}"
-            text = f"tcp-ring: rank {self._spec.rank} cannot listen on {where}: {error.strerror}"
-            raise CollectiveError(text) from error
-        return listener
-
-    def _set_buffers(self, sock: socket.socket) -> None:
-        # SO_SNDBUFFORCE and SO_RCVBUFFORCE pass the sysctls net.core.{w,r}mem_max, given CAP_NET_ADMIN.
-        for force, plain in ((32, socket.SO_SNDBUF), (33, socket.SO_RCVBUF)):
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, force, self._buffer_bytes)
-            except PermissionError:
-                sock.setsockopt(socket.SOL_SOCKET, plain, self._buffer_bytes)
-
-    def _call(self, channel: int, deadline: float) -> socket.socket:
-        """Connect to the right neighbour, which may not listen yet."""
-        right = self._spec.right
-        while True:
-            sock = socket.socket()
-            try:
-                self._set_buffers(sock)
-                sock.settimeout(max(deadline - time.monotonic(), 1e-3))
-                sock.connect((right.ip, BASE_PORT + self._spec.group_id))
-            except OSError as error:
-                sock.close()
-                if time.monotonic() > deadline:
-                    raise self._error(right, f"did not answer within {self._spec.timeout:g} s") from error
-                time.sleep(0.005)
-                continue
-            self._open.enter_context(sock)
-            sock.sendall(_HELLO.pack(_MAGIC, self._spec.cookie, self._spec.group_id, self._spec.rank, channel))
-            return self._prepare(sock)
-
-    def _answer(self, listener: socket.socket, deadline: float) -> dict[int, socket.socket]:
-        """Accept the left neighbour's two connections; who does not know the cookie is sent away."""
-        left = self._spec.left
-        met: dict[int, socket.socket] = {}
-        while len(met) < 2:
-            try:
-                listener.settimeout(max(deadline - time.monotonic(), 1e-3))
-                sock, _ = listener.accept()
-            except OSError as error:
-                raise self._error(left, f"did not come within {self._spec.timeout:g} s") from error
-            hello = b""
-            with contextlib.suppress(OSError):
-                sock.settimeout(min(_HELLO_TIMEOUT, max(deadline - time.monotonic(), 1e-3)))
-                hello = sock.recv(_HELLO.size, socket.MSG_WAITALL)
-            for channel in {_DATA, _NOTES} - met.keys():
-                if hello == _HELLO.pack(_MAGIC, self._spec.cookie, self._spec.group_id, left.rank, channel):
-                    met[channel] = self._prepare(self._open.enter_context(sock))
-                    break
-            else:
-                sock.close()
-        return met
-
-    def _prepare(self, sock: socket.socket) -> socket.socket:
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        limit = struct.pack("@ll", int(self._spec.timeout), int(self._spec.timeout % 1 * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        return sock
-
-    def _error(self, member: Member, what: str) -> CollectiveError:
-        return CollectiveError(f"tcp-ring: rank {member.rank} ({member.name}) {what}")
+        self.left, self._left_notes = met[left, _DATA], met[left, _NOTES]
 
     def blame(self, side: Side, silent: bool) -> CollectiveError:
         """Find the rank at fault after a data connection failed, tell the neighbours, return the error.
@@ -140,10 +60,10 @@ class Neighbours:
         culprit = self._listen_to_notes(member)
         if culprit is None:
             # It waits as well, and nobody has found the cause: the clocks of the ranks are too far apart.
-            return self._error(member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}")
+            return self._meeting.error(member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}")
         self._tell(culprit.rank)
         how = f"was silent for {spec.timeout:g} s" if silent else "has closed its connection or died"
-        return self._error(culprit, how)
+        return self._meeting.error(culprit, how)
 
     def _tell(self, note: int) -> None:
         for sock in (self._left_notes, self._right_notes):

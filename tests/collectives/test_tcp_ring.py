@@ -11,7 +11,7 @@ import pytest
 
 from testbed.collectives import tcp_ring
 from testbed.collectives.group import make_groups
-from testbed.collectives.neighbours import BASE_PORT
+from testbed.collectives.meeting import BASE_PORT
 from testbed.errors import CollectiveError, SpecError
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
