@@ -21,47 +21,71 @@ from testbed.errors import CollectiveError, SpecError
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["Gloo"]
+__all__ = ["Gloo", "check_rendezvous", "explain", "make_process_group"]
 
 _PEER = re.compile(r"\[?(\d+\.\d+\.\d+\.\d+)\]?:\d+")
 
 
-class Gloo(Transport):
-    """All-reduce by gloo, in place in the tensor's own memory.
+def check_rendezvous(spec: GroupSpec) -> None:
+    """Check that there is a place to meet.
+
+    :raises SpecError: There is none.
+    """
+    if not Path(spec.rendezvous).is_dir():
+        where = f"group: rendezvous = {spec.rendezvous!r}"
+        raise SpecError(f"{where}: allowed is a directory that all ranks can write")
+
+
+def make_process_group(spec: GroupSpec, ifname: str) -> Any:
+    """Meet the other ranks and return a ``ProcessGroupGloo``.
 
     Made by its class: ``init_process_group`` has one world a process, makes groups only
     with all of its ranks, while here groups over any hosts come and go alone. The device is named, as
     ``GLOO_SOCKET_IFNAME`` would: gloo's own choice is what the host's name resolves to.
+
+    :raises CollectiveError: A rank did not come within the timeout.
     """
+    timeout = datetime.timedelta(seconds=spec.timeout)
+    path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
+    store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
+    store.set_timeout(timeout)
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._threads = 1  # one collective at a time; more threads only wait
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=ifname)]
+    try:
+        return dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
+    except RuntimeError as error:
+        raise explain(error, spec, "could not meet the others") from error
+
+
+def explain(error: RuntimeError, spec: GroupSpec, what: str = "failed") -> CollectiveError:
+    """Name the rank whose address gloo's message has, if it has one."""
+    text = str(error).strip().splitlines()[0]
+    ranks = {member.ip: member for member in spec.members}
+    for ip in _PEER.findall(text):
+        if ip in ranks and ranks[ip].rank != spec.rank:
+            return CollectiveError(f"gloo: rank {ranks[ip].rank} ({ranks[ip].name}) has failed: {text}")
+    return CollectiveError(f"gloo: rank {spec.rank} {what}: {text}")
+
+
+class Gloo(Transport):
+    """All-reduce by gloo, in place in the tensor's own memory."""
 
     name: ClassVar[str] = "gloo"
     needs: ClassVar[Datapath] = "sockets"
 
     def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
         super().__init__(context, spec)
-        if not Path(spec.rendezvous).is_dir():
-            where = f"group: rendezvous = {spec.rendezvous!r}"
-            raise SpecError(f"{where}: allowed is a directory that all ranks can write")
+        check_rendezvous(spec)
         self._group: Any = None
         self._base = Counters()
 
     def connect(self) -> None:
         """Meet through a file in the rendezvous directory; see `Transport.connect`."""
-        spec, ifname = self.spec, self.context.host.ifname
-        apply_affinity(spec)
-        self._base = read_counters(ifname)
-        timeout = datetime.timedelta(seconds=spec.timeout)
-        path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
-        store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
-        store.set_timeout(timeout)
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timeout
-        options._threads = 1  # one collective at a time; more threads only wait
-        options._devices = [dist.ProcessGroupGloo.create_device(interface=ifname)]
-        try:
-            self._group = dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
-        except RuntimeError as error:
-            raise self._explain(error, "could not meet the others") from error
+        apply_affinity(self.spec)
+        self._base = read_counters(self.context.host.ifname)
+        self._group = make_process_group(self.spec, self.context.host.ifname)
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._group is None:
@@ -75,18 +99,9 @@ class Gloo(Transport):
             self._group.allreduce([torch.from_numpy(out)]).wait()
         except RuntimeError as error:
             self.close()
-            raise self._explain(error, "failed") from error
+            raise explain(error, self.spec) from error
         finally:
             self._phases["communicate"] += time.perf_counter() - start
-
-    def _explain(self, error: RuntimeError, what: str) -> CollectiveError:
-        """Name the rank whose address gloo's message has, if it has one."""
-        text = str(error).strip().splitlines()[0]
-        ranks = {member.ip: member for member in self.spec.members}
-        for ip in _PEER.findall(text):
-            if ip in ranks and ranks[ip].rank != self.spec.rank:
-                return CollectiveError(f"gloo: rank {ranks[ip].rank} ({ranks[ip].name}) has failed: {text}")
-        return CollectiveError(f"gloo: rank {self.spec.rank} {what}: {text}")
 
     def counters(self) -> Counters:
         """The device's counters since `connect`; see `read_counters`."""

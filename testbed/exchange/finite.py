@@ -1,0 +1,27 @@
+"""Embeddings that are not finite: one error for all exchanges."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.lanes import Lanes, NativeLanes
+from testbed.errors import CollectiveError
+from testbed.exchange.interface import Embeddings
+
+__all__ = ["all_finite", "not_finite"]
+
+_absmax = NativeLanes(Lanes(32, 1)).absmax
+
+
+def all_finite(x: Embeddings) -> bool:
+    """Tell whether no value of a C-contiguous array is infinite or NaN."""
+    return bool(np.isfinite(_absmax(x.ctypes.data, x.size)))
+
+
+def not_finite(group: GroupSpec, ranks: Collection[int]) -> CollectiveError:
+    """Return the error that says which ranks' embeddings are not finite."""
+    members = [group.members[rank] for rank in sorted(ranks)]
+    return CollectiveError(
+        "aggregate: " + "; ".join(f"rank {member.rank} ({member.name}) has values that are not finite" for member in members)
+    )

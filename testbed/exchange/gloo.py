@@ -1,0 +1,99 @@
+"""``gloo``: torch.distributed's all-gather of all embeddings, needed or not."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from testbed.collectives.affinity import apply_affinity
+from testbed.collectives.gloo import check_rendezvous, explain, make_process_group
+from testbed.collectives.interface import read_counters
+from testbed.collectives.transport import Counters, Transport
+from testbed.errors import CollectiveError
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.finite import all_finite, not_finite
+from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["GlooGather"]
+
+
+class GlooGather(Exchange):
+    """All-gather of every rank's rows, padded to the most that a rank owns, then aggregation of those that this rank needs.
+
+    One more row says whether they are finite, so that all ranks raise the same error, and the exchange can be used again. The
+    adjacency counts rows of what is gathered, where gloo puts them: nothing is copied.
+
+    Phases: ``send`` is checking and copying to gloo's input, ``wait`` the all-gather.
+    """
+
+    name: ClassVar[str] = "gloo"
+
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
+        super().__init__(context, spec, transport)
+        check_rendezvous(spec.group)
+        self._group: Any = None
+        self._base = Counters()
+
+    def connect(self) -> None:
+        """Meet through a file in the rendezvous directory, and learn what all ranks own; see `Exchange.connect`."""
+        spec, halo = self.spec, self.spec.halo
+        apply_affinity(spec.group)
+        self._base = read_counters(self.context.host.ifname)
+        self._group = make_process_group(spec.group, self.context.host.ifname)
+        counts = self._gather(np.array([halo.num_owned]))[:, 0]
+        most = int(counts.max())
+        owned = self._gather(np.concatenate([halo.owned, np.zeros(most - halo.num_owned, np.int64)]))
+        rows = [np.searchsorted(owned[rank, : counts[rank]], halo.sources[rank]) for rank in range(spec.group.size)]
+        stride = most + 1  # behind the rows is the one that says whether they are finite
+        columns = np.concatenate([rank * stride + row for rank, row in enumerate(rows)]).astype(np.int32)
+        self._adjacency = Adjacency(halo.indptr, columns[halo.indices], halo.weights, spec.dim, spec.aggregation)
+        self._mine = np.zeros((stride, spec.dim), np.float32)
+        self._all = np.zeros((spec.group.size * stride, spec.dim), np.float32)
+
+    def _gather(self, mine: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All ranks' arrays, shape (ranks, length)."""
+        gathered = np.empty((self.spec.group.size, len(mine)), np.int64)
+        self._all_gather(mine, gathered)
+        return gathered
+
+    def _all_gather(self, mine: NDArray[Any], gathered: NDArray[Any]) -> None:
+        if not mine.size:
+            return
+        try:
+            self._group._allgather_base(torch.from_numpy(gathered).reshape(-1), torch.from_numpy(mine).reshape(-1)).wait()
+        except RuntimeError as error:
+            self.close()
+            raise explain(error, self.spec.group) from error
+
+    def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
+        group = self.spec.group
+        if self._group is None:
+            raise CollectiveError(f"gloo: rank {group.rank} is not connected")
+        start = time.perf_counter()
+        self._mine[: len(x)] = x
+        self._mine[-1] = not all_finite(x)
+        copied = time.perf_counter()
+        self._all_gather(self._mine, self._all)
+        gathered = time.perf_counter()
+        self._phases["send"] += copied - start
+        self._phases["wait"] += gathered - copied
+        odd = self._all[len(self._mine) - 1 :: len(self._mine), 0]
+        if odd.any():
+            raise not_finite(group, np.flatnonzero(odd).tolist())
+        self._adjacency.aggregate(self._all, out)
+        self._phases["aggregate"] += time.perf_counter() - gathered
+
+    def counters(self) -> Counters:
+        """The device's counters since `connect`; see `read_counters`."""
+        return read_counters(self.context.host.ifname) - self._base
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._group = None

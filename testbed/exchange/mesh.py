@@ -1,0 +1,203 @@
+"""`Mesh`: TCP connections between ranks that need each other's vertices, and the exchange of rows over them.
+
+There is one connection a pair, opened once. The loop is C (``testbed/native/mesh.c``): it gathers, sends and receives for all
+peers at once, and what it receives goes straight to its place in the matrix of halo vertices.
+
+A rank that gives up says on all its connections whom it blames, so that the others name the same rank and not the one that
+closed on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed import native
+from testbed.closing import Closing
+from testbed.collectives.meeting import Meeting
+from testbed.exchange.interface import Embeddings, ExchangeSpec
+
+__all__ = ["Mesh"]
+
+BUFFER_BYTES = 4 << 20
+CHUNK_BYTES = 256 << 10  # of rows gathered at once, to be sent while they are in the cache
+
+_NOTE = struct.Struct("=IIQ")  # struct header: kind, why, rank at fault
+_KIND_NOTE = 4
+
+
+class _Header(ctypes.Structure):
+    """``struct header``."""
+
+    _fields_ = [("kind", ctypes.c_uint32), ("exchange", ctypes.c_uint32), ("bytes", ctypes.c_uint64)]
+
+
+class _Flow(ctypes.Structure):
+    """``struct flow``."""
+
+    _fields_ = [("step", ctypes.c_uint32), ("blocked", ctypes.c_uint32), ("done", ctypes.c_uint64), ("header", _Header)]
+
+
+class _Peer(ctypes.Structure):
+    """``struct peer``."""
+
+    _fields_ = [
+        ("fd", ctypes.c_int32),
+        ("odd", ctypes.c_uint32),
+        ("needed", ctypes.c_uint64),
+        ("into", ctypes.c_void_p),
+        ("asks", ctypes.c_void_p),
+        ("serves", ctypes.c_uint64),
+        ("rows", ctypes.c_void_p),
+        ("chunk", ctypes.c_void_p),
+        ("gathered", ctypes.c_uint64),
+        ("out", _Flow),
+        ("in_", _Flow),
+    ]
+
+
+class _Mesh(ctypes.Structure):
+    """``struct mesh``."""
+
+    _fields_ = [
+        ("peers", ctypes.c_uint32),
+        ("pull", ctypes.c_uint32),
+        ("exchange", ctypes.c_uint32),
+        ("odd", ctypes.c_uint32),
+        ("timeout_ms", ctypes.c_int32),
+        ("failed", ctypes.c_uint32),
+        ("row_bytes", ctypes.c_uint64),
+        ("chunk_rows", ctypes.c_uint64),
+        ("positions", ctypes.c_void_p),
+        ("vertices", ctypes.c_int64),
+        ("send_ns", ctypes.c_uint64),
+        ("peer", ctypes.POINTER(_Peer)),
+    ]
+
+
+class _Outcome(IntEnum):
+    """``enum outcome``."""
+
+    FINE = 0
+    GONE = 1
+    SILENT = 2
+    FOREIGN = 3
+    UNKNOWN_VERTEX = 4
+    NOTED = 5
+
+
+class Mesh(Closing):
+    """One rank's connections to its peers: the ranks that it needs vertices of, or that need vertices of it.
+
+    :param name: The exchange's, for errors.
+    :param pull: Whether rows are asked for, by the numbers of their vertices, or sent unasked.
+    :param matrix: Shape (halo vertices, dim), C-contiguous: where the rows of others go.
+    :raises CollectiveError: A peer did not come within the group's timeout; the text names it.
+    """
+
+    def __init__(self, name: str, spec: ExchangeSpec, pull: bool, matrix: Embeddings) -> None:
+        halo, group = spec.halo, spec.group
+        after = [(group.rank + step) % group.size for step in range(1, group.size)]  # not all begin with rank 0
+        self._ranks = [rank for rank in after if len(halo.sends[rank]) or len(halo.sources[rank])]
+        self._group = group
+        self._open = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._open)
+            self._meeting = Meeting(name, group, BUFFER_BYTES, self._open)
+            with self._meeting.listen() as listener:
+                met = {(rank, 0): self._meeting.call(group.members[rank]) for rank in self._ranks if rank < group.rank}
+                met |= self._meeting.answer(listener, [(rank, 0) for rank in self._ranks if rank > group.rank])
+            undo.pop_all()
+        self._sockets = [met[rank, 0] for rank in self._ranks]
+        self._call = native.load("mesh").mesh_exchange
+        self._call.argtypes = [ctypes.POINTER(_Mesh), ctypes.c_void_p]
+        self._peers = (_Peer * len(self._ranks))()
+        self._positions = _positions(halo.owned) if pull else np.empty(0, np.int32)
+        row_bytes = 4 * spec.dim
+        self._mesh = _Mesh(
+            peers=len(self._ranks),
+            pull=pull,
+            timeout_ms=int(group.timeout * 1e3),
+            row_bytes=row_bytes,
+            chunk_rows=CHUNK_BYTES // row_bytes,
+            positions=self._positions.ctypes.data,
+            vertices=len(self._positions),
+            peer=self._peers,
+        )
+        first = np.cumsum([0, *(len(source) for source in halo.sources)])
+        self._arrays: list[NDArray[Any]] = [matrix]  # which the structures point to
+        for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
+            asks, sends = (np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends))
+            rows = np.empty_like(sends) if pull else sends
+            chunk = np.empty(min(CHUNK_BYTES, len(rows) * row_bytes), np.uint8)
+            self._arrays += [asks, rows, chunk]
+            peer.fd = sock.fileno()
+            peer.needed, peer.into, peer.asks = len(asks), matrix.ctypes.data + int(first[rank]) * row_bytes, asks.ctypes.data
+            peer.serves, peer.rows, peer.chunk = len(rows), rows.ctypes.data, chunk.ctypes.data
+
+    @property
+    def send_seconds(self) -> float:
+        """Time spent gathering and sending, cumulative."""
+        return float(self._mesh.send_ns * 1e-9)
+
+    @property
+    def sends(self) -> bool:
+        """Whether any peer needs a vertex of this rank's."""
+        return any(peer.serves for peer in self._peers)
+
+    def exchange(self, x: Embeddings, odd: bool) -> list[int]:
+        """Send what peers need of `x`, and fill the matrix with what they send.
+
+        :param x: Shape (owned vertices, dim), C-contiguous.
+        :param odd: Whether it has values that are not finite, which the peers are told.
+        :returns: Ranks of the peers whose embeddings have.
+        :raises CollectiveError: A peer failed; the text names it. The mesh cannot be used any more.
+        """
+        self._mesh.exchange += 1
+        self._mesh.odd = odd
+        outcome = _Outcome(self._call(self._mesh, x.ctypes.data))
+        if outcome is _Outcome.FINE:
+            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer.odd]
+        cause = ctypes.get_errno()
+        culprit = self._ranks[self._mesh.failed]
+        if outcome is _Outcome.NOTED:
+            note = self._peers[self._mesh.failed].in_.header
+            outcome, culprit = _Outcome(note.exchange), note.bytes % self._group.size
+        self._tell(outcome, culprit)
+        error = self._meeting.error(self._group.members[culprit], self._describe(outcome))
+        raise error from (OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None)
+
+    def _describe(self, outcome: _Outcome) -> str:
+        return {
+            _Outcome.GONE: "has closed its connection or died",
+            _Outcome.SILENT: f"was silent for {self._group.timeout:g} s",
+            _Outcome.FOREIGN: "sent what is not due: ranks differ in halos, dim, or how often they call",
+            _Outcome.UNKNOWN_VERTEX: "asked a rank for a vertex that it does not own",
+        }[outcome]
+
+    def _tell(self, why: _Outcome, culprit: int) -> None:
+        """Say whom this rank blames, on connections that are not in the middle of a message, and that nothing more comes."""
+        for sock, peer in zip(self._sockets, self._peers, strict=True):
+            with contextlib.suppress(OSError):
+                if not peer.out.done:
+                    sock.send(_NOTE.pack(_KIND_NOTE, why, culprit), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._open.close()
+
+
+def _positions(owned: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The position of each vertex up to the last owned one; -1: another rank's."""
+    positions = np.full(int(owned[-1]) + 1 if len(owned) else 0, -1, np.int32)
+    positions[owned] = np.arange(len(owned), dtype=np.int32)
+    return positions

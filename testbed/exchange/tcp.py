@@ -1,0 +1,83 @@
+"""What `tcp-push` and `tcp-pull` have in common: all but who speaks first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from testbed.collectives.affinity import apply_affinity
+from testbed.collectives.interface import read_counters
+from testbed.collectives.transport import Counters, Transport
+from testbed.errors import CollectiveError
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.finite import all_finite, not_finite
+from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.mesh import Mesh
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["TcpExchange"]
+
+
+class TcpExchange(Exchange):
+    """Exchange of rows over a `Mesh`, aggregated when all have come.
+
+    Values that are not finite end `aggregate` on the rank that has them, if others need any of its vertices, and on those
+    others; the exchange can be used again. After any other error it cannot.
+
+    Phases: ``send`` is checking, gathering and handing to the kernel, ``wait`` everything else until the rows of others are
+    there, so receiving, too.
+    """
+
+    pull: ClassVar[bool]
+
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
+        super().__init__(context, spec, transport)
+        halo = spec.halo
+        self._matrix = np.zeros((halo.num_halo, spec.dim), np.float32)
+        self._adjacency = Adjacency(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation)
+        self._mesh: Mesh | None = None
+        self._failure: str | None = None
+        self._base = Counters()
+
+    def connect(self) -> None:
+        """Meet the ranks that this one shares edges with; see `Exchange.connect`."""
+        apply_affinity(self.spec.group)
+        self._base = read_counters(self.context.host.ifname)
+        self._mesh = Mesh(self.name, self.spec, self.pull, self._matrix)
+
+    def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
+        mesh, group, phases = self._mesh, self.spec.group, self._phases
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
+        if mesh is None:
+            raise CollectiveError(f"{self.name}: rank {group.rank} is not connected")
+        start = time.perf_counter()
+        odd = mesh.sends and not all_finite(x)
+        checked, sent = time.perf_counter(), mesh.send_seconds
+        try:
+            ranks = mesh.exchange(x, odd)
+        except CollectiveError as error:
+            self._failure = str(error)  # connections stay open: to close them could take back what the others are told
+            raise
+        received = time.perf_counter()
+        sending = mesh.send_seconds - sent
+        phases["send"] += checked - start + sending
+        phases["wait"] += received - checked - sending
+        if odd or ranks:
+            raise not_finite(group, [*ranks, group.rank] if odd else ranks)
+        self._adjacency.aggregate(self._matrix, out)
+        phases["aggregate"] += time.perf_counter() - received
+
+    def counters(self) -> Counters:
+        """The device's counters since `connect`; see `read_counters`."""
+        return read_counters(self.context.host.ifname) - self._base
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
