@@ -294,7 +294,7 @@ class Workers(Mapping[str, Worker]):
                 continue
             try:
                 message = connection.recv()
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # the end, a reset, or half a message: it died while it answered
                 message = worker.died()
                 if not worker.may_die:
                     raise message from None

@@ -1,6 +1,9 @@
 """Functions that tests call in workers."""
 
 import os
+import signal
+import stat
+import struct
 import sys
 import threading
 import time
@@ -42,6 +45,14 @@ def raise_odd(context: WorkerContext) -> None:
 
 def return_unpicklable(context: WorkerContext) -> Any:
     return threading.Lock()
+
+
+def die_half_way(context: WorkerContext) -> None:
+    """Answer with the first half of a message."""
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.stat(f"/proc/self/fd/{fd}").st_mode):
+            os.write(int(fd), struct.pack("!i", 1000) + b"half")  # as multiprocessing.connection frames messages
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meet(context: WorkerContext, directory: Path, names: list[str]) -> None:

@@ -217,6 +217,12 @@ def test_an_expected_death_is_returned_with_the_others_answers(workers: Workers,
     assert str(answers["h2"]) == "worker h2 was killed by signal 9 before its work was done"
 
 
+def test_death_may_come_half_way_through_an_answer(workers: Workers) -> None:
+    workers.expect_death("h1")
+    answers = workers.call_all(calls.die_half_way, ["h1"], errors="return", timeout=10)
+    assert str(answers["h1"]) == "worker h1 was killed by signal 9 before its work was done"
+
+
 def test_survivors_of_an_expected_death_go_on(workers: Workers) -> None:
     workers.kill("h2")
     workers.check()
