@@ -127,3 +127,7 @@ class Exchange(Closing):
     @abstractmethod
     def counters(self) -> Counters:
         """What this rank has sent since `connect`, cumulative."""
+
+    def measures(self) -> dict[str, float]:
+        """What this exchange counts besides, cumulative since `connect`, by metric: ``redundant_bytes``, ``cache_hits``, ..."""
+        return {}

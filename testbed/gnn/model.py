@@ -1,5 +1,6 @@
 """GraphSAGE on sampled blocks, and a model's parameters as one vector."""
 
+import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from torch_geometric.nn import SAGEConv
 from testbed.gnn.sampling import Block, Sampler
 from testbed.spec.scenario import ModelSpec
 
-__all__ = ["Sage", "flatten", "parameter_count"]
+__all__ = ["Sage", "digest", "flatten", "parameter_count"]
 
 
 class Sage(nn.Module):
@@ -83,7 +84,13 @@ def flatten(model: nn.Module) -> nn.Parameter:
     return flat
 
 
+def digest(weights: Tensor) -> str:
+    """Return a hash of the bits of weights."""
+    return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
+
+
 def parameter_count(spec: ModelSpec, feature_dim: int, num_classes: int) -> int:
-    """Return the number of float32 in a gradient: each layer has two weight matrices and a bias."""
+    """Return the number of float32 in a gradient: each layer has a bias and two weight matrices, one of a GCN."""
     sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
-    return sum(2 * a * b + b for a, b in pairwise(sizes))
+    matrices = 1 if spec.name == "gcn" else 2
+    return sum(matrices * a * b + b for a, b in pairwise(sizes))

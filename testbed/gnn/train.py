@@ -4,12 +4,11 @@ All ranks start from the same weights and apply the same mean gradient, so their
 for bit. Minibatches and dropout depend on (seed, epoch, step, rank) alone, whatever the transport.
 """
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,43 +19,18 @@ from torch.nn import functional
 from testbed.collectives.transport import PHASES, Transport
 from testbed.errors import TestbedError
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import Sage, flatten
+from testbed.gnn.model import Sage, digest, flatten
+from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
 from testbed.spec.scenario import ModelSpec, TrainingSpec
 
-__all__ = ["OWN_PHASES", "EpochResult", "Trainer"]
+__all__ = ["OWN_PHASES", "Trainer"]
 
 OWN_PHASES = ("sampling", "forward", "backward", "update")
 VALIDATION_BATCH = 512
 
 # What a generator is for, so that no two draws share a stream.
 SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)
-
-
-@dataclass(frozen=True)
-class EpochResult:
-    """What one rank has seen of one epoch. Times in seconds.
-
-    :param loss: Mean cross-entropy over this rank's training batches.
-    :param val_correct: Right answers among `val_total`, this rank's share of the validation set.
-    :param digest: Hash of the weights at the epoch's end, equal on all ranks.
-    :param times: `epoch_time` and its parts: sampling, forward, backward, update, the transport's phases, and
-        `other` (the rest, so that parts add up); `all_reduce_time` (wall clock in all-reduce),
-        `all_reduce_cpu_time` (CPU time of this process in it); `validation_time`, outside of `epoch_time`.
-    :param entered: Shape (steps,): when this rank entered each all-reduce, on the box's monotonic clock;
-        `left` likewise.
-    :param counts: `steps`, `packets`, `wire_bytes`, `retransmissions`.
-    """
-
-    epoch: int
-    loss: float
-    val_correct: int
-    val_total: int
-    digest: str
-    times: dict[str, float]
-    entered: NDArray[np.float64]
-    left: NDArray[np.float64]
-    counts: dict[str, int]
 
 
 class Trainer:
@@ -159,8 +133,8 @@ class Trainer:
         times["other"] = total - sum(times.values())
         times |= {
             "epoch_time": total,
-            "all_reduce_time": float(np.sum(left) - np.sum(entered)),
-            "all_reduce_cpu_time": cpu,
+            "communication_time": float(np.sum(left) - np.sum(entered)),
+            "communication_cpu_time": cpu,
         }
         started = time.perf_counter()
         correct, of = self.validate(epoch)
@@ -169,18 +143,14 @@ class Trainer:
         return EpochResult(
             epoch=epoch,
             loss=float(np.mean(losses)),
+            share=1 / self.world,
             val_correct=correct,
             val_total=of,
-            digest=self.digest(),
+            digest=digest(self.weights),
             times=times,
             entered=np.asarray(entered),
             left=np.asarray(left),
-            counts={
-                "steps": len(batches),
-                "packets": sent.packets,
-                "wire_bytes": sent.wire_bytes,
-                "retransmissions": sent.retransmissions,
-            },
+            counts={"steps": len(batches), **asdict(sent)},
         )
 
     @torch.no_grad()
@@ -201,10 +171,6 @@ class Trainer:
         """Return the share of right answers on the test set, each from the whole neighbourhood."""
         answers = self.model.infer(self.sampler).argmax(1).numpy()
         return float((answers[self.graph.test] == self.graph.y[self.graph.test]).mean())
-
-    def digest(self) -> str:
-        """Return a hash of the weights' bits."""
-        return hashlib.blake2b(self.weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

@@ -1,26 +1,17 @@
 """From the ranks' results to rows of the table, and the check that all ranks hold the same weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from testbed.collectives.transport import PHASES
 from testbed.errors import CollectiveError
-from testbed.gnn.train import OWN_PHASES, EpochResult
+from testbed.gnn.result import EpochResult
 from testbed.results import Table
 
-__all__ = ["check_agreement", "record_epoch", "record_test"]
+__all__ = ["check_agreement", "mean_loss", "record_counts", "record_epoch", "record_test", "validation_accuracy"]
 
-TIMES = {
-    **{phase: f"{phase}_time" for phase in (*OWN_PHASES, *PHASES, "other")},
-    "epoch_time": "epoch_time",
-    "all_reduce_time": "communication_time",
-    "all_reduce_cpu_time": "communication_cpu_time",
-    "validation_time": "validation_time",
-}
-"""Metric's name by the name of the time in `EpochResult.times`."""
-
-UNITS = {"steps": "steps", "packets": "packets", "wire_bytes": "B", "retransmissions": "packets"}
+UNITS = {"steps": "steps", "packets": "packets", "retransmissions": "packets", "syscalls": "calls", "page_faults": "faults"}
+"""Units of what is counted; metrics that end with ``bytes`` have B, all others 1."""
 
 
 def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
@@ -40,7 +31,7 @@ def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
 def record_epoch(table: Table, trial: int, transport: str, ranks: Sequence[EpochResult]) -> None:
     """Add one epoch's rows: each rank's times and counts, and what all ranks together reached.
 
-    The time in all-reduce is told apart by the box's one clock: `straggler_time` until the last rank has
+    The time in collectives is told apart by the box's one clock: `straggler_time` until the last rank has
     come, which no transport can help, and `exchange_time` from then on. Their sum is `communication_time`.
 
     :param ranks: One epoch's results, in rank order.
@@ -48,16 +39,22 @@ def record_epoch(table: Table, trial: int, transport: str, ranks: Sequence[Epoch
     epoch = ranks[0].epoch
     last = np.max([result.entered for result in ranks], axis=0)
     for rank, result in enumerate(ranks):
-        rows = {TIMES[name]: value for name, value in result.times.items()}
+        rows = {name if name.endswith("_time") else f"{name}_time": value for name, value in result.times.items()}
         rows["straggler_time"] = float(np.sum(last - result.entered))
         rows["exchange_time"] = float(np.sum(result.left - last))
         for metric, value in rows.items():
             table.add(trial, transport, metric, value, "s", rank=rank, epoch=epoch)
-        for metric, count in result.counts.items():
-            table.add(trial, transport, metric, count, UNITS[metric], rank=rank, epoch=epoch)
+        record_counts(table, trial, transport, rank, epoch, result.counts)
         table.add(trial, transport, "loss", result.loss, "nat", rank=rank, epoch=epoch)
     table.add(trial, transport, "loss", mean_loss(ranks), "nat", epoch=epoch)
     table.add(trial, transport, "validation_accuracy", validation_accuracy(ranks), "1", epoch=epoch)
+
+
+def record_counts(table: Table, trial: int, transport: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
+    """Add what a rank has counted."""
+    for metric, count in counts.items():
+        unit = "B" if metric.endswith("bytes") else UNITS.get(metric, "1")
+        table.add(trial, transport, metric, count, unit, rank=rank, epoch=epoch)
 
 
 def record_test(table: Table, trial: int, transport: str, accuracy: float, seconds: float) -> None:
@@ -67,8 +64,8 @@ def record_test(table: Table, trial: int, transport: str, accuracy: float, secon
 
 
 def mean_loss(ranks: Sequence[EpochResult]) -> float:
-    """Return the mean loss over all ranks' batches, which are of equal sizes."""
-    return float(np.mean([result.loss for result in ranks]))
+    """Return the mean loss over all ranks' training vertices."""
+    return sum(result.share * result.loss for result in ranks)
 
 
 def validation_accuracy(ranks: Sequence[EpochResult]) -> float:

@@ -16,7 +16,8 @@ from testbed.gnn.graph import GraphData
 from testbed.spec.scenario import Scenario
 
 if TYPE_CHECKING:
-    from testbed.gnn.train import EpochResult, Trainer
+    from testbed.gnn.result import EpochResult
+    from testbed.gnn.train import Trainer
     from testbed.worker import WorkerContext
 
 __all__ = ["StepDone", "close_rank", "open_rank", "prepare_rank", "test_rank", "train_rank"]

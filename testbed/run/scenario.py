@@ -17,7 +17,7 @@ from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
 from testbed.gnn.graph import GraphData
 from testbed.gnn.model import parameter_count
-from testbed.gnn.train import EpochResult
+from testbed.gnn.result import EpochResult
 from testbed.plan import FabricPlan, plan_fabric
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
 from testbed.run import measures, rank

@@ -123,7 +123,7 @@ DatasetSpec = Annotated[DebianSpec | PlanetoidSpec | SyntheticSpec, Field(discri
 class ModelSpec(Table):
     """``[model]``: the network and how its neighbourhoods are sampled."""
 
-    name: Literal["sage"] = "sage"
+    name: Literal["sage", "gcn"] = "sage"
     hidden: int = Field(default=256, ge=1, le=8192)
     layers: int = Field(default=2, ge=1, le=6)
     dropout: float = Field(default=0.5, ge=0, lt=1)

@@ -36,6 +36,8 @@ class ThreadGroup:
 class ThreadTransport:
     """The part of `Transport` that training uses."""
 
+    needs = "sockets"
+
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.group = group
         self.rank = rank

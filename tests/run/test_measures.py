@@ -7,17 +7,19 @@ import pytest
 
 from testbed.collectives.transport import PHASES
 from testbed.errors import CollectiveError
-from testbed.gnn.train import OWN_PHASES, EpochResult
+from testbed.gnn.result import EpochResult
+from testbed.gnn.train import OWN_PHASES
 from testbed.results import Table
 from testbed.run.measures import check_agreement, record_epoch
 from testbed.spec import parse_scenario
 
 
 def result(**changes: Any) -> EpochResult:
-    times = dict.fromkeys((*OWN_PHASES, *PHASES, "other", "epoch_time", "all_reduce_time"), 1.0)
+    times = dict.fromkeys((*OWN_PHASES, *PHASES, "other", "epoch_time", "communication_time"), 1.0)
     fields: dict[str, Any] = {
         "epoch": 3,
         "loss": 0.5,
+        "share": 0.5,
         "val_correct": 3,
         "val_total": 4,
         "digest": "same",

@@ -1,0 +1,1 @@
+"""Full-graph training: every epoch is one step on all vertices, which are dealt out to ranks."""

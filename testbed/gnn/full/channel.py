@@ -1,0 +1,77 @@
+"""`Channel`: what a rank reaches the others by, while it is open."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from testbed.collectives.transport import Counters, Transport
+from testbed.exchange.interface import PHASES, Exchange
+from testbed.spec.scenario import ModelSpec
+
+__all__ = ["Channel", "Slot", "plan_exchanges", "transforms_first"]
+
+
+class Slot(NamedTuple):
+    """Which exchange of a model.
+
+    :param layer: From 0, at the features.
+    :param use: Embeddings of training, their gradients, or embeddings of evaluation.
+    """
+
+    layer: int
+    use: Literal["forward", "backward", "evaluation"]
+
+
+def transforms_first(inputs: int, outputs: int) -> bool:
+    """Tell whether a layer multiplies by its weights before it sums over neighbours, which makes rows shorter."""
+    return inputs > outputs
+
+
+def plan_exchanges(spec: ModelSpec, feature_dim: int, num_classes: int, cached: bool) -> dict[Slot, int]:
+    """Return the exchanges that a model takes, in the order in which all ranks open them, and their dimensions.
+
+    The first layer has none backwards where features travel themselves, since they need no gradients.
+
+    :param cached: Exchanges keep what was last sent, so evaluation, which drops nothing, gets exchanges of its own.
+    """
+    sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
+    planned = {}
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+        dim = min(inputs, outputs)
+        planned[Slot(layer, "forward")] = dim
+        if layer or transforms_first(inputs, outputs):
+            planned[Slot(layer, "backward")] = dim
+        if cached:
+            planned[Slot(layer, "evaluation")] = dim
+    return planned
+
+
+@dataclass(frozen=True)
+class Channel:
+    """An all-reduce and a model's exchanges among the same ranks, connected; all of one datapath.
+
+    :param transport: None: this rank is alone.
+    :param exchanges: As `plan_exchanges` names them.
+    """
+
+    transport: Transport | None = None
+    exchanges: Mapping[Slot, Exchange] = field(default_factory=dict)
+
+    def counters(self) -> Counters:
+        """What this rank has sent so far. On sockets the device counts for all alike, so one counter has it all."""
+        if self.transport is None or self.transport.needs == "sockets":
+            return self.transport.counters() if self.transport else Counters()
+        return sum((exchange.counters() for exchange in self.exchanges.values()), self.transport.counters())
+
+    def seconds(self) -> dict[str, float]:
+        """Time in each phase of the exchanges so far."""
+        return {phase: sum(exchange.phases[phase] for exchange in self.exchanges.values()) for phase in PHASES}
+
+    def measures(self) -> dict[str, float]:
+        """What the exchanges count besides, so far."""
+        total: Counter[str] = Counter()
+        for exchange in self.exchanges.values():
+            total.update(exchange.measures())
+        return dict(total)

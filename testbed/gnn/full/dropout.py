@@ -1,0 +1,45 @@
+"""Dropout whose masks depend on what is dropped, not on who drops it: they are the same however a graph is dealt out."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from testbed.gnn.mix import GOLDEN, mix, mix32
+
+__all__ = ["Dropout"]
+
+COLUMN = np.uint32(0x9E3779B9)  # as GOLDEN, of 2**32
+BLOCK = 1 << 16  # elements at a time, which stay in a core's cache
+
+
+class Dropout(nn.Module):
+    """Inverted dropout (Srivastava et al., JMLR 2014): a hash of seed, epoch, layer, vertex and column says what stays.
+
+    :param p: Share of elements that become 0.
+    :param vertices: int64, shape (n,): the numbers in the graph of the rows that `forward` gets.
+    """
+
+    def __init__(self, p: float, seed: int, layer: int, vertices: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.p = p
+        self.epoch = 0
+        self._stream = (seed << 32 | layer) * GOLDEN % 2**64
+        self._vertices = vertices.astype(np.uint64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements of `x`, float32 of shape (n, d), and scale the others up; in evaluation leave it as it is."""
+        return x * self.mask(x.shape[1]) if self.training and self.p else x
+
+    def mask(self, dim: int) -> Tensor:
+        """Return what elements are multiplied by in this epoch: 0 or 1 / (1 - p); float32, shape (n, dim)."""
+        stream = mix(np.array([self._stream, self.epoch], np.uint64))
+        keys = mix(self._vertices + stream[0] ^ stream[1]).astype(np.uint32)
+        columns = np.arange(1, dim + 1, dtype=np.uint32) * COLUMN
+        out = np.empty((len(keys), dim), np.float32)
+        rows = max(BLOCK // dim, 1)
+        for first in range(0, len(keys), rows):
+            drawn = keys[first : first + rows, None] ^ columns
+            mix32(drawn)
+            np.multiply(drawn >= np.uint32(self.p * 2**32), np.float32(1 / (1 - self.p)), out=out[first : first + rows])
+        return torch.from_numpy(out)

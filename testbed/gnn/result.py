@@ -1,0 +1,45 @@
+"""`EpochResult`: what one rank has seen of one epoch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EpochResult", "FullResult"]
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """Times in seconds.
+
+    :param loss: Mean cross-entropy over the vertices that this rank has trained on.
+    :param share: Of all ranks' training vertices, those that `loss` is of; shares add up to 1.
+    :param val_correct: Right answers among `val_total`, this rank's share of the validation set.
+    :param digest: Hash of the weights at the epoch's end, equal on all ranks.
+    :param times: `epoch_time` and its parts, which add up to it; `communication_time` (wall clock in collectives),
+        `communication_cpu_time` (CPU time of this process in them); `validation_time`, outside of `epoch_time`.
+    :param entered: Shape (collectives,): when this rank entered each, on the box's monotonic clock; `left` likewise.
+    :param counts: What is counted, such as `packets`.
+    """
+
+    epoch: int
+    loss: float
+    share: float
+    val_correct: int
+    val_total: int
+    digest: str
+    times: dict[str, float]
+    entered: NDArray[np.float64]
+    left: NDArray[np.float64]
+    counts: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FullResult(EpochResult):
+    """Of full-graph training, where the whole graph is evaluated at once.
+
+    :param test_correct: Right answers among `test_total`, this rank's vertices of the test set.
+    """
+
+    test_correct: int
+    test_total: int
