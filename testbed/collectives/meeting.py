@@ -27,13 +27,17 @@ class Meeting:
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the connections (doubled by the kernel, see socket(7)).
     :param stack: Closes what is opened here.
+    :param patience: Seconds after which a system call on a connection returns in any case; the group's timeout, if not given.
     """
 
-    def __init__(self, name: str, spec: GroupSpec, buffer_bytes: int, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, name: str, spec: GroupSpec, buffer_bytes: int, stack: contextlib.ExitStack, patience: float | None = None
+    ) -> None:
         self._name = name
         self._spec = spec
         self._buffer_bytes = buffer_bytes
         self._stack = stack
+        self._patience = spec.timeout if patience is None else patience
         self._deadline = time.monotonic() + spec.timeout
 
     def listen(self) -> socket.socket:
@@ -121,7 +125,7 @@ class Meeting:
     def _prepare(self, sock: socket.socket) -> socket.socket:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        limit = struct.pack("@ll", int(self._spec.timeout), int(self._spec.timeout % 1 * 1e6))
+        limit = struct.pack("@ll", int(self._patience), int(self._patience % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         return sock

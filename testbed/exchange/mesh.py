@@ -4,7 +4,8 @@ There is one connection a pair, opened once. The loop is C (``testbed/native/mes
 peers at once, and what it receives goes straight to its place in the matrix of halo vertices.
 
 A rank that gives up says on all its connections whom it blames, so that the others name the same rank and not the one that
-closed on them.
+closed on them. Before it blames a rank for being silent, it says that it waits: the rank that others wait for may only wait for
+yet another.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import struct
+import time
 from enum import IntEnum
 from typing import Any
 
@@ -30,7 +33,7 @@ __all__ = ["Mesh"]
 BUFFER_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10  # of rows gathered at once, to be sent while they are in the cache
 
-_NOTE = struct.Struct("=IIQ")  # struct header: kind, why, rank at fault
+_NOTE = struct.Struct("=IIQ")  # struct header: kind, outcome, rank at fault
 _KIND_NOTE = 4
 
 
@@ -92,6 +95,7 @@ class _Outcome(IntEnum):
     FOREIGN = 3
     UNKNOWN_VERTEX = 4
     NOTED = 5
+    WAITING = 6
 
 
 class Mesh(Closing):
@@ -108,10 +112,12 @@ class Mesh(Closing):
         after = [(group.rank + step) % group.size for step in range(1, group.size)]  # not all begin with rank 0
         self._ranks = [rank for rank in after if len(halo.sends[rank]) or len(halo.sources[rank])]
         self._group = group
+        self._grace = min(1.0, group.timeout / 4)  # for a rank that is waited for to say that it waits, too
+        patience = group.timeout - self._grace
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
-            self._meeting = Meeting(name, group, BUFFER_BYTES, self._open)
+            self._meeting = Meeting(name, group, BUFFER_BYTES, self._open, patience)
             with self._meeting.listen() as listener:
                 met = {(rank, 0): self._meeting.call(group.members[rank]) for rank in self._ranks if rank < group.rank}
                 met |= self._meeting.answer(listener, [(rank, 0) for rank in self._ranks if rank > group.rank])
@@ -125,7 +131,7 @@ class Mesh(Closing):
         self._mesh = _Mesh(
             peers=len(self._ranks),
             pull=pull,
-            timeout_ms=int(group.timeout * 1e3),
+            timeout_ms=int(patience * 1e3),
             row_bytes=row_bytes,
             chunk_rows=CHUNK_BYTES // row_bytes,
             positions=self._positions.ctypes.data,
@@ -166,14 +172,44 @@ class Mesh(Closing):
         outcome = _Outcome(self._call(self._mesh, x.ctypes.data))
         if outcome is _Outcome.FINE:
             return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer.odd]
-        cause = ctypes.get_errno()
-        culprit = self._ranks[self._mesh.failed]
+        cause, failed = ctypes.get_errno(), self._mesh.failed
+        culprit = self._ranks[failed]
         if outcome is _Outcome.NOTED:
-            note = self._peers[self._mesh.failed].in_.header
+            note = self._peers[failed].in_.header
             outcome, culprit = _Outcome(note.exchange), note.bytes % self._group.size
+        if outcome in (_Outcome.SILENT, _Outcome.WAITING):
+            outcome, culprit = self._ask_why(failed, outcome is _Outcome.WAITING)
         self._tell(outcome, culprit)
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
         error = self._meeting.error(self._group.members[culprit], self._describe(outcome))
         raise error from (OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None)
+
+    def _ask_why(self, index: int, waits: bool) -> tuple[_Outcome, int]:
+        """Find out whether a peer that nothing comes from is at fault, or waits itself and knows better.
+
+        :param waits: Whether it has said so.
+        """
+        self._tell(_Outcome.WAITING, self._group.rank)
+        sock, peer, rank = self._sockets[index], self._peers[index], self._ranks[index]
+        if peer.in_.done and not waits:  # in the middle of a message, where there is no place for a note
+            return _Outcome.SILENT, rank
+        deadline = time.monotonic() + self._grace * (2 if waits else 1)
+        while select.select([sock], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            try:
+                note = sock.recv(_NOTE.size)
+            except OSError:
+                note = b""
+            if not note:
+                return _Outcome.GONE, rank
+            kind, why, culprit = _NOTE.unpack(note.ljust(_NOTE.size, b"\0"))
+            if kind != _KIND_NOTE:
+                break
+            if why != _Outcome.WAITING:
+                return _Outcome(why), culprit % self._group.size
+            deadline = time.monotonic() + 2 * self._grace
+        return _Outcome.SILENT, rank
 
     def _describe(self, outcome: _Outcome) -> str:
         return {
@@ -183,13 +219,12 @@ class Mesh(Closing):
             _Outcome.UNKNOWN_VERTEX: "asked a rank for a vertex that it does not own",
         }[outcome]
 
-    def _tell(self, why: _Outcome, culprit: int) -> None:
-        """Say whom this rank blames, on connections that are not in the middle of a message, and that nothing more comes."""
+    def _tell(self, what: _Outcome, culprit: int) -> None:
+        """Send a note on all connections that are not in the middle of a message."""
         for sock, peer in zip(self._sockets, self._peers, strict=True):
-            with contextlib.suppress(OSError):
-                if not peer.out.done:
-                    sock.send(_NOTE.pack(_KIND_NOTE, why, culprit), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                sock.shutdown(socket.SHUT_WR)
+            if not peer.out.done:
+                with contextlib.suppress(OSError):
+                    sock.send(_NOTE.pack(_KIND_NOTE, what, culprit), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Close all connections."""

@@ -18,12 +18,12 @@
 
 enum kind { REQUEST = 1, ROWS = 2, ODD_ROWS = 3, NOTE = 4 };
 enum step { ASKING, MOVING, DONE };
-enum outcome { FINE, GONE, SILENT, FOREIGN, UNKNOWN_VERTEX, NOTED };
+enum outcome { FINE, GONE, SILENT, FOREIGN, UNKNOWN_VERTEX, NOTED, WAITING }; // the last is for notes alone
 
 // Before each message, in the byte order of the one machine that all ranks run on.
 struct header {
 	uint32_t kind;
-	uint32_t exchange; // which one, counted from 1; of a note: why
+	uint32_t exchange; // which one, counted from 1; of a note: an outcome
 	uint64_t bytes;    // that follow; of a note, which nothing follows: the rank at fault
 };
 

@@ -1,0 +1,333 @@
+"""tcp-push and tcp-pull: all ranks as threads over loopback addresses; over a fabric in test_exchanges.py."""
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.collectives.group import make_groups
+from testbed.collectives.meeting import BASE_PORT
+from testbed.errors import CollectiveError, SpecError
+from testbed.exchange import mesh
+from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
+from testbed.exchange.registry import open_exchange
+from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
+
+CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
+TRANSPORT: Any = None  # sockets need no all-reduce
+NAMES = ["tcp-push", "tcp-pull"]
+KINDS = get_args(Aggregation)
+GROUP_IDS = itertools.cycle(range(4096))
+
+both = pytest.mark.parametrize("name", NAMES)
+
+
+def make_specs(graph: Partitioned, dim: int = 3, kind: Aggregation = "weighted", timeout: float = 5.0) -> list[ExchangeSpec]:
+    hosts = [SimpleNamespace(name=f"h{rank + 1}", ip=f"127.78.0.{rank + 1}", mac="") for rank in range(graph.world)]
+    groups = make_groups(hosts, group_id=next(GROUP_IDS), timeout=timeout)
+    return [ExchangeSpec(group, halo, dim, kind) for group, halo in zip(groups, graph.halos, strict=True)]
+
+
+def on_all_ranks(name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, Exchange], Any]) -> list[Any]:
+    """Run work(rank, exchange) in a thread a rank; each one's result, or the CollectiveError that it met."""
+    left = threading.Barrier(len(specs))
+
+    def one(spec: ExchangeSpec) -> Any:
+        with open_exchange(name, CONTEXT, spec, TRANSPORT) as exchange:
+            try:
+                exchange.connect()
+                return work(spec.group.rank, exchange)
+            except CollectiveError as error:
+                return error
+            finally:
+                left.wait(30)  # nobody takes an exchange that has not failed for one that is closed
+
+    with ThreadPoolExecutor(len(specs)) as pool:
+        return list(pool.map(one, specs))
+
+
+def texts(results: Sequence[Any]) -> list[str | None]:
+    return [str(result) if isinstance(result, CollectiveError) else None for result in results]
+
+
+def check(graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]) -> None:
+    for result, exact, bound in zip(results, graph.aggregates(x, kind), graph.float32_bounds(x, kind), strict=True):
+        assert result.shape == exact.shape
+        same = result == exact  # infinities, too
+        assert (np.abs(result[~same] - exact[~same]) <= bound[~same]).all()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are gathered a few at a time, and sockets take parts of messages."""
+    monkeypatch.setattr(mesh, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(mesh, "BUFFER_BYTES", 4608)
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("world", "dim"), [(1, 3), (2, 1), (3, 64), (4, 3), (5, 512)])
+def test_aggregates_are_those_of_the_reference(small_chunks: None, name: str, kind: Aggregation, world: int, dim: int) -> None:
+    graph = draw_partitioned(world, 200, 1500, world)
+    inputs = [embeddings(number, graph, dim) for number in range(3)]
+
+    def work(rank: int, exchange: Exchange) -> list[np.ndarray]:
+        results = []
+        for x in inputs:
+            mine = graph.split(x)[rank]
+            results.append(exchange.aggregate(mine))
+            assert np.array_equal(mine, graph.split(x)[rank])
+        return results
+
+    results = on_all_ranks(name, make_specs(graph, dim, kind), work)
+    for number, x in enumerate(inputs):
+        check(graph, kind, x, [of_rank[number] for of_rank in results])
+
+
+@both
+@settings(max_examples=25)
+@given(graph=partitioned(), kind=st.sampled_from(KINDS))
+def test_any_graph(name: str, graph: Partitioned, kind: Aggregation) -> None:
+    x = embeddings(0, graph, 2)
+    results = on_all_ranks(name, make_specs(graph, 2, kind), lambda rank, exchange: exchange.aggregate(graph.split(x)[rank]))
+    check(graph, kind, x, results)
+
+
+@both
+def test_ranks_without_vertices_and_without_neighbours(name: str) -> None:
+    graph = draw_partitioned(0, 100, 800, 5, empty=[1], aloof=[3])
+    x = embeddings(0, graph, 7)
+    results = on_all_ranks(name, make_specs(graph, 7), lambda rank, exchange: exchange.aggregate(graph.split(x)[rank]))
+    check(graph, "weighted", x, results)
+    assert results[1].shape == (0, 7)
+    assert not results[3].any()
+
+
+@both
+def test_a_thousand_in_a_row(name: str) -> None:
+    """Ranks run ahead of each other by as much as they can."""
+    graph = draw_partitioned(0, 20, 200, 4)
+    x = embeddings(0, graph, 1)
+
+    def work(rank: int, exchange: Exchange) -> list[np.ndarray]:
+        mine, out = graph.split(x)[rank], np.empty_like(graph.split(x)[rank])
+        return [exchange.aggregate(mine * np.float32(2**k), out).copy() for k in (0, 3, 1) for _ in range(333)]
+
+    results = on_all_ranks(name, make_specs(graph, 1, "sum"), work)
+    for number in range(999):
+        factor = np.float32(2 ** (0, 3, 1)[number // 333])
+        check(graph, "sum", x * factor, [of_rank[number] for of_rank in results])
+
+
+@both
+def test_several_are_open_at_once(name: str) -> None:
+    graph = draw_partitioned(0, 60, 400, 3)
+    dims = (5, 1, 64)
+    specs = [make_specs(graph, dim) for dim in dims]
+    inputs = [embeddings(0, graph, dim) for dim in dims]
+
+    def one(rank: int) -> list[np.ndarray]:
+        exchanges = [open_exchange(name, CONTEXT, each[rank], TRANSPORT) for each in specs]
+        for exchange in exchanges:
+            exchange.connect()
+        results = [exchanges[k].aggregate(graph.split(inputs[k])[rank]) for k in (0, 1, 2, 1, 0)]
+        for exchange in exchanges:
+            exchange.close()
+        return results
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(one, range(3)))
+    for number, k in enumerate((0, 1, 2, 1, 0)):
+        check(graph, "weighted", inputs[k], [of_rank[number] for of_rank in results])
+
+
+@both
+def test_time_is_accounted_for(name: str) -> None:
+    graph = draw_partitioned(0, 2000, 9000, 2)
+    x = embeddings(0, graph, 64)
+
+    def work(rank: int, exchange: Exchange) -> dict[str, float]:
+        exchange.aggregate(graph.split(x)[rank])
+        return exchange.phases
+
+    for phases in on_all_ranks(name, make_specs(graph, 64), work):
+        assert phases["send"] > 0
+        assert phases["wait"] > 0
+        assert phases["aggregate"] > 0
+        assert phases["quantize"] == phases["dequantize"] == 0
+
+
+@both
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_an_error_on_all_ranks_and_not_the_end(name: str, value: float) -> None:
+    graph = draw_partitioned(0, 60, 800, 4)
+    good = embeddings(0, graph, 3)
+    bad = good.copy()
+    for rank in (1, 3):
+        bad[graph.halos[rank].owned[5], 2] = value
+    caught: list[list[str]] = [[] for _ in range(4)]
+
+    def work(rank: int, exchange: Exchange) -> np.ndarray:
+        for x in (good, bad):
+            try:
+                exchange.aggregate(graph.split(x)[rank])
+            except CollectiveError as error:
+                caught[rank].append(str(error))
+        return exchange.aggregate(graph.split(good)[rank])
+
+    check(graph, "weighted", good, on_all_ranks(name, make_specs(graph), work))
+    what = "has values that are not finite"
+    assert caught == [[f"aggregate: rank 1 (h2) {what}; rank 3 (h4) {what}"]] * 4
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 512])
+def test_all_ranks_name_the_one_that_is_silent(name: str, dim: int) -> None:
+    graph = draw_partitioned(0, 4000, 20_000, 4)
+    x = embeddings(0, graph, dim)
+
+    def work(rank: int, exchange: Exchange) -> Any:
+        return rank == 1 or exchange.aggregate(graph.split(x)[rank])
+
+    results = on_all_ranks(name, make_specs(graph, dim, timeout=0.5), work)
+    expected = f"{name}: rank 1 (h2) was silent for 0.5 s"
+    assert texts(results) == [expected, None, expected, expected]
+
+
+@both
+@pytest.mark.parametrize("dim", [1, 512])
+def test_all_ranks_name_the_one_that_left(name: str, dim: int) -> None:
+    graph = draw_partitioned(0, 4000, 20_000, 4)
+    x = embeddings(0, graph, dim)
+
+    def work(rank: int, exchange: Exchange) -> Any:
+        return exchange.close() if rank == 2 else exchange.aggregate(graph.split(x)[rank])
+
+    results = on_all_ranks(name, make_specs(graph, dim), work)
+    expected = f"{name}: rank 2 (h3) has closed its connection or died"
+    assert texts(results) == [expected, expected, None, expected]
+
+
+def chain(world: int) -> Partitioned:
+    """Rank r needs the vertex of rank r - 1, and no other."""
+    indptr = np.concatenate([[0], np.arange(world)])
+    return Partitioned(
+        indptr, np.arange(world - 1, dtype=np.int32), np.ones(world - 1, np.float32), np.arange(world, dtype=np.int32), world
+    )
+
+
+def test_ranks_that_do_not_need_the_one_at_fault_name_it_too() -> None:
+    graph = chain(4)
+
+    def work(rank: int, exchange: Exchange) -> Any:
+        return rank == 0 or [exchange.aggregate(np.ones((1, 3), np.float32)) for _ in range(4)]
+
+    results = on_all_ranks("tcp-push", make_specs(graph, timeout=0.5), work)
+    expected = "tcp-push: rank 0 (h1) was silent for 0.5 s"
+    assert texts(results) == [None, expected, expected, expected]
+
+
+@both
+def test_an_exchange_that_has_failed_says_so_again(name: str) -> None:
+    graph = draw_partitioned(0, 20, 200, 2)
+
+    def work(rank: int, exchange: Exchange) -> Any:
+        x = graph.split(embeddings(0, graph, 3))[rank]
+        if rank == 0:
+            return exchange.close()
+        with pytest.raises(CollectiveError) as first:
+            exchange.aggregate(x)
+        with pytest.raises(CollectiveError) as second:
+            exchange.aggregate(x)
+        return str(first.value), str(second.value)
+
+    expected = f"{name}: rank 0 (h1) has closed its connection or died"
+    assert on_all_ranks(name, make_specs(graph), work) == [None, (expected, expected)]
+
+
+@both
+def test_a_rank_that_never_comes(name: str) -> None:
+    specs = make_specs(draw_partitioned(0, 30, 300, 3), timeout=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(open_exchange(name, CONTEXT, specs[rank], TRANSPORT).connect) for rank in (0, 2)]
+        errors = [str(future.exception()) for future in futures]
+    assert errors == [
+        f"{name}: rank 1 (h2) did not come within 0.3 s",
+        f"{name}: rank 1 (h2) did not answer within 0.3 s",
+    ]
+
+
+@both
+def test_ranks_that_disagree(name: str) -> None:
+    graph = draw_partitioned(0, 30, 300, 2)
+    narrow, wide = make_specs(graph, 3), make_specs(graph, 4)
+    specs = [narrow[0], ExchangeSpec(narrow[1].group, wide[1].halo, 4, "weighted")]
+    results = on_all_ranks(
+        name, specs, lambda rank, exchange: exchange.aggregate(np.ones((exchange.spec.halo.num_owned, 3 + rank), np.float32))
+    )
+    what = "sent what is not due: ranks differ in halos, dim, or how often they call"
+    for result in results:
+        assert str(result) in {f"{name}: rank {rank} (h{rank + 1}) {what}" for rank in (0, 1)}
+
+
+def test_a_request_for_a_vertex_of_another_rank() -> None:
+    graph = chain(2)
+    specs = make_specs(graph)
+    specs[1].halo.sources[0][0] = 77
+    results = on_all_ranks("tcp-pull", specs, lambda rank, exchange: exchange.aggregate(np.ones((1, 3), np.float32)))
+    assert texts(results) == ["tcp-pull: rank 1 (h2) asked a rank for a vertex that it does not own"] * 2
+
+
+def test_foreign_connections_are_sent_away() -> None:
+    graph = chain(2)
+    specs = make_specs(graph, 3, "sum")
+    group = specs[0].group
+
+    def work(rank: int, exchange: Exchange) -> float:
+        return float(exchange.aggregate(np.full((1, 3), rank + 1, np.float32))[0, 0])
+
+    def one(spec: ExchangeSpec) -> float:
+        with open_exchange("tcp-push", CONTEXT, spec, TRANSPORT) as exchange:
+            exchange.connect()
+            return work(spec.group.rank, exchange)
+
+    with ThreadPoolExecutor(2) as pool, socket.socket() as intruder:
+        first = pool.submit(one, specs[0])
+        while intruder.connect_ex((group.me.ip, BASE_PORT + group.group_id)):
+            assert not first.done()
+        intruder.settimeout(5)
+        intruder.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
+        second = pool.submit(one, specs[1])
+        assert (first.result(), second.result()) == (0.0, 1.0)
+
+
+@both
+@pytest.mark.parametrize(
+    ("x", "out", "text"),
+    [
+        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3)"),
+        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3)"),
+        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2)"),
+        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3)"),
+    ],
+)
+def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str) -> None:
+    spec = make_specs(draw_partitioned(0, 4, 9, 1))[0]
+    with pytest.raises(SpecError) as caught:
+        open_exchange(name, CONTEXT, spec, TRANSPORT).aggregate(x, out)
+    assert str(caught.value) == f"aggregate: {text}: allowed is float32 of shape (4, 3), C-contiguous"
+
+
+@both
+def test_not_connected(name: str) -> None:
+    spec = make_specs(draw_partitioned(0, 4, 9, 1))[0]
+    with pytest.raises(CollectiveError, match=f"^{name}: rank 0 is not connected$"):
+        open_exchange(name, CONTEXT, spec, TRANSPORT).aggregate(np.zeros((4, 3), np.float32))
