@@ -156,8 +156,8 @@ def _lengths(kind: str, context: dict[str, Any]) -> str | None:
 
 def _table(name: str) -> type[BaseModel] | None:
     field = Scenario.model_fields.get(name)
-    kind = field.annotation if field else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    kinds = [field.annotation, *typing.get_args(field.annotation)] if field else []  # a table, or a table or None
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _literals(model: type[BaseModel], location: list[Any]) -> list[str]:

@@ -1,13 +1,24 @@
 """The tables and keys of a scenario file, one model a table; unknown keys are refused."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 from testbed.collectives.group import MAX_GAP, Affinity, Lanes, OnOverflow, RecoveryFrom
 from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.transport import Datapath
 from testbed.errors import SpecError
+from testbed.exchange.interface import Processing
+from testbed.exchange.registry import EXCHANGES
 from testbed.faults.events import check_overlap
 from testbed.faults.netem import netem_table
 from testbed.faults.spec import Fault, events_of, hosts_of, limits_of, rules_of, words
@@ -17,6 +28,7 @@ __all__ = [
     "DatasetSpec",
     "DebianSpec",
     "FabricSpec",
+    "FullGraphSpec",
     "ModelSpec",
     "PlanetoidSpec",
     "Scenario",
@@ -28,7 +40,11 @@ __all__ = [
 ]
 
 TransportName = Literal["xdp-ring", "tcp-ring", "gloo", "mpi"]
+ExchangeName = Literal["pinch", "tcp-pull", "tcp-push", "gloo"]
 Topology = Literal["star", "ring", "leaf-spine"]
+
+DATA_PARALLEL = (("collective", None), ("model", "fanout"), ("training", "batch_size"), ("training", "steps"))
+"""Tables and keys that only data-parallel training has."""
 
 
 class Table(BaseModel):
@@ -41,7 +57,7 @@ class ScenarioSpec(Table):
     """``[scenario]``: what is run, and how often."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
-    kind: Literal["ddp"] = "ddp"
+    kind: Literal["ddp", "gnn"] = Field(default="ddp", description="gnn: full-graph training, which [exchange] stands for")
     description: str = ""
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
@@ -73,6 +89,29 @@ class CollectiveSpec(Table):
 
     @model_validator(mode="after")
     def _no_repeats(self) -> "CollectiveSpec":
+        if len(set(self.transports)) != len(self.transports):
+            raise ValueError("transports: each may be named once")
+        return self
+
+
+class FullGraphSpec(Table):
+    """``[exchange]``: full-graph training; the exchanges that take turns, and the terms that they all get."""
+
+    transports: tuple[ExchangeName, ...] = Field(default=("pinch", "tcp-pull", "tcp-push", "gloo"), min_length=1, strict=False)
+    partitioner: Literal["hash", "range", "metis"] = "metis"
+    lanes: Lanes = "int32"
+    window: int = Field(default=8, ge=1, le=256, description="frames in flight a rank")
+    timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
+    bound: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="pinch sends no vertex again that has changed by no more"
+    )
+    staleness: int = Field(default=10, ge=1, description="exchanges after which it sends it all the same")
+    processing: Processing = "spread"
+    affinity: Affinity = "rank"
+    turn: int = Field(default=5, ge=1, description="epochs that a transport's turn lasts")
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> "FullGraphSpec":
         if len(set(self.transports)) != len(self.transports):
             raise ValueError("transports: each may be named once")
         return self
@@ -121,7 +160,7 @@ DatasetSpec = Annotated[DebianSpec | PlanetoidSpec | SyntheticSpec, Field(discri
 
 
 class ModelSpec(Table):
-    """``[model]``: the network and how its neighbourhoods are sampled."""
+    """``[model]``: the network, and how its neighbourhoods are sampled (data-parallel training)."""
 
     name: Literal["sage", "gcn"] = "sage"
     hidden: int = Field(default=256, ge=1, le=8192)
@@ -131,13 +170,18 @@ class ModelSpec(Table):
 
     @model_validator(mode="after")
     def _fanout_a_layer(self) -> "ModelSpec":
+        if "fanout" in self.model_fields_set:
+            self.check_fanout()
+        return self
+
+    def check_fanout(self) -> None:
+        """Raise `ValueError` where layers and numbers do not match; full-graph training has none."""
         if len(self.fanout) != self.layers:
             raise ValueError(f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one a layer")
-        return self
 
 
 class TrainingSpec(Table):
-    """``[training]``: data-parallel minibatch training."""
+    """``[training]``: by minibatches, or full-graph by one step an epoch."""
 
     epochs: int = Field(default=5, ge=1, le=10_000)
     batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices a rank and step")
@@ -160,6 +204,7 @@ class Scenario(Table):
     scenario: ScenarioSpec
     fabric: FabricSpec = FabricSpec()
     collective: CollectiveSpec = CollectiveSpec()
+    exchange: FullGraphSpec | None = None
     dataset: DatasetSpec
     model: ModelSpec = ModelSpec()
     training: TrainingSpec = TrainingSpec()
@@ -171,9 +216,58 @@ class Scenario(Table):
         """What faults draw their fate from."""
         return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
 
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The names of what takes turns."""
+        return self.exchange.transports if self.exchange else self.collective.transports
+
+    def needs(self, transport: str) -> Datapath:
+        """Return the datapath that one of `transports` works on."""
+        return EXCHANGES[transport].needs if self.exchange else TRANSPORTS[transport].needs
+
+    @model_serializer(mode="wrap")
+    def _what_counts(self, make: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what this kind of training does not have."""
+        tables: dict[str, Any] = make(self)
+        for table, key in DATA_PARALLEL if self.exchange else [("exchange", None)]:
+            if key is None:
+                del tables[table]
+            else:
+                del tables[table][key]
+        return tables
+
     @field_serializer("faults")
     def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:
         return [words(fault) for fault in faults]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_by_table(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and "exchange" in tables and isinstance(named := tables.get("scenario"), dict):
+            return {**tables, "scenario": {"kind": "gnn", **named}}
+        return tables
+
+    @model_validator(mode="after")
+    def _kind_fits(self) -> "Scenario":
+        kind = self.scenario.kind
+        if (kind == "gnn") != (self.exchange is not None):
+            allowed = "gnn, or no table [exchange]" if self.exchange else "ddp, or a table [exchange]"
+            raise ValueError(f'scenario.kind = "{kind}": allowed is {allowed}')
+        if self.exchange is None:
+            if self.model.name == "gcn":
+                raise ValueError('model.name = "gcn": allowed is sage in data-parallel training, or a table [exchange]')
+            try:
+                self.model.check_fanout()
+            except ValueError as error:
+                raise ValueError(f"model.{error}") from None
+            return self
+        for table, key in DATA_PARALLEL:
+            if (key or table) in (getattr(self, table) if key else self).model_fields_set:
+                where = f"{table}.{key}" if key else f"table [{table}]"
+                raise ValueError(f"{where}: full-graph training, which [exchange] stands for, has none: leave it out")
+        if self.fabric.hosts == 1:
+            raise ValueError("fabric.hosts = 1: allowed is at least 2 with [exchange]")
+        return self
 
     @model_validator(mode="after")
     def _shape_fits(self) -> "Scenario":
@@ -201,7 +295,7 @@ class Scenario(Table):
                     f"faults: limit of {min(both)}: direction = {limit.direction}: allowed is up beside netem, which has the "
                     "only queue of the port towards the host"
                 )
-        redirected = [name for name in self.collective.transports if TRANSPORTS[name].needs == self.fabric.switch == "xdp"]
+        redirected = [name for name in self.transports if self.needs(name) == self.fabric.switch == "xdp"]
         if emulated and redirected:
             raise ValueError(
                 f"faults: {emulated[0].action}: backend = netem: allowed is engine with switch xdp and {redirected[0]}, whose "

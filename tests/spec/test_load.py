@@ -12,7 +12,7 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LEAST = {"scenario": {"name": "least"}, "dataset": {"name": "synthetic"}}
 
 
-@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("ddp_*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_scenarios_are_valid(path: Path) -> None:
     assert load_scenario(path).scenario.name == path.stem
 
@@ -25,6 +25,17 @@ def test_defaults_are_filled_in() -> None:
 def test_round_trip_through_json() -> None:
     scenario = parse_scenario(LEAST)
     assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+
+
+def test_full_graph_training_has_keys_of_its_own() -> None:
+    scenario = parse_scenario({**LEAST, "exchange": {"transports": ["gloo"]}, "model": {"name": "gcn", "layers": 3}})
+    assert scenario.scenario.kind == "gnn"
+    assert scenario.transports == ("gloo",)
+    tables = scenario.model_dump(mode="json")
+    assert "collective" not in tables
+    assert {"fanout", "batch_size", "steps"}.isdisjoint(tables["model"] | tables["training"])
+    assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+    assert "exchange" not in parse_scenario(LEAST).model_dump()
 
 
 def test_override_parses_toml_and_bare_words() -> None:

@@ -27,9 +27,9 @@ from tests.gnn.graphs import Adjacency, directed
 MODELS = [
     pytest.param(ModelSpec(name="gcn", hidden=8), id="gcn"),  # both layers multiply first: 16 to 8 to 4
     pytest.param(ModelSpec(name="gcn", hidden=32), id="gcn-wide"),  # the first one sums first
-    pytest.param(ModelSpec(name="gcn", hidden=8, layers=3, fanout=(1, 1, 1)), id="gcn-3"),
+    pytest.param(ModelSpec(name="gcn", hidden=8, layers=3), id="gcn-3"),
     pytest.param(ModelSpec(name="sage", hidden=8), id="sage"),
-    pytest.param(ModelSpec(name="sage", hidden=32, layers=3, fanout=(1, 1, 1)), id="sage-wide-3"),
+    pytest.param(ModelSpec(name="sage", hidden=32, layers=3), id="sage-wide-3"),
 ]
 
 
