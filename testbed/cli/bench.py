@@ -1,13 +1,13 @@
 """``testbed bench``: measure transports side by side."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from testbed.cli import options
+from testbed.cli import bench_exchange, options
+from testbed.cli.progress import clear_progress, show_progress
 
 __all__ = ["register"]
 
@@ -23,6 +23,7 @@ EPILOG = options.examples(
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
+    bench_exchange.register(bench)
     app.add_typer(bench, name="bench")
 
 
@@ -256,16 +257,3 @@ def numbers(text: str, flag: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise SpecError(f"{flag}: {text!r}: allowed are numbers, comma-separated") from None
-
-
-def show_progress() -> Callable[[str], None]:
-    """Return what prints one changing line on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def clear_progress() -> None:
-    """Wipe the changing line."""
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)

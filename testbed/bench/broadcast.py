@@ -1,0 +1,124 @@
+"""``testbed bench broadcast``: one host sends the same message to others. What is measured, and its text. Pure.
+
+The message is the embeddings of the first rank's vertices; every other rank needs all of them, each for one vertex of its own.
+Over tcp-push that is a send a receiver, on connections that stay open.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.bench.exchange_session import Case, Measured
+from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
+from testbed.bench.sizes import format_size
+from testbed.errors import SpecError
+from testbed.exchange.halo import make_halos
+from testbed.exchange.interface import MAX_DIM
+
+__all__ = ["Row", "check_receivers", "header_lines", "make_case", "row_line", "summary_lines"]
+
+MOST = 31  # receivers
+LATENCY_SIZE, LATENCY_RECEIVERS, LATENCY_RATIO = 1024, 7, 0.5
+"""At this size and number of receivers, the in-kernel broadcast is to take at most this share of the time of TCP sends."""
+
+_TABLE = Table(
+    ("exchange", "", -9),
+    ("receivers", "", 9),
+    ("size", "(B)", 9),
+    ("min", "(us)", 10),
+    ("median", "(us)", 10),
+    ("p99", "(us)", 10),
+    ("sender", "(us)", 10),
+    ("goodput", "(GB/s)", 8),
+    *COUNTS,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One exchange, size of message in bytes, and number of receivers."""
+
+    receivers: int
+    size: int
+    measured: Measured
+
+    @property
+    def goodput(self) -> float:
+        """Bytes that all receivers together have got, over the median time, in GB/s (1e9 bytes)."""
+        return self.size * self.receivers / self.measured.median / 1e9
+
+    def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The row as it goes into the JSON file."""
+        values = {"receivers": self.receivers, "size_bytes": self.size, "goodput_gbps": round(self.goodput, 6)}
+        return {**self.measured.to_dict(), **values, **parameters}
+
+
+def check_receivers(receivers: Sequence[int]) -> Sequence[int]:
+    """Return numbers of receivers that can be.
+
+    :raises SpecError: One cannot, or there is none.
+    """
+    for count in receivers or (0,):
+        if not 1 <= count <= MOST:
+            raise SpecError(f"--receivers: {count}: allowed is 1 to {MOST}")
+    return receivers
+
+
+def make_case(size: int, receivers: int) -> Case:
+    """Make the ranks' halos for a message of `size` bytes.
+
+    :raises SpecError: A message of that size does not consist of embeddings.
+    """
+    if size < 4 or size % 4:
+        raise SpecError(f"-b: {size}: allowed are multiples of 4 bytes, a float32, from 4")
+    count = size // 4
+    dim = max(width for width in range(1, MAX_DIM + 1) if count % width == 0)
+    n, world = count // dim, receivers + 1
+    indptr = np.concatenate([np.zeros(n, np.int64), np.arange(n * receivers + 1)])
+    indices = np.tile(np.arange(n, dtype=np.int32), receivers)
+    halos = make_halos(indptr, indices, np.repeat(np.arange(world, dtype=np.int32), n), world)
+    return Case(f"{format_size(size)} to {receivers}", halos, dim)
+
+
+def header_lines() -> list[str]:
+    """What columns mean that does not go without saying; names and units."""
+    return [
+        "# min, median, p99: from the sender's call until the last receiver has the message, float32 in and out. sender: until",
+        "#   the sender's call returns (sockets: all is in the kernel). goodput: what all receivers have got over the median.",
+        *_TABLE.header_lines(),
+    ]
+
+
+def row_line(row: Row) -> str:
+    """One row, in the columns of `header_lines`."""
+    values = row.measured.to_dict()
+    return _TABLE.line(
+        [
+            row.measured.exchange,
+            str(row.receivers),
+            str(row.size),
+            *(f"{values['time_us'][key]:.1f}" for key in ("min", "median", "p99")),
+            f"{values['send_time_us']:.1f}",
+            f"{row.goodput:.3f}",
+            *count_cells(row.measured),
+        ]
+    )
+
+
+def summary_lines(rows: Sequence[Row]) -> list[str]:
+    """Compare the in-kernel broadcast with the best over sockets, by median, wherever both were measured."""
+    lines = []
+    for receivers, size in dict.fromkeys((row.receivers, row.size) for row in rows):
+        here = [row.measured for row in rows if (row.receivers, row.size) == (receivers, size)]
+        for kernel, best in against_sockets(here):
+            verdict = ""
+            if (size, receivers) == (LATENCY_SIZE, LATENCY_RECEIVERS):
+                kept = kernel.median <= LATENCY_RATIO * best.median
+                verdict = f"  {'pass' if kept else 'FAIL'}: at most {LATENCY_RATIO:g} of the time"
+            lines.append(
+                f"#   {format_size(size):>6} to {receivers:>2}  {best.median / kernel.median:5.2f}x  {kernel.exchange} "
+                f"{kernel.median * 1e6:.1f} us, {best.exchange} {best.median * 1e6:.1f} us{verdict}"
+            )
+    return ["# Against the best over sockets, medians:", *lines] if lines else []

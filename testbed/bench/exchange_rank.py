@@ -1,0 +1,143 @@
+"""What runs in the ranks' workers for benches of exchanges: inputs, the reference, turns of timed iterations."""
+
+import gc
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from testbed.bench.barrier import Barrier
+from testbed.bench.row import Turn
+from testbed.bench.syscalls import SyscallCounter
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.registry import open_transport
+from testbed.exchange.halo import Halo
+from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.registry import EXCHANGES, open_exchange
+from testbed.worker import WorkerContext
+
+__all__ = [
+    "close_all_reduce",
+    "close_rank",
+    "count_syscalls",
+    "make_rows",
+    "open_all_reduce",
+    "open_rank",
+    "prepare_case",
+    "run_turn",
+]
+
+MOST = 100  # magnitude of a value
+TOLERANCE = 1e-4  # a summand; values are whole numbers, so what is missing or added twice is off by 1 at least
+
+
+@dataclass
+class Work:
+    """What a rank works on, whatever the exchange: two inputs to take turns, so that a stale result is a wrong one."""
+
+    inputs: tuple[Embeddings, Embeddings]
+    out: Embeddings
+    exact: NDArray[np.float64]
+    tolerance: NDArray[np.float64]
+
+
+@dataclass
+class Bench:
+    """What a worker keeps of an exchange between turns."""
+
+    exchange: Exchange
+    barrier: Barrier
+
+
+def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
+    """Make embeddings: whole numbers from 1 to 100 of either sign, each a function of seed, vertex and place alone."""
+    mixed: NDArray[np.uint64] = np.empty((len(vertices), dim), np.uint64)
+    mixed[:] = vertices.astype(np.uint64)[:, None] * np.uint64(dim) + np.arange(dim, dtype=np.uint64) + np.uint64(seed)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    magnitudes = (mixed >> np.uint64(40)) % np.uint64(MOST) + np.uint64(1)
+    return np.where(mixed >> np.uint64(63), np.float32(1), np.float32(-1)) * magnitudes.astype(np.float32)
+
+
+def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int) -> None:
+    """Make a rank's inputs, and what it must get."""
+    x = make_rows(seed, halo.owned, dim)
+    received = make_rows(seed, np.concatenate(halo.sources), dim).astype(np.float64)
+    shape = halo.num_owned, halo.num_halo
+    exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
+    tolerance = TOLERANCE * (1 + np.diff(halo.indptr)[:, None])
+    context.objects["bench/work"] = Work((x, -x), np.empty_like(x), exact, tolerance)
+
+
+def open_all_reduce(context: WorkerContext, name: str, spec: GroupSpec) -> None:
+    """Open the all-reduce that an exchange comes with."""
+    opened = context.resources.enter_context(open_transport(EXCHANGES[name].all_reduce, context, spec))
+    opened.connect()
+    context.objects[f"bench/{name}/all-reduce"] = opened
+
+
+def close_all_reduce(context: WorkerContext, name: str) -> None:
+    """Close it; another may be opened."""
+    context.objects.pop(f"bench/{name}/all-reduce").close()
+
+
+def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:
+    """Open and connect an exchange in this worker."""
+    opened = open_exchange(name, context, spec, context.objects[f"bench/{name}/all-reduce"])
+    context.resources.enter_context(opened)
+    opened.connect()
+    context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
+
+
+def close_rank(context: WorkerContext, name: str) -> None:
+    """Close an exchange; another may be opened by the same name."""
+    context.objects.pop(f"bench/{name}").exchange.close()
+
+
+def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) -> Turn:
+    """Do a turn: exchanges from a common start, into an array that holds nothing.
+
+    :param warmup: Exchanges before the first that counts.
+    """
+    bench: Bench = context.objects[f"bench/{name}"]
+    work: Work = context.objects["bench/work"]
+    aggregate, clock = bench.exchange.aggregate, time.monotonic
+    starts, ends = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        with bench.barrier as barrier:
+            before = bench.exchange.counters()
+            for number in range(-warmup, iterations):
+                x = work.inputs[number % 2]
+                work.out.fill(np.nan)
+                barrier.wait()
+                if number == 0:
+                    before = bench.exchange.counters()
+                    barrier.wait()
+                starts.append(clock())
+                aggregate(x, work.out)
+                ends.append(clock())
+            barrier.wait()  # what the last to finish has sent is counted
+            sent = bench.exchange.counters() - before
+    finally:
+        gc.enable()
+    exact = work.exact if iterations % 2 else -work.exact
+    # Not "error > tolerance": a NaN is wrong, too.
+    wrong = int(np.count_nonzero(~(np.abs(work.out - exact) <= work.tolerance)))
+    return Turn(tuple(starts[warmup:]), tuple(ends[warmup:]), sent, wrong)
+
+
+def count_syscalls(context: WorkerContext, name: str) -> int:
+    """Count the system calls of one exchange, those of all threads of this process, and time nothing."""
+    bench: Bench = context.objects[f"bench/{name}"]
+    work: Work = context.objects["bench/work"]
+    with bench.barrier as barrier, SyscallCounter() as counter:
+        barrier.wait()
+        before = counter.read()
+        bench.exchange.aggregate(work.inputs[0], work.out)
+        return counter.read() - before

@@ -1,0 +1,266 @@
+"""Exchanges measured in turns on one fabric: what ``testbed bench broadcast`` and ``testbed bench aggregate`` share."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from testbed.bench import exchange_rank as rank
+from testbed.bench.barrier import BarrierBroken
+from testbed.bench.environment import describe
+from testbed.bench.row import Turn
+from testbed.collectives.group import GroupSpec, make_groups
+from testbed.collectives.registry import check_mtu
+from testbed.collectives.transport import Counters
+from testbed.errors import KernelError, SpecError
+from testbed.exchange.halo import Halo
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.registry import EXCHANGES
+from testbed.fabric import Fabric
+from testbed.machine import load_average
+from testbed.plan import FabricPlan
+from testbed.worker import Workers
+
+__all__ = ["Case", "Measured", "Options", "Session"]
+
+logger = logging.getLogger(__name__)
+
+MAX_TURNS = 5  # into which each exchange's iterations of a case are cut
+TURN_TIMEOUT = 300.0  # seconds
+SILENCE = 60.0  # seconds that an exchange may take
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all benches of exchanges need to know.
+
+    :param exchanges: Names out of `EXCHANGES`.
+    :param iterations: Timed exchanges of each name and case.
+    :param warmup: Untimed ones before each turn.
+    :raises SpecError: A value is not allowed; the text names the command's option.
+    """
+
+    plan: FabricPlan
+    exchanges: Sequence[str]
+    iterations: int = 20
+    warmup: int = 3
+    affinity: str = "rank"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.exchanges or ("",):
+            if name not in EXCHANGES:
+                raise SpecError(f"--exchanges: {name!r}: allowed are {', '.join(EXCHANGES)}")
+        if self.iterations < 1:
+            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
+        if self.warmup < 0:
+            raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+        if self.affinity not in ("none", "rank"):
+            raise SpecError(f"--affinity: {self.affinity!r}: allowed is none or rank")
+        if len(self.plan.hosts) < 2:
+            raise SpecError("--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing")
+        check_mtu(self.plan.mtu, (EXCHANGES[name].all_reduce for name in self.exchanges), "--mtu")
+
+    @property
+    def turns(self) -> list[int]:
+        """Iterations of each turn: as equal as can be."""
+        turns = min(self.iterations, MAX_TURNS)
+        return [self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What each row of the JSON file repeats."""
+        return {
+            "mtu": self.plan.mtu,
+            "offload": "on" if self.plan.offload else "off",
+            "topology": self.plan.topology,
+            "affinity": self.affinity,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is exchanged: `halos`, one a rank, on as many of the first hosts; `dim` elements an embedding; `words` says it."""
+
+    words: str
+    halos: tuple[Halo, ...]
+    dim: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One exchange in one case; times in seconds, by iteration.
+
+    :param times: From when the first rank that sends has begun until the last one that receives has its aggregates.
+    :param send_times: From when the first rank that sends has begun until the last of them is done.
+    :param wrong: Elements of the turns' last results that are not what they must be.
+    :param sent: By all ranks, in all iterations.
+    :param send_syscalls: Of one exchange, mean over the ranks that send; None: not counted.
+    :param receive_syscalls: The same of those that receive.
+    """
+
+    exchange: str
+    times: tuple[float, ...]
+    send_times: tuple[float, ...]
+    wrong: int
+    sent: Counters
+    send_syscalls: float | None
+    receive_syscalls: float | None
+
+    @property
+    def median(self) -> float:
+        """Median of the times."""
+        return float(np.median(self.times))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What each row of the JSON file has, whatever the bench; counts are those of one exchange."""
+        count = len(self.times)
+        return {
+            "exchange": self.exchange,
+            "iterations": count,
+            "time_us": {
+                "min": round(min(self.times) * 1e6, 3),
+                "median": round(self.median * 1e6, 3),
+                "p99": round(float(np.percentile(self.times, 99)) * 1e6, 3),
+            },
+            "send_time_us": round(float(np.median(self.send_times)) * 1e6, 3),
+            "wrong": self.wrong,
+            "packets": round(self.sent.packets / count),
+            "wire_bytes": round(self.sent.wire_bytes / count),
+            "retransmissions": self.sent.retransmissions,
+            "send_syscalls": self.send_syscalls,
+            "receive_syscalls": self.receive_syscalls,
+        }
+
+
+def combine(case: Case, name: str, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Measured:
+    """Combine the turns of all ranks, by turn, then by rank."""
+    senders = [halo.rank for halo in case.halos if any(map(len, halo.sends))]
+    receivers = [halo.rank for halo in case.halos if halo.num_halo]
+    times, send_times = [], []
+    for ranks in turns:
+        for number in range(len(ranks[0].starts)):
+            start = min(ranks[sender].starts[number] for sender in senders)
+            times.append(max(ranks[receiver].ends[number] for receiver in receivers) - start)
+            send_times.append(max(ranks[sender].ends[number] for sender in senders) - start)
+    return Measured(
+        exchange=name,
+        times=tuple(times),
+        send_times=tuple(send_times),
+        wrong=sum(turn.wrong for ranks in turns for turn in ranks),
+        sent=sum((turn.sent for ranks in turns for turn in ranks), Counters()),
+        send_syscalls=_mean(syscalls, senders),
+        receive_syscalls=_mean(syscalls, receivers),
+    )
+
+
+def _mean(counts: Sequence[int] | None, ranks: Sequence[int]) -> float | None:
+    return None if counts is None else round(sum(counts[rank] for rank in ranks) / len(ranks), 1)
+
+
+class Session:
+    """A fabric on which cases are measured. A context manager.
+
+    :ivar environment: What the results depend on, after entering.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.environment: dict[str, object] = {}
+        self._groups = 0
+        self._ranks = 0  # for which all-reduces are open
+
+    def __enter__(self) -> "Session":
+        load, options = load_average(), self.options
+        with ExitStack() as stack:
+            self._fabric = stack.enter_context(Fabric(options.plan))
+            self._workers = stack.enter_context(Workers(self._fabric, affinity=options.affinity))  # type: ignore[arg-type]
+            shown = ("iterations", "warmup", "affinity", "seed")
+            self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
+
+    def run(self, case: Case, progress: Callable[[str], None] = lambda text: None) -> Iterator[Measured]:
+        """Measure a case: exchanges take turns, so that a drift of the machine meets all alike.
+
+        :param progress: Told what is going on.
+        """
+        names, options = self.options.exchanges, self.options
+        progress(f"{case.words}: inputs")
+        self._call(rank.prepare_case, [{"halo": halo, "dim": case.dim, "seed": options.seed} for halo in case.halos])
+        if self._ranks != len(case.halos):
+            self._open_all_reduces(len(case.halos))
+        for name in names:
+            self._set_datapath(name)
+            self._open(name, case)
+        turns: dict[str, list[list[Turn]]] = {name: [] for name in names}
+        for number, iterations in enumerate(options.turns):
+            for name in names:
+                progress(f"{case.words}, turn {number + 1} of {len(options.turns)}: {name}")
+                self._set_datapath(name)
+                turns[name].append(self._same(rank.run_turn, name, iterations=iterations, warmup=options.warmup))
+        for name in names:
+            progress(f"{case.words}, system calls: {name}")
+            self._set_datapath(name)
+            yield combine(case, name, turns[name], self._syscalls(name))
+            self._same(rank.close_rank, name)
+
+    def _open_all_reduces(self, ranks: int) -> None:
+        """Open the all-reduces that exchanges come with on the first hosts, in the place of those that are open."""
+        for name in self.options.exchanges:
+            self._set_datapath(name)
+            if self._ranks:
+                self._same(rank.close_all_reduce, name)
+        self._ranks = ranks
+        for name in self.options.exchanges:
+            self._set_datapath(name)
+            self._call(rank.open_all_reduce, [{"name": name, "spec": spec} for spec in self._make_groups(capacity=1024)])
+
+    def _open(self, name: str, case: Case) -> None:
+        groups = self._make_groups()
+        barrier = str(self._fabric.directory / f"barrier-{self._groups}")
+        specs = [ExchangeSpec(group, halo, case.dim) for group, halo in zip(groups, case.halos, strict=True)]
+        self._call(rank.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
+
+    def _make_groups(self, **options: Any) -> tuple[GroupSpec, ...]:
+        self._groups += 1
+        plan = self.options.plan
+        return make_groups(
+            plan.hosts[: self._ranks],
+            group_id=self._groups,
+            mtu=plan.mtu,
+            affinity=self.options.affinity,
+            timeout=SILENCE,
+            rendezvous=str(self._fabric.directory),
+            **options,
+        )
+
+    def _set_datapath(self, name: str) -> None:
+        if self._fabric.datapath != EXCHANGES[name].needs:
+            self._fabric.set_datapath(EXCHANGES[name].needs)
+
+    def _syscalls(self, name: str) -> list[int] | None:
+        try:
+            return self._same(rank.count_syscalls, name)
+        except KernelError as error:
+            logger.warning("system calls are not counted: %s", error)
+            return None
+
+    def _same(self, function: Callable[..., Any], name: str, **arguments: Any) -> list[Any]:
+        return self._call(function, [{"name": name, **arguments}] * self._ranks)
+
+    def _call(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Call a function in the first hosts' workers, one a call; a rank that only heard of a failure has nothing to tell."""
+        by_worker = dict(zip(self._fabric.hosts, calls, strict=False))
+        answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
+        failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
+            raise failure
+        return list(answers.values())

@@ -1,0 +1,196 @@
+"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange, each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed.cli import options
+from testbed.cli.progress import clear_progress, show_progress
+
+if TYPE_CHECKING:
+    from testbed.bench.exchange_session import Case, Options
+
+__all__ = ["register"]
+
+Exchanges = Annotated[str, typer.Option(help="Comma-separated, of pinch, tcp-push, tcp-pull, gloo.")]
+Topology = Annotated[str, typer.Option(help="star, ring or leaf-spine.")]
+Switch = Annotated[str, typer.Option(help="Switches: xdp or bridge.")]
+Mtu = Annotated[int, typer.Option(help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge.")]
+Offload = Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")]
+Affinity = Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")]
+Iterations = Annotated[int, typer.Option("-n", "--iters", help="Timed exchanges of a row, at least 1.")]
+Warmup = Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")]
+Figure = Annotated[
+    Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; the CSV goes beside it.")
+]
+
+
+def register(bench: typer.Typer) -> None:
+    """Add the commands to ``testbed bench``."""
+    bench.command(
+        epilog=options.examples(
+            "testbed bench broadcast",
+            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 --json broadcast.json",
+            "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off --figure broadcast.png",
+            after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
+        )
+    )(broadcast)
+    bench.command(
+        epilog=options.examples(
+            "testbed bench aggregate",
+            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 --json aggregate.json",
+            "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64 --degrees 8",
+            after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
+        )
+    )(aggregate)
+
+
+def broadcast(
+    receivers: Annotated[str, typer.Option(help="Numbers of hosts that receive, 1 to 31, comma-separated.")] = "1,3,7",
+    exchanges: Exchanges = "pinch,tcp-push",
+    minimum: Annotated[
+        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest message, from 4; a multiple of 4.")
+    ] = "64",
+    maximum: Annotated[str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")] = "1M",
+    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next, at least 2.")] = 4,
+    topology: Topology = "star",
+    switch: Switch = "xdp",
+    mtu: Mtu = 1500,
+    offload: Offload = "on",
+    affinity: Affinity = "rank",
+    iterations: Iterations = 50,
+    warmup: Warmup = 5,
+    figure: Figure = None,
+    seed: options.Seed = 0,
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Time how long a message takes from one host to others: one frame that is cloned, beside a TCP send a receiver.
+
+    A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
+    """
+    from testbed.bench import broadcast as bench
+    from testbed.bench.sizes import check_room, parse_size, size_series
+    from testbed.machine import free_memory
+
+    counts = bench.check_receivers(whole_numbers(receivers, "--receivers"))
+    sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
+    check_room(sizes[-1], max(counts) + 1, split(exchanges), free_memory())
+    chosen = choose(exchanges, topology, max(counts) + 1, switch, mtu, offload, affinity, iterations, warmup, seed)
+    cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
+    run(bench, chosen, cases, json, figure)
+
+
+def aggregate(
+    hosts: Annotated[int, typer.Option(help="Number of hosts, 2 to 32: one that aggregates, the others send.")] = 2,
+    dims: Annotated[str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")] = "16,64,256,512",
+    degrees: Annotated[
+        str, typer.Option(help="Vertices into which each one that arrives is added, comma-separated.")
+    ] = "1,4,16,64",
+    vertices: Annotated[int, typer.Option(help="That arrive in one exchange, at least one a host that sends.")] = 8192,
+    exchanges: Exchanges = "pinch,tcp-push",
+    topology: Topology = "star",
+    switch: Switch = "xdp",
+    mtu: Mtu = 1500,
+    offload: Offload = "on",
+    affinity: Affinity = "rank",
+    iterations: Iterations = 20,
+    warmup: Warmup = 3,
+    figure: Figure = None,
+    seed: options.Seed = 0,
+    json: options.JsonFile = None,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space."""
+    from testbed.bench import aggregate as bench
+
+    widths, counts = whole_numbers(dims, "--dims"), whole_numbers(degrees, "--degrees")
+    chosen = choose(exchanges, topology, hosts, switch, mtu, offload, affinity, iterations, warmup, seed)
+    bench.check_grid(widths, counts, vertices, hosts)
+    grid = ((dim, degree, vertices) for dim in widths for degree in counts)
+    run(bench, chosen, ((key, bench.make_case(*key, hosts, seed)) for key in grid), json, figure)
+
+
+def choose(
+    exchanges: str,
+    topology: str,
+    hosts: int,
+    switch: str,
+    mtu: int,
+    offload: str,
+    affinity: str,
+    iterations: int,
+    warmup: int,
+    seed: int,
+) -> Options:
+    """Check the options that the commands share."""
+    from testbed.bench.exchange_session import Options
+    from testbed.errors import SpecError
+    from testbed.plan import plan_fabric
+
+    if offload not in ("on", "off"):
+        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
+    return Options(
+        plan=plan_fabric(topology, hosts, switch, mtu, offload == "on"),
+        exchanges=split(exchanges),
+        iterations=iterations,
+        warmup=warmup,
+        affinity=affinity,
+        seed=seed,
+    )
+
+
+def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Path | None, figure: Path | None) -> None:
+    """Measure all cases and print a line for each result as it comes; then write what was asked for.
+
+    :param bench: The module of the bench.
+    :param cases: What its `Row` begins with, and what is exchanged.
+    """
+    from testbed.bench.exchange_session import Session
+    from testbed.bench.table import environment_lines
+    from testbed.errors import CollectiveError
+    from testbed.rights import require_root
+
+    require_root()
+    to_stderr = str(json) == "-"  # with the JSON on stdout the table goes to stderr
+    say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
+    rows = []
+    with Session(chosen) as session:
+        for line in [*environment_lines(session.environment), "#", *bench.header_lines()]:
+            say(line)
+        for key, case in cases:
+            for measured in session.run(case, show_progress()):
+                clear_progress()
+                rows.append(bench.Row(*key, measured))
+                say(bench.row_line(rows[-1]))
+            clear_progress()
+    for line in bench.summary_lines(rows):
+        say(line)
+    results = [row.to_dict(chosen.parameters) for row in rows]
+    if json is not None:
+        options.write_json({"environment": session.environment, "rows": results}, json)
+    if figure is not None:
+        from analysis import exchanges
+
+        exchanges.draw(results, figure)
+    if wrong := sum(row.measured.wrong for row in rows):
+        raise CollectiveError(f"{wrong} elements are wrong")
+
+
+def split(text: str) -> list[str]:
+    """Names between commas, without repeats."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """Parse whole numbers between commas."""
+    from testbed.errors import SpecError
+
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise SpecError(f"{flag}: {text!r}: allowed are whole numbers, comma-separated") from None

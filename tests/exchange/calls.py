@@ -1,0 +1,47 @@
+"""What tests have the ranks' workers do."""
+
+from typing import Any
+
+import numpy as np
+
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.registry import open_transport
+from testbed.collectives.transport import Counters
+from testbed.errors import CollectiveError
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.registry import EXCHANGES, open_exchange
+from testbed.worker import WorkerContext
+
+
+def open_all_reduce(context: WorkerContext, name: str, spec: GroupSpec) -> None:
+    """Open the all-reduce that an exchange comes with."""
+    transport = context.resources.enter_context(open_transport(EXCHANGES[name].all_reduce, context, spec))
+    transport.connect()
+    context.objects[f"all-reduce/{name}"] = transport
+
+
+def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
+    """Open an exchange; it is known by its group's number."""
+    exchange = open_exchange(name, context, spec, context.objects[f"all-reduce/{name}"])
+    context.resources.enter_context(exchange)
+    exchange.connect()
+    context.objects[f"exchange/{spec.group.group_id}"] = exchange
+
+
+def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[Any]:
+    """Aggregate some embeddings, one after the other; errors are results."""
+    results: list[Any] = []
+    for x in inputs:
+        before = x.copy()
+        try:
+            results.append(context.objects[f"exchange/{group_id}"].aggregate(x))
+        except CollectiveError as error:
+            results.append(error)
+        assert np.array_equal(x, before, equal_nan=True)
+    return results
+
+
+def count(context: WorkerContext, group_id: int) -> Counters:
+    """Return what a rank has sent."""
+    counters: Counters = context.objects[f"exchange/{group_id}"].counters()
+    return counters

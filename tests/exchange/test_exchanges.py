@@ -1,0 +1,190 @@
+"""Every exchange on real hosts, against the reference: one list of names, and how far each may be off."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from testbed.collectives.group import GroupSpec, make_groups
+from testbed.collectives.transport import Counters
+from testbed.errors import CollectiveError, WorkerDied
+from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.registry import EXCHANGES
+from testbed.fabric import Fabric
+from testbed.plan import plan_fabric
+from testbed.worker import Workers
+from tests.exchange import calls
+from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+
+pytestmark = pytest.mark.net
+
+NAMES = ["tcp-push", "tcp-pull", "gloo"]
+KINDS = get_args(Aggregation)
+DIMS = (1, 3, 64, 512)
+WITHIN = 60.0  # seconds for a call
+
+Bounds = list[np.ndarray]
+
+
+def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
+    return graph.float32_bounds(x, kind)
+
+
+#: Largest error of an exchange's aggregates; those that are not here compute in float32.
+BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {}
+
+
+class Hosts:
+    """A fabric on which exchanges are opened, each with a number of its own."""
+
+    def __init__(self, fabric: Fabric, workers: Workers, name: str) -> None:
+        self.fabric, self.workers, self.name = fabric, workers, name
+        self._groups = 0
+        needed = EXCHANGES[name].needs
+        if fabric.datapath != needed:
+            fabric.set_datapath(needed)
+        self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1024)])
+
+    def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
+        self._groups += 1
+        plan, directory = self.fabric.plan, str(self.fabric.directory)
+        return make_groups(plan.hosts, group_id=self._groups, mtu=plan.mtu, rendezvous=directory, **options)
+
+    def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
+        """Open an exchange on all hosts; its number."""
+        specs = [ExchangeSpec(group, halo, dim, kind) for group, halo in zip(self.groups(**options), graph.halos, strict=True)]
+        self._each(calls.open_one, [{"name": self.name, "spec": spec} for spec in specs])
+        return specs[0].group.group_id
+
+    def aggregate(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[list[Any]]:
+        """Each rank's results or errors of aggregating inputs, one after the other."""
+        return self._each(calls.aggregate, self.arguments(number, graph, inputs))
+
+    def arguments(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        parts = [graph.split(x) for x in inputs]
+        return [{"group_id": number, "inputs": [part[rank] for part in parts]} for rank in range(graph.world)]
+
+    def check(self, graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]) -> None:
+        bounds = BOUNDS.get(self.name, float32_bounds)(graph, x, kind)
+        for rank, (result, exact, bound) in enumerate(zip(results, graph.aggregates(x, kind), bounds, strict=True)):
+            assert isinstance(result, np.ndarray), (rank, result)
+            assert (result.dtype, result.shape) == (np.float32, exact.shape)
+            other = result != exact  # infinities are equal
+            assert (np.abs(result[other] - exact[other]) <= bound[other]).all(), (rank, kind)
+
+    def counters(self, number: int) -> Counters:
+        return sum(self._each(calls.count, [{"group_id": number}] * len(self.fabric.hosts)), Counters())
+
+    def _each(self, function: Callable[..., Any], arguments: list[dict[str, Any]]) -> list[Any]:
+        by_host = dict(zip(self.fabric.hosts, arguments, strict=True))
+        return list(self.workers.call_all(function, by_host, timeout=WITHIN).values())
+
+
+@pytest.fixture
+def hosts(fabric: Fabric, workers: Workers, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    before = fabric.datapath
+    yield Hosts(fabric, workers, request.getfixturevalue("name"))
+    if fabric.datapath != before and not any(worker.may_die for worker in workers.values()):
+        fabric.set_datapath(before)
+
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.mark.parametrize("ranks", range(1, 6))
+def test_aggregates_are_those_of_the_reference(ranks: int) -> None:
+    graph = draw_partitioned(ranks, 150, 1200, ranks)
+    with Fabric(plan_fabric(hosts=ranks)) as fabric, Workers(fabric) as workers:
+        for name in NAMES:
+            hosts = Hosts(fabric, workers, name)
+            for kind in KINDS:
+                for dim in DIMS:
+                    inputs = [embeddings(number, graph, dim) for number in range(3)]
+                    number = hosts.open(graph, dim, kind)
+                    results = hosts.aggregate(number, graph, inputs)
+                    for turn, x in enumerate(inputs):
+                        hosts.check(graph, kind, x, [of_rank[turn] for of_rank in results])
+
+
+@every
+@pytest.mark.fabric(hosts=4)
+def test_ranks_without_vertices_and_without_neighbours(name: str, hosts: Hosts) -> None:
+    for empty, aloof in (((1,), (3,)), ((0,), ()), ((), (0, 2)), ((0, 1, 2), ()), ((), (0, 1, 2, 3))):
+        graph = draw_partitioned(0, 100, 800, 4, empty=empty, aloof=aloof)
+        for kind in KINDS:
+            x = embeddings(0, graph, 7)
+            number = hosts.open(graph, 7, kind)
+            hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])])
+
+
+@every
+@pytest.mark.fabric(hosts=4)
+def test_several_are_open_at_once(name: str, hosts: Hosts) -> None:
+    """As in training: layers of different dims, forward and backward, take turns."""
+    graphs = [draw_partitioned(seed, 200, 2000, 4) for seed in (0, 1)]
+    layers = [(graphs[k % 2], dim, KINDS[k % 3]) for k, dim in enumerate((64, 3, 64, 16))]
+    numbers = [hosts.open(*layer) for layer in layers]
+    for epoch in range(3):
+        for k in (0, 1, 2, 3, 2, 1, 0):
+            graph, dim, kind = layers[k]
+            x = embeddings(10 * epoch + k, graph, dim)
+            hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(numbers[k], graph, [x])])
+
+
+@every
+@pytest.mark.fabric(hosts=4)
+def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
+    graph = draw_partitioned(0, 8000, 60_000, 4, hub=20_000)
+    for kind in KINDS:
+        x = embeddings(0, graph, 64)
+        number = hosts.open(graph, 64, kind)
+        hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])])
+        sent = hosts.counters(number)
+        # Each halo vertex comes once at least, as 16-bit numbers at the smallest; a frame is a TSO super-packet at the largest.
+        assert sent.wire_bytes > sum(halo.num_halo for halo in graph.halos) * 64 * 2
+        assert 0 < sent.packets < sent.wire_bytes / 54
+
+
+@every
+@pytest.mark.fabric(hosts=3)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> None:
+    graph = draw_partitioned(0, 60, 800, 3)
+    x = embeddings(0, graph, 3)
+    x[graph.halos[1].owned[4], 1] = value
+    results = hosts.aggregate(hosts.open(graph, 3, "sum"), graph, [x])
+    for of_rank in results:
+        assert str(of_rank[0]) == "aggregate: rank 1 (h2) has values that are not finite"
+
+
+@every
+@pytest.mark.fabric(hosts=3)
+def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> None:
+    graph = draw_partitioned(0, 300, 3000, 3)
+    number = hosts.open(graph, 64, "sum", timeout=1.0)
+    os.kill(hosts.workers["h2"].pid, signal.SIGSTOP)
+    x = embeddings(0, graph, 64)
+    arguments = hosts.arguments(number, graph, [x] * 2)
+    try:
+        results = hosts.workers.call_all(calls.aggregate, {"h1": arguments[0], "h3": arguments[2]}, timeout=WITHIN)
+    finally:
+        os.kill(hosts.workers["h2"].pid, signal.SIGCONT)
+    for of_rank in results.values():
+        for error in of_rank:
+            assert isinstance(error, CollectiveError)
+            if name != "gloo":  # which says that time is over, or names an address if it was the first to notice
+                assert "rank 1 (h2)" in str(error)
+
+
+@every
+@pytest.mark.fabric(hosts=3)
+def test_a_killed_rank_ends_the_rest(name: str, hosts: Hosts) -> None:
+    graph = draw_partitioned(0, 300, 3000, 3)
+    number = hosts.open(graph, 64, "sum")
+    os.kill(hosts.workers["h2"].pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied) as caught:
+        hosts.aggregate(number, graph, [embeddings(0, graph, 64)])
+    assert caught.value.worker == "h2"
