@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.summary import PARTS, curve, epoch_split, traffic
+from analysis.kind import kind_of
+from analysis.summary import curve, epoch_split, traffic
 from testbed.results import Run
 
 __all__ = ["FIGURES", "Plot", "draw_all"]
@@ -24,8 +25,11 @@ PART_COLOURS = {
     "update": "#004a75",
     "quantize": "#f0c987",
     "communicate": "#d55e00",
+    "send": "#d55e00",
     "wait": "#f3b7a0",
+    "aggregate": "#a63603",
     "dequantize": "#e69f00",
+    "all_reduce": "#cc79a7",
     "other": "#b5b5b5",
 }
 TRANSPORT_STYLES = {
@@ -33,6 +37,9 @@ TRANSPORT_STYLES = {
     "tcp-ring": ("#0072b2", "--", "s"),
     "gloo": ("#009e73", "-.", "^"),
     "mpi": ("#cc79a7", ":", "D"),
+    "pinch": ("#d55e00", "-", "o"),
+    "tcp-push": ("#0072b2", "--", "s"),
+    "tcp-pull": ("#56b4e9", ":", "v"),
 }
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -62,14 +69,15 @@ class Plot:
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """Stack the parts of an epoch's time, one bar a transport."""
-    split = epoch_split(run)[list(PARTS)]
+    parts = list(kind_of(run).parts)
+    split = epoch_split(run)[parts]
     figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
     axes = figure.subplots()
     left = pd.Series(0.0, index=split.index)
     names = list(split.index)[::-1]
-    for part in PARTS:
+    for part in parts:
         widths = split[part].clip(lower=0)
-        axes.barh(names, widths[names], left=left[names], color=PART_COLOURS[part], label=part, height=0.62)
+        axes.barh(names, widths[names], left=left[names], color=PART_COLOURS[part], label=part.replace("_", "-"), height=0.62)
         left += widths
     for name in names:
         axes.text(left[name], name, f" {left[name]:.2f} s", va="center")
@@ -91,15 +99,15 @@ def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Show what a step's all-reduce sends, all ranks together: bytes, packets, retransmissions."""
-    table = traffic(run)
+    """Show what is sent a step, or an epoch of full-graph training, all ranks together: bytes, packets, retransmissions."""
+    table, every = traffic(run), kind_of(run).every
     figure = Figure(figsize=(8, 0.9 + 0.42 * len(table)))
     panels = figure.subplots(1, 3, sharey=True)
     names = list(table.index)[::-1]
     colours = [_style(name)[0] for name in names]
     for axes, values, title in (
-        (panels[0], table["wire_bytes"] / 1e6, "MB on the wire a step"),
-        (panels[1], table["packets"], "packets a step"),
+        (panels[0], table["wire_bytes"] / 1e6, f"MB on the wire {every}"),
+        (panels[1], table["packets"], f"packets {every}"),
         (panels[2], table["retransmissions_total"], "retransmissions in all"),
     ):
         axes.barh(names, values[names], color=colours, height=0.62)
@@ -124,17 +132,17 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "epoch_time": (
         split_figure,
         "Where an epoch's time goes",
-        "Blue is computing, red and yellow is all-reduce. The median epoch, mean over ranks; parts add up to the epoch.",
+        "Blue is computing, red and yellow is {noun}. The median epoch, mean over ranks; parts add up to the epoch.",
     ),
     "loss": (
         loss_figure,
         "Training loss",
-        "All transports get the same minibatches from the same weights, so that the lines should coincide.",
+        "{same}",
     ),
     "validation_accuracy": (
         accuracy_figure,
         "Validation accuracy",
-        "From sampled neighbourhoods, after each epoch.",
+        "{evaluated}",
     ),
     "traffic": (
         traffic_figure,
@@ -156,7 +164,7 @@ def draw_all(run: Run) -> list[Plot]:
             data, figure = draw(run)
             figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
         data.to_csv(csv, index=False)
-        plots.append(Plot(name, title, caption, png, csv))
+        plots.append(Plot(name, title, caption.format_map(vars(kind_of(run))), png, csv))
     return plots
 
 

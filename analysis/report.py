@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from analysis import summary, words
 from analysis.figures import Plot, draw_all
+from analysis.kind import kind_of
 from testbed.errors import TestbedError
 from testbed.results import Run, RunFolder, load_run
 
@@ -42,7 +43,8 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
         scenario=run.manifest["scenario"],
         answer=words.answer(run),
         plots=plots,
-        parts=summary.PARTS,
+        kind=kind_of(run),
+        partition=summary.partition(run),
         checks=found,
         failed=sum(not check.passed for check in found),
         baseline=summary.baseline(run),
@@ -76,7 +78,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
         "split": [
             {
                 "transport": name,
-                "parts": [row[part] for part in summary.PARTS],
+                "parts": [row[part] for part in kind_of(run).parts],
                 **{key: row[key] for key in ("epoch", "fastest", "slowest")},
                 "ratio": split.loc[base, "epoch"] / row["epoch"],
                 "best": row["epoch"] == split["epoch"].min(),
@@ -94,6 +96,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
             }
             for name, row in split.iterrows()
         ],
+        "kernel": [{"transport": name, **row} for name, row in summary.kernel_costs(run).iterrows()] if run.full_graph else [],
         "learned": [
             {
                 "transport": name,

@@ -4,15 +4,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from analysis.kind import IN_KERNEL, kind_of
 from testbed.results import Run
 
-__all__ = ["COMMUNICATION", "PARTS", "Check", "baseline", "checks", "epoch_split", "faults_fired", "traffic"]
-
-COMMUNICATION = ("quantize", "communicate", "wait", "dequantize")
-PARTS = ("sampling", "forward", "backward", *COMMUNICATION, "update", "other")
-"""What an epoch's time is split into; the parts add up to it."""
-
-IN_KERNEL = ("xdp-ring",)
+__all__ = ["Check", "baseline", "checks", "epoch_split", "faults_fired", "kernel_costs", "partition", "traffic"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +51,10 @@ def epoch_split(run: Run) -> pd.DataFrame:
     add up to `epoch`, and an epoch that something else on the machine disturbed does not count. `fastest` and
     `slowest` are the shortest and longest `epoch_time`.
 
-    `communication` is the wall-clock time in all-reduce, `straggler` the part of it before the last rank came,
-    `exchange` the rest, and `cpu` the CPU time that the ranks' processes spent in it.
+    `communication` is the wall-clock time in collectives (all-reduce; of full-graph training exchanges, too), `straggler`
+    the part of it before the last rank came, `exchange` the rest, and `cpu` the CPU time that the ranks' processes spent in it.
     """
-    metrics = {part: f"{part}_time" for part in PARTS} | {
+    metrics = {part: f"{part}_time" for part in kind_of(run).parts} | {
         "epoch": "epoch_time",
         "communication": "communication_time",
         "straggler": "straggler_time",
@@ -118,6 +113,24 @@ def traffic(run: Run) -> pd.DataFrame:
     table = sums.reindex(run.transports)[list(metrics)].div(counts.reindex(run.transports), axis=0)
     table["retransmissions_total"] = sums.reindex(run.transports)["retransmissions"]
     return table
+
+
+def kernel_costs(run: Run) -> pd.DataFrame:
+    """Return what an epoch's collectives asked of the kernel, all ranks together, one row a transport, mean over trials.
+
+    Columns `syscalls`, `page_faults` and `crossings`, their sum; empty of data-parallel runs, which do not count them. Other
+    columns are what exchanges count besides, as the mean over epochs: `redundant_bytes`, ...
+    """
+    known = {"steps", "packets", "wire_bytes", "retransmissions"}
+    rows = run.frame[run.frame["rank"].notna() & (run.frame["unit"] != "s") & ~run.frame["metric"].isin({*known, "loss"})]
+    epochs = rows.fillna({"epoch": -1}).groupby(["transport", "metric", "trial", "epoch"])["value"].sum()
+    return epochs.groupby(["transport", "metric"]).mean().unstack().reindex(run.transports)
+
+
+def partition(run: Run) -> dict[str, float]:
+    """Return what the partition of a full-graph run is worth, by metric; see `testbed.gnn.partition.Quality`."""
+    names = ("edge_cut", "edge_cut_share", "replication_factor", "vertex_balance", "edge_balance")
+    return {name: float(run.metric(name)["value"].iloc[0]) for name in names} if run.full_graph else {}
 
 
 def checks(run: Run) -> list[Check]:

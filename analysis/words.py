@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis.summary import COMMUNICATION, IN_KERNEL, baseline, epoch_split, traffic
+from analysis.kind import IN_KERNEL, kind_of
+from analysis.summary import baseline, epoch_split, traffic
 from testbed.machine import caution
 from testbed.results import Run
 
@@ -12,13 +13,14 @@ __all__ = ["answer", "duration", "times"]
 
 NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
 
-COMPUTE = ("sampling", "forward", "backward", "update")
-
 PHASE_WORDS = {
     "quantize": "turning floats into integers",
     "communicate": "moving and adding data",
     "wait": "waiting for peers",
     "dequantize": "turning integers into floats",
+    "send": "sending",
+    "aggregate": "adding up what came",
+    "all_reduce": "summing gradients",
 }
 
 
@@ -29,7 +31,7 @@ def answer(run: Run) -> list[str]:
         only = split.index[0]
         return [
             f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
-            f"{share(split.loc[only])} of it in all-reduce. A comparison needs a second transport."
+            f"{share(split.loc[only])} of it in {kind_of(run).noun}. A comparison needs a second transport."
         ]
     return [*_caution(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
@@ -42,15 +44,16 @@ def _who(split: pd.DataFrame) -> Iterator[str]:
 
 
 def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
-    base = baseline(run)
+    base, noun = baseline(run), kind_of(run).noun
     for name in run.transports:
         if name in IN_KERNEL and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
-            yield (f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and its all-reduce {reduce}.")
+            yield (f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and its {noun} {reduce}.")
 
 
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
+    kind = kind_of(run)
     best = str(split["epoch"].idxmin())
     # What is asked is kernel against sockets, whoever won; without both, first against second.
     others = split["epoch"].drop(best)
@@ -64,18 +67,18 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         )
         return
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
-    compute = split.loc[rival, list(COMPUTE)].sum() - split.loc[best, list(COMPUTE)].sum()
+    compute = split.loc[rival, list(kind.compute)].sum() - split.loc[best, list(kind.compute)].sum()
     yield (
-        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in all-reduce, "
+        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in {kind.noun}, "
         f"{signed(compute)} in computing, the same work in both cases, and {signed(gain - reduce - compute)} in neither."
     )
     yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
-        f"Within all-reduce, {signed(late)} are time until the last rank came, and {signed(exchange)} are the exchange itself."
+        f"Within {kind.noun}, {signed(late)} are time until the last rank came, and {signed(exchange)} are the exchange itself."
     )
-    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in COMMUNICATION}
+    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in kind.communication}
     most = max(phases, key=lambda phase: phases[phase])
     if phases[most] > 0:
         yield (
@@ -85,9 +88,9 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
-        f"A step's all-reduce put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and "
-        f"{counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, of which {counts.loc[best, 'retransmissions']:.3g} and "
-        f"{counts.loc[rival, 'retransmissions']:.3g} packets were sent again; and the ranks' processes spent "
+        f"{kind.every.capitalize()}'s {kind.noun} put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} "
+        f"and {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, of which {counts.loc[best, 'retransmissions']:.3g} "
+        f"and {counts.loc[rival, 'retransmissions']:.3g} packets were sent again; and the ranks' processes spent "
         f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it an epoch."
     )
 

@@ -93,9 +93,15 @@ class Run:
     frame: pd.DataFrame
 
     @property
+    def full_graph(self) -> bool:
+        """Whether training was full-graph, by exchanges; else data-parallel."""
+        return "exchange" in self.manifest["scenario"]
+
+    @property
     def transports(self) -> list[str]:
         """The transports that were measured, in the scenario's order."""
-        named: list[str] = self.manifest["scenario"]["collective"]["transports"]
+        scenario = self.manifest["scenario"]
+        named: list[str] = scenario["exchange" if self.full_graph else "collective"]["transports"]
         measured = set(self.frame["transport"])
         return [name for name in named if name in measured]
 

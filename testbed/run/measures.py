@@ -5,12 +5,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from testbed.errors import CollectiveError
+from testbed.gnn.partition import Quality
 from testbed.gnn.result import EpochResult
 from testbed.results import Table
 
-__all__ = ["check_agreement", "mean_loss", "record_counts", "record_epoch", "record_test", "validation_accuracy"]
+__all__ = [
+    "check_agreement",
+    "mean_loss",
+    "record_counts",
+    "record_epoch",
+    "record_partition",
+    "record_test",
+    "validation_accuracy",
+]
 
-UNITS = {"steps": "steps", "packets": "packets", "retransmissions": "packets", "syscalls": "calls", "page_faults": "faults"}
+UNITS = {
+    "steps": "steps",
+    "packets": "packets",
+    "retransmissions": "packets",
+    "syscalls": "calls",
+    "page_faults": "faults",
+    "crossings": "crossings",
+}
 """Units of what is counted; metrics that end with ``bytes`` have B, all others 1."""
 
 
@@ -51,10 +67,16 @@ def record_epoch(table: Table, trial: int, transport: str, ranks: Sequence[Epoch
 
 
 def record_counts(table: Table, trial: int, transport: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
-    """Add what a rank has counted."""
+    """Add what a rank has counted, in an epoch or, of one that is not timed, in None."""
     for metric, count in counts.items():
         unit = "B" if metric.endswith("bytes") else UNITS.get(metric, "1")
         table.add(trial, transport, metric, count, unit, rank=rank, epoch=epoch)
+
+
+def record_partition(table: Table, trial: int, transport: str, quality: Quality) -> None:
+    """Add what the partition is worth that a trial trains on."""
+    for metric, value in vars(quality).items():
+        table.add(trial, transport, metric, value, "edges" if metric == "edge_cut" else "1")
 
 
 def record_test(table: Table, trial: int, transport: str, accuracy: float, seconds: float) -> None:

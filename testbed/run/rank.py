@@ -5,6 +5,7 @@ still needs an answer from it.
 """
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from testbed.gnn.train import Trainer
     from testbed.worker import WorkerContext
 
-__all__ = ["StepDone", "close_rank", "open_rank", "prepare_rank", "test_rank", "train_rank"]
+__all__ = ["StepDone", "close_rank", "closing", "open_rank", "prepare_rank", "test_rank", "train_rank"]
 
 STEP_INTERVAL = 0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
 
@@ -52,10 +53,16 @@ def prepare_rank(context: "WorkerContext", transport: str, scenario: Scenario, g
 
 def open_rank(context: "WorkerContext", transport: str, group: GroupSpec) -> None:
     """Open the transport and meet the other ranks; a collective."""
-    opened = open_transport(transport, context, group)
-    context.resources.callback(opened.close)
+    opened = closing(context).enter_context(open_transport(transport, context, group))
     context.objects["transport"] = opened
     opened.connect()
+
+
+def closing(context: "WorkerContext") -> ExitStack:
+    """Return a new stack of what `close_rank` closes, or the worker when it ends."""
+    context.objects["open"] = context.resources.enter_context(ExitStack())
+    opened: ExitStack = context.objects["open"]
+    return opened
 
 
 def train_rank(context: "WorkerContext", transport: str, epoch: int) -> "EpochResult":
@@ -74,8 +81,8 @@ def train_rank(context: "WorkerContext", transport: str, epoch: int) -> "EpochRe
 
 
 def close_rank(context: "WorkerContext") -> None:
-    """Close the transport."""
-    context.objects.pop("transport").close()
+    """Close what has been opened."""
+    context.objects.pop("open").close()
 
 
 def test_rank(context: "WorkerContext", transport: str) -> tuple[float, float]:

@@ -1,34 +1,30 @@
-"""One run of a scenario: the same training from the same seed, an epoch with each transport in turn."""
+"""One run of a scenario: data, fabric and workers, the training, results."""
 
 import datetime
-import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives.group import MAX_GROUP_ID, make_groups
-from testbed.collectives.launch import rank_workers
-from testbed.collectives.registry import TRANSPORTS, check_mtu
+from testbed.collectives.registry import check_mtu
 from testbed.errors import SpecError, StorageError
+from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
 from testbed.gnn.graph import GraphData
 from testbed.gnn.model import parameter_count
-from testbed.gnn.result import EpochResult
 from testbed.plan import FabricPlan, plan_fabric
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
-from testbed.run import measures, rank
-from testbed.run.faults import Faults, Turn
+from testbed.run.data_parallel import DataParallel
+from testbed.run.faults import Faults
+from testbed.run.full_graph import FullGraph, check_full_graph
 from testbed.run.progress import Display
+from testbed.run.turns import Stage
 from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
 
 __all__ = ["plan_of", "run_scenario"]
-
-log = logging.getLogger(__name__)
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -37,7 +33,8 @@ def plan_of(scenario: Scenario) -> FabricPlan:
     :raises SpecError: The fabric cannot be as asked.
     """
     fabric = scenario.fabric
-    check_mtu(fabric.mtu, scenario.collective.transports, "fabric.mtu")
+    reductions = [EXCHANGES[name].all_reduce if scenario.exchange else name for name in scenario.transports]
+    check_mtu(fabric.mtu, reductions, "fabric.mtu")
     return plan_fabric(
         topology=fabric.topology,
         hosts=fabric.hosts,
@@ -74,126 +71,19 @@ def run_scenario(
             raise SpecError(
                 f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
+        if scenario.exchange:
+            check_full_graph(scenario, graph, data)
         table, log = Table(scenario.model_dump(mode="json")), FaultLog()
         outputs = (table, log) if scenario.faults else (table,)
         display.say("finding out what this machine can do")
         with manifested(folder, facts(scenario, plan, data, command), outputs):
             display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
-            with Fabric(plan) as fabric, Workers(fabric, scenario.collective.affinity) as workers:
+            affinity = (scenario.exchange or scenario.collective).affinity
+            with Fabric(plan) as fabric, Workers(fabric, affinity) as workers:
                 faults = Faults(scenario, fabric, workers, table, log)
-                Run(scenario, fabric, workers, graph, data, table, faults, display).all()
+                stage = Stage(scenario, fabric, workers, graph, data, table, faults, display)
+                (FullGraph if scenario.exchange else DataParallel)(stage).all()
     return out
-
-
-class Run:
-    """A scenario on a fabric that is up."""
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        fabric: Fabric,
-        workers: Workers,
-        graph: Path,
-        data: GraphData,
-        table: Table,
-        faults: Faults,
-        display: Display,
-    ) -> None:
-        self.scenario = scenario
-        self.fabric = fabric
-        self.workers = workers
-        self.graph = graph
-        self.data = data
-        self.table = table
-        self.faults = faults
-        self.display = display
-        share = len(data.train) // scenario.fabric.hosts
-        steps = math.ceil(share / scenario.training.batch_size)
-        self.steps = min(steps, scenario.training.steps or steps)
-        self._groups = -1
-        self.capacity = parameter_count(scenario.model, data.feature_dim, data.num_classes)
-
-    def all(self) -> None:
-        """Run all trials."""
-        for trial in range(self.scenario.scenario.trials):
-            self.trial(trial)
-
-    def trial(self, trial: int) -> None:
-        """Train one model a transport from the same seed, an epoch with each in turn.
-
-        Turns are taken by epochs, and who comes first moves on, so that a drift of the machine meets all
-        transports alike. A transport is open in its own turns only: links of socket baselines carry none of
-        the testbed's programs.
-        """
-        hosts = [host.name for host in self.fabric.plan.hosts]
-        transports = self.scenario.collective.transports
-        seed = self.scenario.scenario.seed + trial
-        with ExitStack() as stack:
-            ranks: dict[str, list[str]] = {}
-            for transport in transports:
-                names = stack.enter_context(rank_workers(transport, self.workers, hosts))
-                shared = {"transport": transport, "scenario": self.scenario, "graph": str(self.graph), "seed": seed}
-                self.workers.call_all(
-                    rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
-                )
-                ranks[transport] = names
-            self.display.start(transports, self.steps * self.scenario.training.epochs)
-            for epoch in range(self.scenario.training.epochs):
-                first = epoch % len(transports)
-                for transport in (*transports[first:], *transports[:first]):
-                    with self.opened(Turn(trial, transport, epoch), ranks[transport]):
-                        self._epoch(Turn(trial, transport, epoch), ranks[transport])
-            for transport in transports:
-                accuracy, seconds = self.workers[ranks[transport][0]].call(rank.test_rank, transport=transport)
-                measures.record_test(self.table, trial, transport, accuracy, seconds)
-                self.display.say(f"{transport}: test accuracy {accuracy:.2%}")
-
-    @contextmanager
-    def opened(self, turn: Turn, names: list[str]) -> Iterator[None]:
-        """Set the links to what the transport needs, put faults in force on them, and connect its ranks."""
-        self.fabric.set_datapath(TRANSPORTS[turn.transport].needs)
-        collective = self.scenario.collective
-        self._groups = (self._groups + 1) % (MAX_GROUP_ID + 1)
-        groups = make_groups(
-            self.fabric.plan.hosts,
-            group_id=self._groups,
-            lanes=collective.lanes,
-            mtu=self.fabric.plan.mtu,
-            capacity=self.capacity,
-            window=collective.window,
-            recovery=collective.recovery,
-            gap=collective.gap,
-            timeout=collective.timeout,
-            on_overflow=collective.on_overflow,
-            affinity=collective.affinity,
-            rendezvous=str(self.fabric.directory),
-        )
-        with self.faults.in_force(turn):
-            self.workers.call_all(
-                rank.open_rank,
-                {name: {"transport": turn.transport, "group": groups[number]} for number, name in enumerate(names)},
-            )
-            yield  # after an error the workers end, and close what they hold
-            self.workers.call_all(rank.close_rank, names)
-
-    def _epoch(self, turn: Turn, names: list[str]) -> None:
-        transport, epoch = turn.transport, turn.epoch
-
-        def on_progress(_name: str, value: rank.StepDone) -> None:
-            self.display.step(transport, epoch * self.steps + value.step)
-
-        call = {"transport": transport, "epoch": epoch}
-        with self.faults.happening(turn):
-            answers = self.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
-        results: list[EpochResult] = [answers[name] for name in names]
-        measures.check_agreement(transport, results)
-        measures.record_epoch(self.table, turn.trial, transport, results)
-        seconds = max(result.times["epoch_time"] for result in results)
-        note = (
-            f"loss {measures.mean_loss(results):.3f}, validation {measures.validation_accuracy(results):.1%}, {seconds:.2f} s"
-        )
-        epochs = self.scenario.training.epochs
-        self.display.epoch(transport, epoch + 1, epochs, (epoch + 1) * self.steps, note)
 
 
 def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequence[str]) -> dict[str, Any]:

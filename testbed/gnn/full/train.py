@@ -99,7 +99,7 @@ class FullTrainer:
         times["other"] = total - sum(times.values())
         times |= {"epoch_time": total, "communication_time": meter.seconds, "communication_cpu_time": meter.cpu}
         sent = channel.counters() - counters
-        counts: dict[str, float] = asdict(sent)
+        counts: dict[str, float] = {"steps": 1, **asdict(sent)}
         counts |= {name: value - measures[name] for name, value in channel.measures().items()}
         if calls:
             counts |= {"syscalls": meter.syscalls, "page_faults": meter.page_faults}

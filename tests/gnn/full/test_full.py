@@ -174,7 +174,7 @@ def test_parts_add_up_and_exchanges_are_counted(graph: GraphData, cached: bool) 
         assert len(result.entered) == len(result.left) == 5  # two layers there and back, and all-reduce
         assert result.times["communication_time"] == pytest.approx(float(np.sum(result.left - result.entered)))
         # Evaluation counts for nothing, also where it takes exchanges of its own.
-        assert result.counts == {"packets": 40, "wire_bytes": 400, "retransmissions": 0, "redundant_bytes": 28}
+        assert result.counts == {"steps": 1, "packets": 40, "wire_bytes": 400, "retransmissions": 0, "redundant_bytes": 28}
 
 
 def test_weights_decay_in_a_gcns_first_layer_alone(graph: GraphData) -> None:

@@ -1,0 +1,101 @@
+"""Full-graph training end to end: hosts, exchanges, training, results, report; against one process with the whole graph."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.report import make_report
+from testbed.errors import SpecError
+from testbed.exchange.interface import PHASES
+from testbed.gnn.datasets import prepare
+from testbed.gnn.full.channel import Channel
+from testbed.gnn.full.part import make_part
+from testbed.gnn.full.train import FULL_PHASES, FullTrainer
+from testbed.gnn.graph import GraphData
+from testbed.results import Run, load_run
+from testbed.run import run_scenario
+from testbed.spec import Scenario, parse_scenario
+
+HOSTS = 3
+
+
+def tiny(**changes: dict[str, Any]) -> Scenario:
+    table: dict[str, Any] = {
+        "scenario": {"name": "tiny"},
+        "fabric": {"hosts": HOSTS},
+        "exchange": {"transports": ["tcp-push"], "timeout": 20.0, "turn": 2},
+        "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
+        "model": {"name": "gcn", "hidden": 8},
+        "training": {"epochs": 5, "learning_rate": 0.02},
+    }
+    return parse_scenario({key: {**table.get(key, {}), **changes.get(key, {})} for key in table | changes})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def single_process(scenario: Scenario) -> tuple[list[float], float]:
+    """Train in this process; return the loss of each epoch, and the test accuracy after the last."""
+    graph = GraphData.load(prepare(scenario.dataset))
+    part = make_part(graph, np.zeros(graph.num_vertices, np.int32), 0, 1)
+    trainer = FullTrainer(part, graph.num_classes, scenario.model, scenario.training, scenario.scenario.seed)
+    results = [trainer.epoch(Channel(), epoch) for epoch in range(scenario.training.epochs)]
+    return [result.loss for result in results], results[-1].test_correct / results[-1].test_total
+
+
+def values(run: Run, metric: str, transport: str) -> list[float]:
+    rows = run.metric(metric)
+    return rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+
+
+@pytest.mark.net
+def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
+    scenario = tiny(exchange={"transports": ["tcp-pull", "tcp-push", "gloo"]})
+    run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
+    losses, accuracy = single_process(scenario)
+    assert run.full_graph
+    assert run.transports == ["tcp-pull", "tcp-push", "gloo"]
+    for transport in run.transports:
+        np.testing.assert_allclose(values(run, "loss", transport), losses, atol=1e-5)
+        assert values(run, "test_accuracy", transport) == [pytest.approx(accuracy, abs=0.02)]
+        assert 0 < values(run, "edge_cut_share", transport)[0] < 1
+        rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
+        last = rows[rows["epoch"] == 4].set_index("metric")["value"]
+        assert sum(last[f"{part}_time"] for part in FULL_PHASES) == pytest.approx(last["epoch_time"])
+        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
+        assert 0 < sum(last[f"{phase}_time"] for phase in PHASES) <= last["communication_time"] < last["epoch_time"]
+        assert last["packets"] > 0
+        counted = rows[rows["epoch"].isna()].set_index("metric")["value"]
+        assert counted["syscalls"] > 0
+        assert counted["crossings"] == counted["syscalls"] + counted["page_faults"]
+
+    report, checks = make_report(run.path)
+    assert report.exists()
+    assert all(check.passed for check in checks)
+
+
+@pytest.mark.net
+def test_faults_meet_every_turn(tmp_path: Path) -> None:
+    faults = ["drop p=0.02 kind=tcp", "pause hosts=h2 for=0.05"]
+    scenario = parse_scenario({**tiny().model_dump(mode="json"), "faults": faults})
+    run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
+    np.testing.assert_allclose(values(run, "loss", "tcp-push"), single_process(scenario)[0], atol=1e-5)
+    fired = run.metric("faults_fired")
+    assert sorted(set(fired["epoch"])) == [0, 2, 4]  # the first epoch of each turn
+    assert fired["value"].sum() > 0
+
+
+def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
+    scenario = tiny(model={"hidden": 1024, "layers": 3})
+    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: allowed is 512$"):
+        run_scenario(scenario, tmp_path / "run", quiet=True)
+
+
+def test_graph_that_cannot_be_dealt_out(tmp_path: Path) -> None:
+    scenario = tiny(fabric={"hosts": 12}, dataset={"scale": 4, "train_fraction": 0.8}, exchange={"partitioner": "hash"})
+    with pytest.raises(SpecError, match=r"^partitioner hash: part \d+ of 12 has no vertex of 16: allowed are fewer parts"):
+        run_scenario(scenario, tmp_path / "run", quiet=True)
