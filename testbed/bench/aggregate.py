@@ -90,7 +90,7 @@ def check_grid(dims: Sequence[int], degrees: Sequence[int], vertices: int, hosts
         if degree < 1 or degree * vertices > MOST_ENTRIES:
             raise SpecError(
                 f"--degrees: {degree}: allowed is 1 to {MOST_ENTRIES // vertices} with {vertices} vertices, at most "
-                f"{MOST_ENTRIES} additions of a vertex"
+                f"{MOST_ENTRIES} additions"
             )
 
 

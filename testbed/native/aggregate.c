@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #define BLOCK 64 // columns: with AVX2, half of the registers
-#define AHEAD 8  // neighbours whose rows are being fetched: they lie in an order that no cache can guess
 #define LINE 16  // floats of a cache line
+#define AHEAD 8  // neighbours whose rows are being fetched: they lie in an order that no cache can guess
 
 enum aggregation { SUM, WEIGHTED, MAX };
 
@@ -54,6 +54,8 @@ static inline __attribute__((always_inline)) void aggregate_all(const struct adj
 
 		for (; first + BLOCK <= a->dim; first += BLOCK)
 			aggregate_block(a, how, row, from + first, to + first, BLOCK);
+		for (; first + LINE <= a->dim; first += LINE)
+			aggregate_block(a, how, row, from + first, to + first, LINE);
 		if (first < a->dim)
 			aggregate_block(a, how, row, from + first, to + first, a->dim - first);
 	}

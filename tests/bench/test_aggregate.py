@@ -53,10 +53,10 @@ def test_inputs_are_whole_numbers_of_their_place():
         (([], [1], 9, 2), "--dims: 0: allowed is 1 to 512"),
         (([513], [1], 9, 2), "--dims: 513: allowed is 1 to 512"),
         (([4], [1], 2, 4), "--vertices: 2: allowed is 3 or more, one a host that sends"),
-        (([4], [0], 9, 2), "--degrees: 0: allowed is 1 to 7456540 with 9 vertices, at most 67108864 additions of a vertex"),
-        (([4], [1 << 26], 2, 2), "--degrees: 67108864: allowed is 1 to 33554432 with 2 vertices, at most 67108864 additions of a vertex"),
+        (([4], [0], 8, 2), "--degrees: 0: allowed is 1 to 8388608 with 8 vertices, at most 67108864 additions"),
+        (([4], [9], 1 << 24, 2), "--degrees: 9: allowed is 1 to 4 with 16777216 vertices, at most 67108864 additions"),
     ],
-)  # fmt: skip
+)
 def test_refusals(arguments, text):
     with pytest.raises(SpecError) as caught:
         check_grid(*arguments)
