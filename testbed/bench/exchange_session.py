@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.row import Turn
-from testbed.collectives.group import GroupSpec, make_groups
+from testbed.collectives.group import Affinity, GroupSpec, Lanes, make_groups
 from testbed.collectives.registry import check_mtu
 from testbed.collectives.transport import Counters
 from testbed.errors import KernelError, SpecError
 from testbed.exchange.halo import Halo
-from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.interface import ExchangeSpec, Processing
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.machine import load_average
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_TURNS = 5  # into which each exchange's iterations of a case are cut
 TURN_TIMEOUT = 300.0  # seconds
 SILENCE = 60.0  # seconds that an exchange may take
+ALL_REDUCE = 1 << 16  # elements: enough for what ranks agree on before they exchange
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Options:
     :param exchanges: Names out of `EXCHANGES`.
     :param iterations: Timed exchanges of each name and case.
     :param warmup: Untimed ones before each turn.
+    :param lanes: Quantized type of exchanges that quantize.
+    :param processing: Of `ExchangeSpec`.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -47,7 +50,9 @@ class Options:
     exchanges: Sequence[str]
     iterations: int = 20
     warmup: int = 3
-    affinity: str = "rank"
+    lanes: Lanes = "int32"
+    processing: Processing = "pinned"
+    affinity: Affinity = "rank"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +63,9 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
         if self.warmup < 0:
             raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
-        if self.affinity not in ("none", "rank"):
-            raise SpecError(f"--affinity: {self.affinity!r}: allowed is none or rank")
+        for key, allowed in (("lanes", Lanes), ("processing", Processing), ("affinity", Affinity)):
+            if (value := getattr(self, key)) not in get_args(allowed):
+                raise SpecError(f"--{key}: {value!r}: allowed is {' or '.join(get_args(allowed))}")
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing")
         check_mtu(self.plan.mtu, (EXCHANGES[name].all_reduce for name in self.exchanges), "--mtu")
@@ -77,6 +83,8 @@ class Options:
             "mtu": self.plan.mtu,
             "offload": "on" if self.plan.offload else "off",
             "topology": self.plan.topology,
+            "lanes": self.lanes,
+            "processing": self.processing,
             "affinity": self.affinity,
             "seed": self.seed,
         }
@@ -178,8 +186,8 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            self._workers = stack.enter_context(Workers(self._fabric, affinity=options.affinity))  # type: ignore[arg-type]
-            shown = ("iterations", "warmup", "affinity", "seed")
+            self._workers = stack.enter_context(Workers(self._fabric, affinity=options.affinity))
+            shown = ("lanes", "processing", "iterations", "warmup", "affinity", "seed")
             self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
             self._stack = stack.pop_all()
         return self
@@ -221,12 +229,15 @@ class Session:
         self._ranks = ranks
         for name in self.options.exchanges:
             self._set_datapath(name)
-            self._call(rank.open_all_reduce, [{"name": name, "spec": spec} for spec in self._make_groups(capacity=1024)])
+            self._call(rank.open_all_reduce, [{"name": name, "spec": spec} for spec in self._make_groups(capacity=ALL_REDUCE)])
 
     def _open(self, name: str, case: Case) -> None:
         groups = self._make_groups()
         barrier = str(self._fabric.directory / f"barrier-{self._groups}")
-        specs = [ExchangeSpec(group, halo, case.dim) for group, halo in zip(groups, case.halos, strict=True)]
+        processing = self.options.processing
+        specs = [
+            ExchangeSpec(group, halo, case.dim, processing=processing) for group, halo in zip(groups, case.halos, strict=True)
+        ]
         self._call(rank.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
 
     def _make_groups(self, **options: Any) -> tuple[GroupSpec, ...]:
@@ -236,6 +247,7 @@ class Session:
             plan.hosts[: self._ranks],
             group_id=self._groups,
             mtu=plan.mtu,
+            lanes=self.options.lanes,
             affinity=self.options.affinity,
             timeout=SILENCE,
             rendezvous=str(self._fabric.directory),

@@ -13,6 +13,7 @@ from testbed.cli.progress import clear_progress, show_progress
 
 if TYPE_CHECKING:
     from testbed.bench.exchange_session import Case, Options
+    from testbed.plan import FabricPlan
 
 __all__ = ["register"]
 
@@ -21,6 +22,10 @@ Topology = Annotated[str, typer.Option(help="star, ring or leaf-spine.")]
 Switch = Annotated[str, typer.Option(help="Switches: xdp or bridge.")]
 Mtu = Annotated[int, typer.Option(help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge.")]
 Offload = Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")]
+Lanes = Annotated[str, typer.Option(help="Quantized type of pinch: int16 or int32.")]
+Processing = Annotated[
+    str, typer.Option(help="Where pinch aggregates: pinned, on the receiving rank's CPU, or spread, where frames arrive.")
+]
 Affinity = Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")]
 Iterations = Annotated[int, typer.Option("-n", "--iters", help="Timed exchanges of a row, at least 1.")]
 Warmup = Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")]
@@ -61,6 +66,8 @@ def broadcast(
     switch: Switch = "xdp",
     mtu: Mtu = 1500,
     offload: Offload = "on",
+    lanes: Lanes = "int32",
+    processing: Processing = "pinned",
     affinity: Affinity = "rank",
     iterations: Iterations = 50,
     warmup: Warmup = 5,
@@ -74,13 +81,23 @@ def broadcast(
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
     """
     from testbed.bench import broadcast as bench
+    from testbed.bench.exchange_session import Options
     from testbed.bench.sizes import check_room, parse_size, size_series
     from testbed.machine import free_memory
 
     counts = bench.check_receivers(whole_numbers(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
     check_room(sizes[-1], max(counts) + 1, split(exchanges), free_memory())
-    chosen = choose(exchanges, topology, max(counts) + 1, switch, mtu, offload, affinity, iterations, warmup, seed)
+    chosen = Options(
+        plan=make_plan(topology, max(counts) + 1, switch, mtu, offload),
+        exchanges=split(exchanges),
+        iterations=iterations,
+        warmup=warmup,
+        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
+        processing=processing,  # type: ignore[arg-type]
+        affinity=affinity,  # type: ignore[arg-type]
+        seed=seed,
+    )
     cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
     run(bench, chosen, cases, json, figure)
 
@@ -97,6 +114,8 @@ def aggregate(
     switch: Switch = "xdp",
     mtu: Mtu = 1500,
     offload: Offload = "on",
+    lanes: Lanes = "int32",
+    processing: Processing = "pinned",
     affinity: Affinity = "rank",
     iterations: Iterations = 20,
     warmup: Warmup = 3,
@@ -107,41 +126,32 @@ def aggregate(
 ) -> None:
     """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space."""
     from testbed.bench import aggregate as bench
+    from testbed.bench.exchange_session import Options
 
     widths, counts = whole_numbers(dims, "--dims"), whole_numbers(degrees, "--degrees")
-    chosen = choose(exchanges, topology, hosts, switch, mtu, offload, affinity, iterations, warmup, seed)
+    chosen = Options(
+        plan=make_plan(topology, hosts, switch, mtu, offload),
+        exchanges=split(exchanges),
+        iterations=iterations,
+        warmup=warmup,
+        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
+        processing=processing,  # type: ignore[arg-type]
+        affinity=affinity,  # type: ignore[arg-type]
+        seed=seed,
+    )
     bench.check_grid(widths, counts, vertices, hosts)
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
     run(bench, chosen, ((key, bench.make_case(*key, hosts, seed)) for key in grid), json, figure)
 
 
-def choose(
-    exchanges: str,
-    topology: str,
-    hosts: int,
-    switch: str,
-    mtu: int,
-    offload: str,
-    affinity: str,
-    iterations: int,
-    warmup: int,
-    seed: int,
-) -> Options:
-    """Check the options that the commands share."""
-    from testbed.bench.exchange_session import Options
+def make_plan(topology: str, hosts: int, switch: str, mtu: int, offload: str) -> FabricPlan:
+    """Plan the fabric."""
     from testbed.errors import SpecError
     from testbed.plan import plan_fabric
 
     if offload not in ("on", "off"):
         raise SpecError(f"--offload: {offload!r}: allowed is on or off")
-    return Options(
-        plan=plan_fabric(topology, hosts, switch, mtu, offload == "on"),
-        exchanges=split(exchanges),
-        iterations=iterations,
-        warmup=warmup,
-        affinity=affinity,
-        seed=seed,
-    )
+    return plan_fabric(topology, hosts, switch, mtu, offload == "on")
 
 
 def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Path | None, figure: Path | None) -> None:

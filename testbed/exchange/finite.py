@@ -21,7 +21,5 @@ def all_finite(x: Embeddings) -> bool:
 
 def not_finite(group: GroupSpec, ranks: Collection[int]) -> CollectiveError:
     """Return the error that says which ranks' embeddings are not finite."""
-    members = [group.members[rank] for rank in sorted(ranks)]
-    return CollectiveError(
-        "aggregate: " + "; ".join(f"rank {member.rank} ({member.name}) has values that are not finite" for member in members)
-    )
+    names = ", ".join(f"rank {rank} ({group.members[rank].name})" for rank in sorted(ranks))
+    return CollectiveError(f"exchange: {names} has embeddings that are not finite")

@@ -30,8 +30,8 @@ from testbed.exchange.interface import Embeddings, ExchangeSpec
 
 __all__ = ["Mesh"]
 
-# 4 ranks on 2 cores, 2.4 MB to each peer: an exchange took as long with buffers of 1 MiB, longer with less, and as long with chunks
-# of 256 KiB; but the larger, the fewer system calls.
+# 4 ranks on 2 cores, 2.4 MB to each peer: an exchange took as long with buffers of 1 MiB, longer with less, and as long with
+# chunks of 256 KiB; but the larger, the fewer system calls.
 BUFFER_BYTES = 4 << 20  # so that messages of common sizes are handed to the kernel at once
 CHUNK_BYTES = 1 << 20  # of rows gathered at once
 

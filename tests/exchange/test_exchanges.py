@@ -46,7 +46,7 @@ class Hosts:
         needed = EXCHANGES[name].needs
         if fabric.datapath != needed:
             fabric.set_datapath(needed)
-        self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1024)])
+        self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1 << 16)])
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
         self._groups += 1
@@ -157,7 +157,7 @@ def test_values_that_are_not_finite(name: str, hosts: Hosts, value: float) -> No
     x[graph.halos[1].owned[4], 1] = value
     results = hosts.aggregate(hosts.open(graph, 3, "sum"), graph, [x])
     for of_rank in results:
-        assert str(of_rank[0]) == "aggregate: rank 1 (h2) has values that are not finite"
+        assert str(of_rank[0]) == "exchange: rank 1 (h2) has embeddings that are not finite"
 
 
 @every

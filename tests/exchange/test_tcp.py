@@ -184,8 +184,7 @@ def test_values_that_are_not_finite_are_an_error_on_all_ranks_and_not_the_end(na
         return exchange.aggregate(graph.split(good)[rank])
 
     check(graph, "weighted", good, on_all_ranks(name, make_specs(graph), work))
-    what = "has values that are not finite"
-    assert caught == [[f"aggregate: rank 1 (h2) {what}; rank 3 (h4) {what}"]] * 4
+    assert caught == [["exchange: rank 1 (h2), rank 3 (h4) has embeddings that are not finite"]] * 4
 
 
 @both
