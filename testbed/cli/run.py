@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
+    "sudo testbed run scenarios/gnn_debian.toml --set exchange.partitioner=hash",
     "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
     'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.transports=["gloo", "mpi"]\' --seed 7',
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2 at=1s for=200ms'",

@@ -42,6 +42,32 @@ def fill(table: Table, transport: str, seconds: float, loss: float, accuracy: fl
     table.add(0, transport, "test_accuracy", accuracy, "1")
 
 
+def fill_full_graph(table: Table, transport: str, seconds: float) -> None:
+    """Measurements of full-graph training, as `fill` makes those of the other kind; two ranks and epochs."""
+    parts = {"forward": 0.6, "backward": 0.3, "update": 0.05, "other": 0.05, "all_reduce": 0.1 * seconds}
+    parts |= dict.fromkeys(("quantize", "send", "wait", "aggregate", "dequantize"), 0.18 * seconds)
+    whole = {"epoch": 1 + seconds, "communication": seconds, "straggler": 0.5 * seconds, "exchange": 0.5 * seconds}
+    for rank in range(2):
+        for epoch in range(2):
+            for name, value in (parts | whole | {"communication_cpu": 0.1}).items():
+                table.add(0, transport, f"{name}_time", value, "s", rank=rank, epoch=epoch)
+            counts = {"steps": 1, "packets": 10, "wire_bytes": 1000, "retransmissions": 0}
+            if transport == "pinch":
+                counts["redundant_bytes"] = 5 + 10 * epoch
+            for name, count in counts.items():
+                table.add(0, transport, name, count, "1", rank=rank, epoch=epoch)
+            table.add(0, transport, "loss", 1.0, "nat", rank=rank, epoch=epoch)
+        for name, count in {"syscalls": 30, "page_faults": 4, "crossings": 34}.items():
+            table.add(0, transport, name, count, "1", rank=rank)
+    for epoch in range(2):
+        table.add(0, transport, "loss", 1.0, "nat", epoch=epoch)
+        table.add(0, transport, "validation_accuracy", 0.5, "1", epoch=epoch)
+    table.add(0, transport, "test_accuracy", 0.6, "1")
+    partition = {"edge_cut": 1234, "edge_cut_share": 0.25, "replication_factor": 1.5, "vertex_balance": 1, "edge_balance": 1.2}
+    for name, value in partition.items():
+        table.add(0, transport, name, value, "1")
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> RunMaker:
     def make(
@@ -49,16 +75,20 @@ def make_run(tmp_path: Path) -> RunMaker:
         loss: dict[str, float] | None = None,
         accuracy: dict[str, float] | None = None,
         load: float = 0.2,
+        full_graph: bool = False,
     ) -> Path:
         scenario = parse_scenario(
             {
                 "scenario": {"name": "made-up", "description": "Numbers <known> & exact"},
                 "dataset": {"name": "synthetic"},
-                "collective": {"transports": list(seconds)},
+                "exchange" if full_graph else "collective": {"transports": list(seconds)},
             }
         ).model_dump(mode="json")
         table = Table(scenario)
         for transport, value in seconds.items():
+            if full_graph:
+                fill_full_graph(table, transport, value)
+                continue
             fill(
                 table,
                 transport,

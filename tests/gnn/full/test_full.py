@@ -13,7 +13,6 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 from testbed.errors import TestbedError
 from testbed.gnn.full.channel import Channel, Slot, plan_exchanges
-from testbed.gnn.full.meter import Meter
 from testbed.gnn.full.model import FullModel
 from testbed.gnn.full.part import make_part, transposed
 from testbed.gnn.full.train import FULL_PHASES, FullTrainer
@@ -206,13 +205,3 @@ def test_warming_up_changes_nothing(graph: GraphData) -> None:
             trainer.warm_up()
         results.append(trainer.epoch(Channel(), 0))
     assert results[0].digest == results[1].digest
-
-
-def test_meter_tells_collectives_from_the_rest() -> None:
-    meter = Meter()
-    for _ in range(2):
-        with meter.collective():
-            pass
-    assert len(meter.entered) == len(meter.left) == 2
-    assert meter.seconds == pytest.approx(sum(meter.left) - sum(meter.entered))
-    assert (meter.syscalls, meter.page_faults) == (0, 0)
