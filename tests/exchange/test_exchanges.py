@@ -1,93 +1,33 @@
-"""Every exchange on real hosts, against the reference: one list of names, and how far each may be off."""
+"""Every exchange on real hosts, against the reference."""
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from testbed.collectives.group import GroupSpec, make_groups
-from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError, WorkerDied
-from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.registry import EXCHANGES
+from testbed.exchange.interface import Aggregation
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.exchange import calls
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+from tests.exchange.hosts import NAMES, WITHIN, Hosts
+from tests.exchange.reference import draw_partitioned, embeddings
 
 pytestmark = pytest.mark.net
 
-NAMES = ["tcp-push", "tcp-pull", "gloo"]
 KINDS = get_args(Aggregation)
 DIMS = (1, 3, 64, 512)
-WITHIN = 60.0  # seconds for a call
-
-Bounds = list[np.ndarray]
-
-
-def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
-    return graph.float32_bounds(x, kind)
-
-
-#: Largest error of an exchange's aggregates; those that are not here compute in float32.
-BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {}
-
-
-class Hosts:
-    """A fabric on which exchanges are opened, each with a number of its own."""
-
-    def __init__(self, fabric: Fabric, workers: Workers, name: str) -> None:
-        self.fabric, self.workers, self.name = fabric, workers, name
-        self._groups = 0
-        needed = EXCHANGES[name].needs
-        if fabric.datapath != needed:
-            fabric.set_datapath(needed)
-        self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1 << 16)])
-
-    def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
-        self._groups += 1
-        plan, directory = self.fabric.plan, str(self.fabric.directory)
-        return make_groups(plan.hosts, group_id=self._groups, mtu=plan.mtu, rendezvous=directory, **options)
-
-    def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
-        """Open an exchange on all hosts; its number."""
-        specs = [ExchangeSpec(group, halo, dim, kind) for group, halo in zip(self.groups(**options), graph.halos, strict=True)]
-        self._each(calls.open_one, [{"name": self.name, "spec": spec} for spec in specs])
-        return specs[0].group.group_id
-
-    def aggregate(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[list[Any]]:
-        """Each rank's results or errors of aggregating inputs, one after the other."""
-        return self._each(calls.aggregate, self.arguments(number, graph, inputs))
-
-    def arguments(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        parts = [graph.split(x) for x in inputs]
-        return [{"group_id": number, "inputs": [part[rank] for part in parts]} for rank in range(graph.world)]
-
-    def check(self, graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]) -> None:
-        bounds = BOUNDS.get(self.name, float32_bounds)(graph, x, kind)
-        for rank, (result, exact, bound) in enumerate(zip(results, graph.aggregates(x, kind), bounds, strict=True)):
-            assert isinstance(result, np.ndarray), (rank, result)
-            assert (result.dtype, result.shape) == (np.float32, exact.shape)
-            other = result != exact  # infinities are equal
-            assert (np.abs(result[other] - exact[other]) <= bound[other]).all(), (rank, kind)
-
-    def counters(self, number: int) -> Counters:
-        return sum(self._each(calls.count, [{"group_id": number}] * len(self.fabric.hosts)), Counters())
-
-    def _each(self, function: Callable[..., Any], arguments: list[dict[str, Any]]) -> list[Any]:
-        by_host = dict(zip(self.fabric.hosts, arguments, strict=True))
-        return list(self.workers.call_all(function, by_host, timeout=WITHIN).values())
 
 
 @pytest.fixture
-def hosts(fabric: Fabric, workers: Workers, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+def hosts(name: str, fabric: Fabric, workers: Workers) -> Iterator[Hosts]:
     before = fabric.datapath
-    yield Hosts(fabric, workers, request.getfixturevalue("name"))
-    if fabric.datapath != before and not any(worker.may_die for worker in workers.values()):
+    yield Hosts(fabric, workers, name)
+    if fabric.datapath != before:
         fabric.set_datapath(before)
 
 
