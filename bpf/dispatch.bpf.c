@@ -4,12 +4,14 @@
  */
 #include "ring.h"
 
+#include <linux/pkt_cls.h>
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, RING_MAX_GROUPS);
 	__type(key, __u32);
 	__type(value, __u32);
-} groups SEC(".maps"), bells SEC(".maps"), orders SEC(".maps");
+} groups SEC(".maps"), bells SEC(".maps"), orders SEC(".maps"), senders SEC(".maps");
 
 /* Frames with our port for groups that this host is not in. */
 struct {
@@ -53,6 +55,17 @@ SEC("xdp")
 int dispatch_order(struct xdp_md *ctx)
 {
 	return dispatch(ctx, &orders, XDP_DROP);
+}
+
+/* On the far end again, behind its XDP program: what a group's program there has let pass is for its TC program. */
+SEC("tc")
+int dispatch_send(struct __sk_buff *skb)
+{
+	struct ring_frame frame;
+
+	if (!bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)) && ring_parse(&frame, &frame + 1))
+		bpf_tail_call(skb, &senders, frame.group);
+	return TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -26,8 +26,12 @@ enum ring_kind {
 	RING_REQUEST = 3, /* rank `last` lacks this chunk's result and asks its owner */
 	RING_PROBE = 4,   /* is anybody there? */
 	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
+	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, last = the sender */
+	PINCH_ACK = 7,    /* frames of `chunk`'s surroundings that rank `last` has, as bitmap words */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
 	RING_BELL = 16,
+	PINCH_BELL = 17, /* there are frames to send */
+	PINCH_WORK = 18, /* there are vertices with many neighbours to go on with */
 };
 
 #define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */

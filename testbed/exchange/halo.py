@@ -23,6 +23,8 @@ class Halo:
     :param owned: int64, shape (n,): the rank's vertices, ascending.
     :param sends: For each rank, int64: the positions of the vertices that it needs, ascending; none for this rank.
     :param sources: For each rank, int64: the vertices that this rank needs of it, ascending: what it sends, in that order.
+    :param positions: For each rank, int64: the positions of these there, that is its `sends` to this rank.
+    :param sizes: For each rank, the number of vertices that it owns.
     :param indptr: int64, shape (n + 1,): the halo neighbours of position v are ``indices[indptr[v]:indptr[v + 1]]``.
     :param indices: int32: numbers of halo vertices.
     :param weights: float32, one an entry of `indices`, or None.
@@ -36,6 +38,8 @@ class Halo:
     owned: NDArray[np.int64]
     sends: tuple[NDArray[np.int64], ...]
     sources: tuple[NDArray[np.int64], ...]
+    positions: tuple[NDArray[np.int64], ...]
+    sizes: tuple[int, ...]
     indptr: NDArray[np.int64]
     indices: NDArray[np.int32]
     weights: NDArray[np.float32] | None
@@ -77,7 +81,7 @@ def make_halos(
         position[vertices] = np.arange(len(vertices))
     target = np.repeat(np.arange(n), np.diff(indptr))
     parts = [_Part(rank, world, owned[rank], target, indices, owner, weights, position) for rank in range(world)]
-    return tuple(part.halo(tuple(position[other.sources[part.rank]] for other in parts)) for part in parts)
+    return tuple(part.halo(parts, position) for part in parts)
 
 
 class _Part:
@@ -107,8 +111,11 @@ class _Part:
         self.remote = _rows(rows[there], number[source[there]], None if weights is None else weights[there], len(owned))
         self.local = _rows(rows[here], position[source[here]], None if weights is None else weights[here], len(owned))
 
-    def halo(self, sends: tuple[NDArray[np.int64], ...]) -> Halo:
-        return Halo(self.rank, self.world, self.owned, sends, self.sources, *self.remote, *self.local)
+    def halo(self, parts: list[_Part], position: NDArray[np.int64]) -> Halo:
+        sends = tuple(position[part.sources[self.rank]] for part in parts)
+        positions = tuple(position[vertices] for vertices in self.sources)
+        sizes = tuple(len(part.owned) for part in parts)
+        return Halo(self.rank, self.world, self.owned, sends, self.sources, positions, sizes, *self.remote, *self.local)
 
 
 def _rows(

@@ -53,7 +53,7 @@ class ExchangeSpec:
     aggregation: Aggregation = "sum"
     bound: float | None = None
     staleness: int = 10
-    processing: Processing = "spread"
+    processing: Processing = "pinned"
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:

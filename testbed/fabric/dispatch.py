@@ -1,4 +1,4 @@
-"""A host's XDP programs, on its link and its doorbell: they hand each group's frames to that group's own programs.
+"""A host's programs, on its link and its doorbell: they hand each group's frames to that group's own programs.
 
 The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Self
 
+from testbed.closing import Closing
 from testbed.errors import CollectiveError
-from testbed.kernel import BpfObject, Link, Program
+from testbed.kernel import BpfObject, Program
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -27,7 +28,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._object = BpfObject("dispatch")
-        self._links: list[Link] = []
+        self._links: list[Closing] = []
 
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
@@ -45,15 +46,17 @@ class Dispatcher:
         if not self._links:
             for device, program in ((LINK, "dispatch_link"), (BELL_FAR, "dispatch_bell"), (BELL_NEAR, "dispatch_order")):
                 self._links.append(self._object.programs[program].attach_xdp(socket.if_nametoindex(device)))
+            self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(BELL_FAR)))
 
     def detach(self) -> None:
         """Leave the devices to the network stack; groups stay, and work again once attached."""
         while self._links:
             self._links.pop().close()
 
-    def add(self, group: int, link: Program, bell: Program, order: Program) -> None:
+    def add(self, group: int, link: Program, bell: Program, order: Program, send: Program | None = None) -> None:
         """Hand a group's frames to its programs.
 
+        :param send: A TC program, for what `bell` passes on.
         :raises CollectiveError: The host is in a group of that number already.
         """
         for table, program in (("groups", link), ("bells", bell), ("orders", order)):
@@ -65,10 +68,12 @@ class Dispatcher:
                 raise CollectiveError(
                     f"this host is in group {group} already: close that one, or choose another group_id"
                 )
+        if send:
+            self._object.maps["senders"].update(group, send.fd)
 
     def remove(self, group: int) -> None:
         """From here on the group's frames are strangers."""
-        for table in ("groups", "bells", "orders"):
+        for table in ("groups", "bells", "orders", "senders"):
             self._object.maps[table].delete(group)
 
     @property

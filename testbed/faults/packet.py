@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from testbed.protocol.wire import Kind
+from testbed.protocol.wire import Kind, PinchKind
 
 __all__ = ["FOREIGN", "KINDS", "Packet", "kind_name"]
 
@@ -10,7 +10,7 @@ FOREIGN: Final = 0x80
 """Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
 
 #: Kinds by the names that rules call them by.
-KINDS: Final = {kind.name.lower(): int(kind) for kind in Kind if kind is not Kind.BELL} | {
+KINDS: Final = {kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.BELL} | {
     "tcp": FOREIGN | 6,
     "udp": FOREIGN | 17,
     "icmp": FOREIGN | 1,

@@ -34,6 +34,7 @@ __all__ = [
     "Frame",
     "Header",
     "Kind",
+    "PinchKind",
     "Words",
     "checksum",
     "decode",
@@ -91,6 +92,15 @@ class Kind(IntEnum):
     PROBE = 4
     ALIVE = 5
     BELL = 16
+
+
+class PinchKind(IntEnum):
+    """The kinds of ``enum ring_kind`` that an exchange uses."""
+
+    EMBED = 6
+    ACK = 7
+    BELL = 17
+    WORK = 18
 
 
 @dataclass(frozen=True, slots=True)

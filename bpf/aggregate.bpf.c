@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to the accumulators of their vertices'
+ * neighbours on this host, and never visit user space.
+ *
+ * A frame is claimed in a bitmap before it is added, by an atomic operation, so a duplicate changes nothing, on whichever CPU. What it
+ * asks for is answered from here: acknowledgements are frames turned round. Where one arrives, it turns into a bell that rings for what
+ * the window now has room for (bpf/broadcast.bpf.c): in steady state no process runs.
+ */
+#include "pinch_ack.h"
+
+/* Where the frame goes, as enum pinch_next says. */
+static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __u32 next, bool by_link)
+{
+	struct ring_frame *f;
+
+	if (next & ACKNOWLEDGE) {
+		if (!acknowledge(ctx, c))
+			return XDP_DROP;
+		if (next & GO_ON)
+			return bpf_redirect_map(&both, 0, BPF_F_BROADCAST);
+		return by_link ? XDP_TX : bpf_redirect(config.uplink, 0);
+	}
+	if (!(next & GO_ON))
+		return XDP_DROP;
+	f = frame_of(ctx);
+	if (!f)
+		return XDP_DROP;
+	f->kind = PINCH_WORK;
+	return bpf_redirect(config.bell, 0);
+}
+
+static __always_inline int receive(struct xdp_md *ctx, bool by_link)
+{
+	struct pinch_control *c = control_of();
+	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+
+	if (!f || !c || is_foreign(f))
+		return XDP_DROP;
+	if (f->kind == PINCH_EMBED)
+		return leave(ctx, c, on_embed(ctx, c, f), by_link);
+	if (f->kind == PINCH_ACK) {
+		if (!on_ack(ctx, c, f))
+			return XDP_DROP;
+		f = frame_of(ctx);
+		if (!f)
+			return XDP_DROP;
+		f->kind = PINCH_BELL;
+		return bpf_redirect(config.bell, 0);
+	}
+	count(PINCH_BAD_KIND, 1);
+	return XDP_DROP;
+}
+
+static __always_inline int go_on(struct pinch_control *c)
+{
+	return add_slice(c) ? bpf_redirect(config.bell, 0) : XDP_DROP;
+}
+
+static __always_inline bool elsewhere(void)
+{
+	return config.cpu != PINCH_ANYWHERE && bpf_get_smp_processor_id() != config.cpu;
+}
+
+static __always_inline int hand_over(void)
+{
+	count(PINCH_REMOTE, 1);
+	return bpf_redirect_map(&cpus, config.cpu, XDP_DROP);
+}
+
+/* A frame of this group has come in by the link. */
+SEC("xdp")
+int pinch_link(struct xdp_md *ctx)
+{
+	struct ring_frame *f = frame_of(ctx);
+
+	if (f && f->kind == PINCH_EMBED && elsewhere())
+		return hand_over();
+	return receive(ctx, true);
+}
+
+/* At the doorbell's far end: bells go on to the program that sends; the rest is about hubs. */
+SEC("xdp")
+int pinch_bell(struct xdp_md *ctx)
+{
+	int grow = sizeof(struct ring_frame) + config.payload - bpf_xdp_get_buff_len(ctx);
+	struct pinch_control *c = control_of();
+	struct ring_frame *f = frame_of(ctx);
+
+	if (!f || !c || is_foreign(f))
+		return XDP_DROP;
+	if (f->kind == PINCH_BELL) {
+		/* The process has rung for the flow of a CPU. */
+		if (f->last == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
+			return bpf_redirect_map(&cpus, f->chunk, XDP_DROP);
+		if (grow > 0 && bpf_xdp_adjust_tail(ctx, grow))
+			return XDP_DROP;
+		return XDP_PASS;
+	}
+	if (elsewhere())
+		return hand_over();
+	return go_on(c);
+}
+
+/* The same on another CPU: the one that aggregates, or one that the process has rung for. */
+SEC("xdp/cpumap")
+int pinch_remote(struct xdp_md *ctx)
+{
+	struct pinch_control *c = control_of();
+	struct ring_frame *f = frame_of(ctx);
+
+	if (!f || !c)
+		return XDP_DROP;
+	if (f->kind == PINCH_BELL)
+		return XDP_PASS;
+	return f->kind == PINCH_EMBED ? receive(ctx, false) : go_on(c);
+}
+
+/* The doorbell's near end: nothing of an exchange has business there. */
+SEC("xdp")
+int pinch_order(struct xdp_md *ctx)
+{
+	return XDP_DROP;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* Broadcast in TC (after PINCH, MLArchSys 2024): a bell becomes frames of embeddings, each cloned to exactly the ranks that need it.
+ *
+ * A bell comes from the process, or is an acknowledgement that has just opened the window. It is filled from the map, addressed, and
+ * cloned to the link, frame after frame and rank after rank; what was the bell is dropped in the end. First come frames that the process
+ * has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
+ */
+#include "pinch_work.h"
+
+#include <linux/pkt_cls.h>
+
+#define PINCH_HOLE_WORDS 3 /* of a peer's bitmap that are searched, before the word of the frame that asked */
+
+struct send_work {
+	struct __sk_buff *skb;
+	struct pinch_control *control;
+	struct pinch_flow *flow;
+	__u32 homes; /* ranks of the flow */
+	__u32 generation;
+	__u32 peer; /* who may have holes */
+	__u32 word; /* of its bitmap, where to look */
+	__u32 before; /* frames before this one */
+};
+
+struct copy_work {
+	struct ring_frame head;
+	struct __sk_buff *skb;
+	__u32 to;
+	__u32 ask;
+	__u32 length;
+};
+
+/* Clone the frame in hand to a rank. */
+static long send_copy(__u32 rank, struct copy_work *w)
+{
+	if (!(w->to >> rank & 1))
+		return 0;
+	w->head.flags = w->ask >> rank & 1;
+	address(&w->head, rank, w->length);
+	if (bpf_skb_store_bytes(w->skb, 0, &w->head, sizeof(w->head), 0))
+		return 1;
+	bpf_clone_redirect(w->skb, config.uplink, 0);
+	return 0;
+}
+
+/* Send frame `number` to the ranks in `to`. */
+static __always_inline bool send_frame(struct send_work *w, __u32 number, struct pinch_frame *frame, __u32 to)
+{
+	struct copy_work copy = { .skb = w->skb, .to = to, .ask = frame->attempt ? to : frame->ask, .length = frame->length };
+	void *payload = bpf_map_lookup_elem(&payloads, &number);
+	__u32 length = frame->length, copies = popcount(to);
+
+	if (!payload || length < 8 || length > config.payload)
+		return false;
+	if (bpf_skb_change_tail(w->skb, sizeof(copy.head) + length, 0) ||
+	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
+		return false;
+	copy.head.magic = RING_MAGIC;
+	copy.head.version = RING_VERSION;
+	copy.head.kind = PINCH_EMBED;
+	copy.head.group = config.group;
+	copy.head.cookie = config.cookie;
+	copy.head.generation = w->generation;
+	copy.head.chunk = number;
+	copy.head.attempt = frame->attempt;
+	copy.head.last = config.rank;
+	copy.head.tag = w->control->tag;
+	copy.head.checksum = frame->check + ring_seal(PINCH_EMBED, w->generation, number, length, copy.head.tag);
+	frame->sent_us = now_us();
+	bpf_loop(config.ranks, send_copy, &copy, 0);
+	count(PINCH_SENT, copies);
+	count(PINCH_SENT_BYTES, copies * (sizeof(copy.head) + length));
+	if (frame->attempt)
+		count(PINCH_RESENT, copies);
+	return true;
+}
+
+static __always_inline bool is_acked(__u32 generation, __u32 number, __u32 rank)
+{
+	__u32 index = rank * config.acked_words + number / 32;
+	__u64 *word = bpf_map_lookup_elem(&acked, &index);
+
+	return word && bits_of(*word, generation) >> number % 32 & 1;
+}
+
+struct lack_work {
+	__u32 number;
+	__u32 generation;
+	__u32 to;
+	__u32 lacking;
+};
+
+static long find_lacking(__u32 rank, struct lack_work *w)
+{
+	__u32 number = flow_to(rank);
+	struct pinch_flow *flow = bpf_map_lookup_elem(&flows, &number);
+
+	/* What has not been sent yet is not sent again. */
+	if (flow && w->number < *(volatile __u32 *)&flow->next && w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
+		w->lacking |= 1u << rank % 32;
+	return 0;
+}
+
+/* Send a frame again, to those that lack it. */
+static __always_inline void send_again(struct send_work *w, __u32 number)
+{
+	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
+	struct lack_work lack = { .number = number, .generation = w->generation };
+
+	if (!frame || number >= (__u32)w->control->progress)
+		return;
+	lack.to = frame->to;
+	bpf_loop(config.ranks, find_lacking, &lack, 0);
+	if (!lack.lacking)
+		return;
+	frame->attempt++;
+	send_frame(w, number, frame, lack.lacking);
+}
+
+/* What the process has ordered. */
+static long send_ordered(__u32 i, struct send_work *w)
+{
+	__u32 taken = *(volatile __u32 *)&w->control->taken, slot = taken % PINCH_ORDERS;
+	__u64 *order = bpf_map_lookup_elem(&orders, &slot);
+
+	__u64 entry;
+
+	if (!order || taken == *(volatile __u32 *)&w->control->ordered)
+		return 1;
+	entry = *(volatile __u64 *)order;
+	if (__sync_val_compare_and_swap(&w->control->taken, taken, taken + 1) == taken && generation_of(entry) == w->generation)
+		send_again(w, entry);
+	return 0;
+}
+
+/* What later frames have overtaken: bit `i` of the words from `word` on. */
+static long send_hole(__u32 i, struct send_work *w)
+{
+	__u32 number = w->word * 32 + i, index = w->peer * config.acked_words + number / 32;
+	__u64 *due = bpf_map_lookup_elem(&wanted, &index);
+	struct pinch_frame *frame;
+
+	if (number >= w->before)
+		return 1;
+	if (!due || !(*due >> number % 32 & 1) || is_acked(w->generation, number, w->peer))
+		return 0;
+	frame = bpf_map_lookup_elem(&frames, &number);
+	if (!frame || !frame->sent_us || now_us() - frame->sent_us < w->control->quench_us)
+		return 0;
+	frame->attempt++;
+	if (send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
+		count(PINCH_GAPS, 1);
+	return 0;
+}
+
+/* New frames, as far as the window goes. */
+static long send_new(__u32 i, struct send_work *w)
+{
+	__u32 number = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
+	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
+	__u64 progress = *(volatile __u64 *)&w->control->progress;
+
+	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress)
+		return 1;
+	to = frame->to & w->homes;
+	copies = popcount(to);
+	if (flying && flying + copies > w->control->window)
+		return 1;
+	if (__sync_val_compare_and_swap(&w->flow->next, number, number + 1) != number || !to)
+		return 0;
+	__sync_fetch_and_add(&w->flow->flying, copies);
+	send_frame(w, number, frame, to);
+	return 0;
+}
+
+SEC("tc")
+int pinch_send(struct __sk_buff *skb)
+{
+	struct send_work w = { .skb = skb, .control = control_of() };
+	struct ring_frame bell;
+	__u32 here = flow_here();
+
+	w.flow = bpf_map_lookup_elem(&flows, &here);
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || bell.cookie != config.cookie)
+		return TC_ACT_SHOT;
+	w.homes = config.homes[here % PINCH_MAX_FLOWS];
+	w.generation = generation_of(w.control->progress);
+	if (w.control->taken != w.control->ordered)
+		bpf_loop(PINCH_BATCH, send_ordered, &w, 0);
+	w.peer = bell.last;
+	if (w.peer != config.rank && w.peer < config.ranks && bell.generation == w.generation && bell.chunk > config.gap) {
+		w.before = bell.chunk - config.gap;
+		w.word = w.before / 32 > PINCH_HOLE_WORDS ? w.before / 32 - PINCH_HOLE_WORDS : 0;
+		bpf_loop(32 * (PINCH_HOLE_WORDS + 1), send_hole, &w, 0);
+	}
+	bpf_loop(PINCH_BATCH, send_new, &w, 0);
+	return TC_ACT_SHOT;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

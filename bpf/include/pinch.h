@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What the programs of an exchange share with the process of their host: constants, records, counters.
+ * Twin: testbed/exchange/pinch_maps.py, checked against the object's BTF by tests/exchange/test_pinch_maps.py.
+ *
+ * A frame's payload: the vertices' numbers at their owner, 32 bits each and padded to a word, then a row of words for each. Of an embedding
+ * that takes several frames a frame has one part, whose number is in the upper half of the first word.
+ */
+#pragma once
+
+#include "ring.h"
+
+#define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
+#define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
+#define PINCH_STEP 8 /* words that are weighed at a time */
+#define PINCH_MAX_STEPS 54
+#define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
+#define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
+#define PINCH_BATCH 32		/* frames that a bell sends at most */
+#define PINCH_ORDERS 1024	/* frames that may wait to be sent again; a power of two */
+#define PINCH_ANYWHERE 0xffffffff
+#define PINCH_MAX_FLOWS 64
+
+enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
+
+struct pinch_source {
+	__u32 vertices; /* that the rank owns */
+	__u32 first;	/* of these in `vertices` */
+	__u32 seen;	/* first of its words in `seen` */
+	__u32 frames;	/* that the rank may send, at most */
+};
+
+/* Set before the programs are loaded, so that the verifier knows them. */
+struct pinch_config {
+	__u64 cookie;
+	__u32 rank;
+	__u32 ranks;
+	__u32 group;
+	__u32 words;	/* of a vertex in a frame */
+	__u32 parts;	/* frames that an embedding takes */
+	__u32 rows;	/* vertices in a full frame */
+	__u32 payload;	/* bytes of a full frame's payload */
+	__u32 bits;	/* of a lane on the wire; an accumulator's has twice as many */
+	__u32 aggregation;
+	__u32 targets;	/* accumulators of a bank */
+	__u32 banks;	/* one for each CPU that aggregates */
+	__u32 cpu;	/* that aggregates; PINCH_ANYWHERE: where frames arrive */
+	__u32 slice;	/* neighbours that a vertex is added to in one run */
+	__u32 acked_words; /* of each peer's bitmap of acknowledged frames */
+	__u32 gap;	/* frames by which a later one must have overtaken one that is sent again */
+	__u32 uplink;	/* ifindex */
+	__u32 bell;	/* ifindex of the doorbell's near end */
+	__u32 flows;	/* one for each CPU that aggregates for some rank, by its number; 1 where frames are aggregated anywhere */
+	__u32 homes[PINCH_MAX_FLOWS]; /* the ranks that each flow goes to, a bit each */
+	__u8 home[RING_MAX_RANKS];    /* each rank's flow */
+	struct pinch_source sources[RING_MAX_RANKS];
+	struct ring_peer peers[RING_MAX_RANKS];
+	__u32 weights[2 * PINCH_STEP * PINCH_MAX_STEPS]; /* of the halves of a payload's words: odd, of 22 bits, all different */
+};
+
+/* Cache lines that the process writes, and one that the kernel writes. */
+struct pinch_control {
+	__u64 progress; /* generation << 32 | frames that may be sent */
+	__u32 tag;
+	__u32 window;	/* copies of frames that a flow may have under way */
+	__u32 expected; /* frames to come; all ones: not known yet */
+	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
+	__u32 quench_us; /* a frame is not sent again sooner, but by the process */
+	__u32 ordered;	/* frames to be sent again, since the start */
+	__u32 pad0[8];
+	__u32 acked;	/* copies acknowledged */
+	__u32 received; /* frames whose vertices are all added, or in `hubs` */
+	__u32 owed;	/* slices of hubs that are still to be added */
+	__u32 taken;	/* orders, since the start */
+	__u32 queued;	/* hubs in the queue, in this generation */
+	__u32 served;	/* of these, done with */
+	__u32 rtt_samples; /* of frames sent once, from sending to acknowledgement (RFC 6298, Karn's rule), since the start */
+	__u32 rtt_max_us;
+	__u64 rtt_sum_us;
+	__u32 pad1[6];
+};
+
+/* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */
+struct pinch_flow {
+	__u32 next;   /* frame to be sent next */
+	__u32 flying; /* copies under way */
+	__u32 pad[14];
+};
+
+/* A frame to send. */
+struct pinch_frame {
+	__u64 check;	/* the payload's */
+	__u32 to;	/* ranks that need it, a bit each */
+	__u32 ask;	/* of these, whom to ask for an acknowledgement */
+	__u16 length;	/* of the payload, bytes */
+	__u8 attempt;
+	__u8 copies;	/* bits in `to` */
+	__u32 sent_us;
+};
+
+/* What another rank's vertex is here. */
+struct pinch_vertex {
+	__u32 first; /* of its neighbours in `edges` */
+	__u32 count; /* 0: it has none */
+	__u32 hub;   /* its first slot in `hubs`, plus 1; 0: it has few neighbours */
+	__u32 pad;
+};
+
+struct pinch_edge {
+	__u32 target; /* accumulator */
+	__s32 weight;
+};
+
+/* A part of a vertex with many neighbours, which is added to them a slice at a time. */
+struct pinch_hub {
+	__u32 first;
+	__u32 count;
+	__u32 part;
+	__u32 next; /* slice */
+};
+
+/* What is known of another rank. */
+struct pinch_peer {
+	__u32 received; /* frames, in this generation */
+	__u32 acked;	/* frames that it has acknowledged, in this generation */
+	__u64 heard;	/* frames and acknowledgements, since the start */
+};
+
+enum pinch_counter {
+	PINCH_SENT,
+	PINCH_SENT_BYTES,
+	PINCH_RESENT,
+	PINCH_ACKS,	      /* acknowledgements sent */
+	PINCH_RECEIVED,
+	PINCH_VERTICES,	      /* received that have neighbours here */
+	PINCH_UNUSED,	      /* received that have none */
+	PINCH_EDGES,	      /* added */
+	PINCH_SLICES,	      /* of hubs */
+	PINCH_DUPLICATE,
+	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
+	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
+	PINCH_BAD_COOKIE,
+	PINCH_BAD_GENERATION,
+	PINCH_BAD_CHUNK,
+	PINCH_BAD_LENGTH,
+	PINCH_BAD_TENSOR,
+	PINCH_BAD_RANK,
+	PINCH_BAD_KIND,
+	PINCH_BAD_CHECKSUM,
+	PINCH_CONTENDED,      /* dropped: another CPU was faster, again and again */
+	PINCH_COUNTERS,
+};

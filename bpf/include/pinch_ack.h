@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Acknowledgements: each has the bitmap of all frames around the one that asked for it, so that one covers many, and a later one what an
+ * earlier one said before it was lost.
+ */
+#pragma once
+
+#include "pinch_receive.h"
+
+struct pinch_ack {
+	struct ring_frame head;
+	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have come */
+} __attribute__((packed, aligned(8)));
+
+struct ack_work {
+	__u64 words[PINCH_ACK_WORDS];
+	__u64 sum;
+	__u32 generation;
+	__u32 first;  /* of the words */
+	__u32 end;    /* of the bitmap */
+	__u32 offset; /* of the bitmap in its map */
+	__u32 before; /* word before which everything should have been acknowledged */
+	__u32 news;   /* frames of which this is the first acknowledgement */
+	__u32 holes;
+};
+
+static long read_seen(__u32 i, struct ack_work *w)
+{
+	__u32 index = w->offset + w->first + i, bits = 0;
+	__u64 *word = bpf_map_lookup_elem(&seen, &index);
+
+	if (i >= PINCH_ACK_WORDS)
+		return 1;
+	if (word && w->first + i < w->end)
+		bits = bits_of(*word, w->generation);
+	w->words[i] = bits;
+	w->sum += (__u64)config.weights[2 * i] * bits;
+	return 0;
+}
+
+/* All of a generation that is over. */
+static long fill_seen(__u32 i, struct ack_work *w)
+{
+	if (i >= PINCH_ACK_WORDS)
+		return 1;
+	w->words[i] = 0xffffffff;
+	w->sum += (__u64)config.weights[2 * i] * 0xffffffff;
+	return 0;
+}
+
+/* Make the frame an acknowledgement to its sender. */
+static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control *c)
+{
+	const int want = sizeof(struct pinch_ack);
+	int have = bpf_xdp_get_buff_len(ctx);
+	const volatile struct pinch_source *source;
+	struct ack_work w = {};
+	struct pinch_ack *ack;
+	__u32 sender;
+
+	if (have != want && bpf_xdp_adjust_tail(ctx, want - have))
+		return false;
+	ack = (void *)(long)ctx->data;
+	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
+		return false;
+	sender = ack->head.last % RING_MAX_RANKS;
+	source = &config.sources[sender];
+	w.generation = ack->head.generation;
+	w.first = ack_first(ack->head.chunk);
+	w.offset = source->seen;
+	w.end = (source->frames + 31) / 32;
+	if (w.generation == generation_of(c->progress))
+		bpf_loop(PINCH_ACK_WORDS, read_seen, &w, 0);
+	else
+		bpf_loop(PINCH_ACK_WORDS, fill_seen, &w, 0);
+	ack = (void *)(long)ctx->data;
+	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
+		return false;
+	__builtin_memcpy(ack->words, w.words, sizeof(w.words));
+	ack->head.kind = PINCH_ACK;
+	ack->head.last = config.rank;
+	ack->head.flags = 0;
+	ack->head.checksum = w.sum + ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
+	address(&ack->head, sender, sizeof(w.words));
+	count(PINCH_ACKS, 1);
+	return true;
+}
+
+static long weigh_ack(__u32 i, struct ack_work *w)
+{
+	if (i >= PINCH_ACK_WORDS)
+		return 1;
+	w->sum += config.weights[2 * i] * (w->words[i] & 0xffffffff) + config.weights[2 * i + 1] * (w->words[i] >> 32);
+	return 0;
+}
+
+static long note_acked(__u32 i, struct ack_work *w)
+{
+	__u32 word = w->first + i, index = w->offset + word, fresh;
+	__u64 *due = bpf_map_lookup_elem(&wanted, &index);
+
+	if (!due || word >= w->end || i >= PINCH_ACK_WORDS)
+		return 1;
+	bitmap_add(&acked, index, w->generation, *due & w->words[i], &fresh);
+	w->news += popcount(fresh);
+	if (word < w->before)
+		w->holes |= *due & ~w->words[i];
+	return 0;
+}
+
+/* Is it what it says, and from whom? It is copied to the stack. */
+static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct ack_work *w)
+{
+	struct pinch_ack *ack = (void *)(long)ctx->data;
+	__u64 check = f->checksum, seal = ring_seal(PINCH_ACK, f->generation, f->chunk, sizeof(ack->words), f->tag);
+
+	if (!is_from(f, f->last)) {
+		count(PINCH_BAD_RANK, 1);
+		return false;
+	}
+	if (f->generation != generation_of(c->progress)) {
+		count(PINCH_BAD_GENERATION, 1);
+		return false;
+	}
+	if (f->chunk >= (__u32)c->progress) {
+		count(PINCH_BAD_CHUNK, 1);
+		return false;
+	}
+	if ((void *)(ack + 1) > (void *)(long)ctx->data_end || f->length != sizeof(ack->words)) {
+		count(PINCH_BAD_LENGTH, 1);
+		return false;
+	}
+	__builtin_memcpy(w->words, ack->words, sizeof(w->words));
+	bpf_loop(PINCH_ACK_WORDS, weigh_ack, w, 0);
+	if (w->sum + seal == check)
+		return true;
+	count(PINCH_BAD_CHECKSUM, 1);
+	return false;
+}
+
+static __always_inline void measure(struct pinch_control *c, struct pinch_frame *frame)
+{
+	__u32 rtt = now_us() - frame->sent_us;
+
+	if (frame->attempt || !frame->sent_us || rtt >> 30)
+		return;
+	__sync_fetch_and_add(&c->rtt_samples, 1);
+	__sync_fetch_and_add(&c->rtt_sum_us, rtt);
+	if (rtt > c->rtt_max_us)
+		c->rtt_max_us = rtt;
+}
+
+/* Note what a peer has. Is there anything to send now? */
+static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+{
+	__u32 peer = f->last, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
+	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words };
+	struct pinch_frame *frame;
+	struct pinch_flow *flow;
+	struct pinch_peer *p;
+
+	if (!load_ack(ctx, c, f, &w))
+		return false;
+	frame = bpf_map_lookup_elem(&frames, &chunk);
+	p = bpf_map_lookup_elem(&peers, &peer);
+	flow = bpf_map_lookup_elem(&flows, &number);
+	if (!frame || !p || !flow)
+		return false;
+	w.offset = peer * config.acked_words;
+	w.before = chunk > config.gap ? (chunk - config.gap) / 32 : 0;
+	bpf_loop(PINCH_ACK_WORDS, note_acked, &w, 0);
+	__sync_fetch_and_add(&p->heard, 1);
+	if (w.news) {
+		__sync_fetch_and_add(&p->acked, w.news);
+		__sync_fetch_and_add(&flow->flying, -w.news);
+		if (__sync_fetch_and_add(&c->acked, w.news) + w.news == c->copies)
+			wake(generation);
+		measure(c, frame);
+	}
+	return w.holes || *(volatile __u32 *)&flow->next < (__u32)c->progress;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Vertices with many neighbours: their rows are set aside and added a slice of neighbours at a time, so that no frame keeps a CPU for long.
+ *
+ * A slice is claimed by counting up the hub's `next`; who has claimed it adds it. What carries on is a frame of this host's own that goes
+ * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, as the process rings anew.
+ */
+#pragma once
+
+#include "pinch_add.h"
+
+#define PINCH_HUB_TRIES 4 /* hubs that are done with, which a run may pass over */
+
+static __always_inline __u32 slices_of(__u32 neighbours)
+{
+	return (neighbours + config.slice - 1) / config.slice;
+}
+
+/* All has come when what is owed of it is added as well. */
+static __always_inline void check_complete(struct pinch_control *c, __u32 generation)
+{
+	if (*(volatile __u32 *)&c->received == c->expected && !*(volatile __u32 *)&c->owed)
+		wake(generation);
+}
+
+/* Set a row aside, in slot `index`. */
+static __always_inline void set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
+{
+	struct pinch_hub *hub = bpf_map_lookup_elem(&hubs, &index);
+	__u64 *to = bpf_map_lookup_elem(&stash, &index), *entry;
+	__u32 place;
+
+	if (!hub || !to)
+		return;
+	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < config.words; i++)
+		to[i] = words[i];
+	hub->first = vertex->first;
+	hub->count = vertex->count;
+	hub->part = part;
+	__sync_fetch_and_add(&c->owed, slices_of(vertex->count));
+	*(volatile __u32 *)&hub->next = 0; /* from here on slices can be claimed */
+	place = __sync_fetch_and_add(&c->queued, 1);
+	entry = bpf_map_lookup_elem(&hub_queue, &place);
+	if (entry)
+		*(volatile __u64 *)entry = (c->progress & 0xffffffff00000000ull) | index;
+}
+
+/* Add one slice of the first hub in the queue. Is there more to do? */
+static __always_inline bool add_slice(struct pinch_control *c)
+{
+	__u32 generation = generation_of(c->progress), zero = 0, tries, slice, place, index, left;
+	struct row_work row = { .scratch = bpf_map_lookup_elem(&scratch, &zero), .bank = bank_of() };
+	struct pinch_hub *hub = NULL;
+	__u64 *words = NULL, *entry;
+
+	for (tries = 0; tries < PINCH_HUB_TRIES; tries++) {
+		place = *(volatile __u32 *)&c->served;
+		if (place == *(volatile __u32 *)&c->queued)
+			return false;
+		entry = bpf_map_lookup_elem(&hub_queue, &place);
+		if (!entry || generation_of(*(volatile __u64 *)entry) != generation)
+			return false; /* who is about to put it there goes on with it */
+		index = *entry;
+		hub = bpf_map_lookup_elem(&hubs, &index);
+		words = bpf_map_lookup_elem(&stash, &index);
+		if (!hub || !words || !row.scratch)
+			return false;
+		slice = __sync_fetch_and_add(&hub->next, 1);
+		if (slice < slices_of(hub->count))
+			break;
+		__sync_val_compare_and_swap(&c->served, place, place + 1);
+		hub = NULL;
+	}
+	if (!hub || !words || !row.scratch)
+		return true;
+	row.first = hub->first + slice * config.slice;
+	row.offset = hub->part * 2 * config.words;
+	left = hub->count - slice * config.slice;
+	count(PINCH_SLICES, 1);
+	add_row(&row, words, left < config.slice ? left : config.slice);
+	if (__sync_fetch_and_add(&c->owed, -1) == 1)
+		check_complete(c, generation);
+	return true;
+}

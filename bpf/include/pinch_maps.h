@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* The maps of one exchange. Sizes that depend on the graph are set before loading. */
+#pragma once
+
+#include "pinch.h"
+
+const volatile struct pinch_config config = {};
+
+#define PINCH_ARRAY(name, record)                                                                                                 \
+	struct {                                                                                                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                                                 \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                                                \
+		__uint(max_entries, 1);                                                                                           \
+		__type(key, __u32);                                                                                               \
+		__type(value, record);                                                                                             \
+	} name SEC(".maps")
+
+PINCH_ARRAY(control, struct pinch_control);
+PINCH_ARRAY(flows, struct pinch_flow);
+PINCH_ARRAY(frames, struct pinch_frame);   /* to send, by number */
+PINCH_ARRAY(vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
+PINCH_ARRAY(edges, struct pinch_edge);
+PINCH_ARRAY(hubs, struct pinch_hub);
+PINCH_ARRAY(hub_queue, __u64);		   /* generation << 32 | slot in `hubs` */
+PINCH_ARRAY(orders, __u64);		   /* frames to send again, as generation << 32 | number */
+/* Bitmaps, as generation << 32 | 32 frames: a word of another generation is empty, so that none needs clearing, and what a late frame of an
+ * earlier one finds cannot be taken for its own.
+ */
+PINCH_ARRAY(seen, __u64);   /* frames that have come, by sender */
+PINCH_ARRAY(acked, __u64);  /* frames that peers have acknowledged: `acked_words` a peer */
+PINCH_ARRAY(wanted, __u64); /* frames that are for a peer, likewise, without a generation */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, RING_MAX_RANKS);
+	__type(key, __u32);
+	__type(value, struct pinch_peer);
+} peers SEC(".maps");
+
+/* Payloads to send; a full frame's an element. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, 8);
+} payloads SEC(".maps");
+
+/* Payload rows of hubs, while they are added. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, 8);
+} stash SEC(".maps");
+
+/* Bank after bank of `targets` rows: what has been received so far. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, 8);
+} accumulators SEC(".maps");
+
+struct pinch_scratch {
+	__u64 raw[PINCH_STEP * PINCH_MAX_STEPS];
+	__u64 wide[PINCH_MAX_WIDE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pinch_scratch);
+} scratch SEC(".maps");
+
+/* The doorbell and the link: an acknowledgement, and its copy, which goes on with a hub. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32);
+} both SEC(".maps");
+
+/* The CPU that aggregates. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} cpus SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64[PINCH_COUNTERS]);
+} counters SEC(".maps");
+
+/* All has come, or all has been acknowledged: the value is the generation. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} events SEC(".maps");

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* A frame of embeddings on its way in: checked, claimed, added to its vertices' neighbours, acknowledged. */
+#pragma once
+
+#include "pinch_hub.h"
+
+enum pinch_next {
+	DONE = 0,
+	ACKNOWLEDGE = 1, /* the frame is to become an acknowledgement */
+	GO_ON = 2,	 /* there are hubs to go on with */
+};
+
+struct frame_work {
+	struct pinch_control *control;
+	struct pinch_scratch *scratch;
+	const volatile struct pinch_source *source;
+	__u32 rows;  /* vertices in the frame */
+	__u32 words; /* before the first row */
+	__u32 bank;
+	__u32 hubs;  /* that have been set aside */
+	__u32 unused;
+};
+
+struct weigh_work {
+	struct pinch_scratch *scratch;
+	__u64 sum;
+};
+
+static long weigh_step(__u32 i, struct weigh_work *w)
+{
+	const volatile __u32 *weights;
+	const __u64 *words;
+	__u64 sum = 0;
+
+	if (i >= PINCH_MAX_STEPS)
+		return 1;
+	words = &w->scratch->raw[i * PINCH_STEP];
+	weights = &config.weights[2 * i * PINCH_STEP];
+#pragma unroll
+	for (int j = 0; j < PINCH_STEP; j++)
+		sum += weights[2 * j] * (words[j] & 0xffffffff) + weights[2 * j + 1] * (words[j] >> 32);
+	w->sum += sum;
+	return 0;
+}
+
+/* The check of the payload in the scratch; see `weights`. Two flipped bits never cancel out, wherever they are. */
+static __always_inline __u64 weigh(struct pinch_scratch *s, __u32 words)
+{
+	struct weigh_work w = { .scratch = s };
+
+	if (words > PINCH_MAX_WORDS)
+		return 0;
+#pragma unroll
+	for (int j = 0; j < PINCH_STEP - 1; j++)
+		if (words + j < PINCH_STEP * PINCH_MAX_STEPS)
+			s->raw[words + j] = 0;
+	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, weigh_step, &w, 0);
+	return w.sum;
+}
+
+static long receive_vertex(__u32 i, struct frame_work *w)
+{
+	struct row_work row = { .scratch = w->scratch, .bank = w->bank };
+	__u32 number, part = 0, index, at = w->words + i * config.words;
+	struct pinch_vertex *vertex;
+
+	if (i / 2 >= PINCH_MAX_WORDS || at > PINCH_MAX_WORDS - config.words)
+		return 1;
+	number = w->scratch->raw[i / 2] >> (i & 1) * 32;
+	if (config.parts > 1)
+		part = w->scratch->raw[0] >> 32;
+	if (number >= w->source->vertices || part >= config.parts) {
+		count(PINCH_BAD_CHUNK, 1);
+		return 0;
+	}
+	index = w->source->first + number;
+	vertex = bpf_map_lookup_elem(&vertices, &index);
+	if (!vertex)
+		return 0;
+	if (!vertex->count) {
+		w->unused++;
+		return 0;
+	}
+	if (vertex->hub) {
+		set_aside(w->control, &w->scratch->raw[at], vertex, vertex->hub - 1 + part, part);
+		w->hubs++;
+		return 0;
+	}
+	row.first = vertex->first;
+	row.offset = part * 2 * config.words;
+	add_row(&row, &w->scratch->raw[at], vertex->count);
+	return 0;
+}
+
+/* Is the payload whole, and what its sender has sent? It is copied to the scratch. */
+static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
+{
+	__u64 seal = ring_seal(PINCH_EMBED, f->generation, f->chunk, f->length, f->tag), check = f->checksum;
+	__u32 length = f->length;
+
+	if (length < 8 || length > config.payload || length % 8 ||
+	    bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), s->raw, length)) {
+		count(PINCH_BAD_LENGTH, 1);
+		return false;
+	}
+	if (weigh(s, length / 8) + seal != check) {
+		count(PINCH_BAD_CHECKSUM, 1);
+		return false;
+	}
+	return true;
+}
+
+/* The frame in the hands of the program, again: helpers make the verifier forget it. */
+static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+{
+	struct ring_frame *f = (void *)(long)ctx->data;
+
+	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
+}
+
+/* Returns a set of enum pinch_next. */
+static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+{
+	__u32 zero = 0, sender = f->last, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh;
+	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
+	struct frame_work w = { .control = c, .bank = bank_of() };
+	struct pinch_peer *peer;
+	__u64 *seen_word;
+
+	if (!is_from(f, sender)) {
+		count(PINCH_BAD_RANK, 1);
+		return DONE;
+	}
+	w.source = &config.sources[sender % RING_MAX_RANKS];
+	if (chunk >= w.source->frames) {
+		count(PINCH_BAD_CHUNK, 1);
+		return DONE;
+	}
+	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
+	if (generation && generation == mine - 1)
+		return ACKNOWLEDGE;
+	if (generation != mine) {
+		count(PINCH_BAD_GENERATION, 1);
+		return DONE;
+	}
+	if (f->tag != (__u16)c->tag) {
+		count(PINCH_BAD_TENSOR, 1);
+		return DONE;
+	}
+	word = w.source->seen + chunk / 32;
+	seen_word = bpf_map_lookup_elem(&seen, &word);
+	if (seen_word && bits_of(*seen_word, generation) >> chunk % 32 & 1) {
+		count(PINCH_DUPLICATE, 1);
+		return ACKNOWLEDGE;
+	}
+	w.scratch = bpf_map_lookup_elem(&scratch, &zero);
+	peer = bpf_map_lookup_elem(&peers, &sender);
+	if (!w.scratch || !peer || !load_payload(ctx, f, w.scratch))
+		return DONE;
+	f = frame_of(ctx);
+	if (!f)
+		return DONE;
+	w.rows = f->length / (8 * config.words + 4);
+	w.words = (w.rows + 1) / 2;
+	if (!w.rows || w.rows > config.rows || 8 * (w.words + w.rows * config.words) != f->length) {
+		count(PINCH_BAD_LENGTH, 1);
+		return DONE;
+	}
+	switch (bitmap_add(&seen, word, generation, 1u << chunk % 32, &fresh)) {
+	case CLAIMED:
+		break;
+	case TAKEN:
+		count(PINCH_DUPLICATE, 1);
+		return ACKNOWLEDGE;
+	case STALE:
+		count(PINCH_BAD_GENERATION, 1);
+		return DONE;
+	case CONTENDED:
+		count(PINCH_CONTENDED, 1);
+		return DONE;
+	}
+	bpf_loop(w.rows, receive_vertex, &w, 0);
+	count(PINCH_RECEIVED, 1);
+	count(PINCH_VERTICES, w.rows - w.unused);
+	count(PINCH_UNUSED, w.unused);
+	__sync_fetch_and_add(&peer->received, 1);
+	__sync_fetch_and_add(&peer->heard, 1);
+	if (__sync_fetch_and_add(&c->received, 1) + 1 == c->expected)
+		check_complete(c, generation);
+	return next | (w.hubs ? GO_ON : DONE);
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a generation. */
+#pragma once
+
+#include "pinch_maps.h"
+
+#define PINCH_TRIES 8 /* for a word that other CPUs change as well */
+
+enum claim { CLAIMED, TAKEN, STALE, CONTENDED };
+
+static __always_inline __u64 *counters_of(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&counters, &zero);
+}
+
+static __always_inline void count(enum pinch_counter counter, __u64 by)
+{
+	__u64 *table = counters_of();
+
+	if (table)
+		table[counter] += by;
+}
+
+static __always_inline struct pinch_control *control_of(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&control, &zero);
+}
+
+static __always_inline __u32 generation_of(__u64 word)
+{
+	return word >> 32;
+}
+
+static __always_inline __u32 bits_of(__u64 word, __u32 generation)
+{
+	return generation_of(word) == generation ? (__u32)word : 0;
+}
+
+static __always_inline __u32 now_us(void)
+{
+	return bpf_ktime_get_ns() / 1000;
+}
+
+static __always_inline __u32 popcount(__u32 bits)
+{
+	bits -= bits >> 1 & 0x55555555;
+	bits = (bits & 0x33333333) + (bits >> 2 & 0x33333333);
+	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
+}
+
+/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in generations: a frame of an earlier one,
+ * which may have been under way in some program while the process went on, finds nothing to change.
+ */
+static __always_inline enum claim bitmap_add(void *bitmap, __u32 index, __u32 generation, __u32 bits, __u32 *fresh)
+{
+	__u64 *word = bpf_map_lookup_elem(bitmap, &index);
+	__u64 before, after;
+	int i;
+
+	*fresh = 0;
+	if (!word)
+		return STALE;
+	for (i = 0; i < PINCH_TRIES; i++) {
+		before = *(volatile __u64 *)word;
+		if ((__s32)(generation - generation_of(before)) < 0)
+			return STALE;
+		*fresh = bits & ~bits_of(before, generation);
+		if (!*fresh)
+			return TAKEN;
+		after = (__u64)generation << 32 | bits_of(before, generation) | bits;
+		if (__sync_val_compare_and_swap(word, before, after) == before)
+			return CLAIMED;
+	}
+	*fresh = 0;
+	return CONTENDED;
+}
+
+/* First of the bitmap words that an acknowledgement of this frame has. */
+static __always_inline __u32 ack_first(__u32 chunk)
+{
+	__u32 word = chunk / 32;
+
+	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
+}
+
+static __always_inline void wake(__u32 generation)
+{
+	__u64 event = generation;
+
+	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+}
+
+/* The flow that this CPU sends. */
+static __always_inline __u32 flow_here(void)
+{
+	return config.cpu == PINCH_ANYWHERE ? 0 : bpf_get_smp_processor_id();
+}
+
+/* The flow that a rank's frames are in. */
+static __always_inline __u32 flow_to(__u32 rank)
+{
+	return config.cpu == PINCH_ANYWHERE ? 0 : config.home[rank % RING_MAX_RANKS];
+}
+
+/* Headers from a rank to another. `length` is the payload's. */
+static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length)
+{
+	const volatile struct ring_peer *peer = &config.peers[to % RING_MAX_RANKS], *self = &config.peers[config.rank % RING_MAX_RANKS];
+	__u16 total = bpf_htons(sizeof(*f) - sizeof(f->eth) + length);
+	__u32 sum;
+
+	*(__u16 *)&f->eth.h_dest[0] = *(const volatile __u16 *)&peer->mac[0];
+	*(__u16 *)&f->eth.h_dest[2] = *(const volatile __u16 *)&peer->mac[2];
+	*(__u16 *)&f->eth.h_dest[4] = *(const volatile __u16 *)&peer->mac[4];
+	*(__u16 *)&f->eth.h_source[0] = *(const volatile __u16 *)&self->mac[0];
+	*(__u16 *)&f->eth.h_source[2] = *(const volatile __u16 *)&self->mac[2];
+	*(__u16 *)&f->eth.h_source[4] = *(const volatile __u16 *)&self->mac[4];
+	f->eth.h_proto = bpf_htons(ETH_P_IP);
+	*(__u16 *)&f->ip = bpf_htons(0x4500);
+	f->ip.tot_len = total;
+	f->ip.id = 0;
+	f->ip.frag_off = bpf_htons(0x4000);
+	f->ip.ttl = 64;
+	f->ip.protocol = IPPROTO_UDP;
+	sum = peer->ip_sum + total;
+	sum = (sum & 0xffff) + (sum >> 16);
+	f->ip.check = ~((sum & 0xffff) + (sum >> 16));
+	f->ip.saddr = self->ip;
+	f->ip.daddr = peer->ip;
+	f->udp.source = bpf_htons(RING_PORT);
+	f->udp.dest = bpf_htons(RING_PORT);
+	f->udp.len = bpf_htons(sizeof(*f) - sizeof(f->eth) - sizeof(f->ip) + length);
+	f->udp.check = 0;
+	f->length = length;
+}
+
+/* Is a frame of this exchange, and from another of its ranks? */
+static __always_inline bool is_foreign(const struct ring_frame *f)
+{
+	if (f->cookie != config.cookie || f->version != RING_VERSION) {
+		count(PINCH_BAD_COOKIE, 1);
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool is_from(const struct ring_frame *f, __u32 rank)
+{
+	return rank < config.ranks && rank < RING_MAX_RANKS && rank != config.rank && f->ip.saddr == config.peers[rank].ip;
+}

@@ -1,0 +1,189 @@
+"""What the programs of an exchange and their process share, as ctypes and numpy types: twin of ``bpf/include/pinch.h``.
+
+A test compares every offset with the compiled object's BTF.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_uint8, c_uint32, c_uint64
+from enum import IntEnum
+
+import numpy as np
+
+from testbed.collectives.ring_maps import Peer as Address
+from testbed.exchange.pinch_layout import ACK_WORDS
+from testbed.protocol.wire import MAX_RANKS
+
+__all__ = [
+    "ACK_BEHIND",
+    "ANYWHERE",
+    "BATCH",
+    "COUNTERS",
+    "EDGE",
+    "FLOW",
+    "FRAME",
+    "HUB",
+    "MAX_FLOWS",
+    "MAX_HALVES",
+    "ORDERS",
+    "PEER",
+    "UNKNOWN",
+    "VERTEX",
+    "AckFrame",
+    "Aggregation",
+    "Config",
+    "Control",
+    "Format",
+    "Source",
+]
+
+ACK_BEHIND = 12
+BATCH = 32
+ORDERS = 1024
+ANYWHERE = 0xFFFFFFFF
+MAX_FLOWS = 64
+MAX_HALVES = 864
+"""Halves of a payload's words, rounded up to whole steps of the check."""
+UNKNOWN = 0xFFFFFFFF
+"""Of counts that are agreed on later: no count ever comes to this."""
+
+COUNTERS = (
+    "sent",
+    "sent_bytes",
+    "resent",
+    "acks",
+    "received",
+    "vertices",
+    "unused",
+    "edges",
+    "slices",
+    "duplicate",
+    "gaps",
+    "remote",
+    "bad_cookie",
+    "bad_generation",
+    "bad_chunk",
+    "bad_length",
+    "bad_tensor",
+    "bad_rank",
+    "bad_kind",
+    "bad_checksum",
+    "contended",
+)
+"""``enum pinch_counter``."""
+
+FRAME = np.dtype(
+    [
+        ("check", "<u8"),
+        ("to", "<u4"),
+        ("ask", "<u4"),
+        ("length", "<u2"),
+        ("attempt", "u1"),
+        ("copies", "u1"),
+        ("sent_us", "<u4"),
+    ]
+)
+"""``struct pinch_frame``."""
+VERTEX = np.dtype([("first", "<u4"), ("count", "<u4"), ("hub", "<u4"), ("pad", "<u4")])
+"""``struct pinch_vertex``."""
+EDGE = np.dtype([("target", "<u4"), ("weight", "<i4")])
+"""``struct pinch_edge``."""
+HUB = np.dtype([("first", "<u4"), ("count", "<u4"), ("part", "<u4"), ("next", "<u4")])
+"""``struct pinch_hub``."""
+FLOW = np.dtype([("next", "<u4"), ("flying", "<u4"), ("pad", "<u4", 14)])
+"""``struct pinch_flow``."""
+PEER = np.dtype([("received", "<u4"), ("acked", "<u4"), ("heard", "<u8")])
+"""``struct pinch_peer``."""
+
+
+class Aggregation(IntEnum):
+    """``enum pinch_aggregation``."""
+
+    SUM = 0
+    WEIGHTED = 1
+    MAX = 2
+
+
+class Source(ctypes.Structure):
+    """``struct pinch_source``."""
+
+    _fields_ = [("vertices", c_uint32), ("first", c_uint32), ("seen", c_uint32), ("frames", c_uint32)]
+
+
+class Config(ctypes.Structure):
+    """``struct pinch_config``."""
+
+    _fields_ = [
+        ("cookie", c_uint64),
+        ("rank", c_uint32),
+        ("ranks", c_uint32),
+        ("group", c_uint32),
+        ("words", c_uint32),
+        ("parts", c_uint32),
+        ("rows", c_uint32),
+        ("payload", c_uint32),
+        ("bits", c_uint32),
+        ("aggregation", c_uint32),
+        ("targets", c_uint32),
+        ("banks", c_uint32),
+        ("cpu", c_uint32),
+        ("slice", c_uint32),
+        ("acked_words", c_uint32),
+        ("gap", c_uint32),
+        ("uplink", c_uint32),
+        ("bell", c_uint32),
+        ("flows", c_uint32),
+        ("homes", c_uint32 * MAX_FLOWS),
+        ("home", c_uint8 * MAX_RANKS),
+        ("sources", Source * MAX_RANKS),
+        ("peers", Address * MAX_RANKS),
+        ("weights", c_uint32 * MAX_HALVES),
+    ]
+
+
+class Control(ctypes.Structure):
+    """``struct pinch_control``."""
+
+    _fields_ = [
+        ("progress", c_uint64),
+        ("tag", c_uint32),
+        ("window", c_uint32),
+        ("expected", c_uint32),
+        ("copies", c_uint32),
+        ("quench_us", c_uint32),
+        ("ordered", c_uint32),
+        ("pad0", c_uint32 * 8),
+        ("acked", c_uint32),
+        ("received", c_uint32),
+        ("owed", c_uint32),
+        ("taken", c_uint32),
+        ("queued", c_uint32),
+        ("served", c_uint32),
+        ("rtt_samples", c_uint32),
+        ("rtt_max_us", c_uint32),
+        ("rtt_sum_us", c_uint64),
+        ("pad1", c_uint32 * 6),
+    ]
+
+
+class AckFrame(ctypes.LittleEndianStructure):
+    """``struct pinch_ack``, its headers as raw bytes."""
+
+    _pack_ = 1
+    _fields_ = [("head", c_uint8 * 80), ("words", c_uint64 * ACK_WORDS)]
+
+
+class Format(ctypes.Structure):
+    """``struct pinch_format`` of ``testbed/native/pinch.c``."""
+
+    _fields_ = [
+        ("bytes", c_uint32),
+        ("dim", c_uint32),
+        ("words", c_uint32),
+        ("parts", c_uint32),
+        ("rows", c_uint32),
+        ("stride", c_uint32),
+        ("maximum", c_uint32),
+        ("limit", c_int32),
+    ]
