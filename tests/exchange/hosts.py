@@ -1,5 +1,6 @@
 """A fabric on which exchanges are opened and checked: one list of names, and how far each may be off."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ WITHIN = 60.0  # seconds for a call
 
 Bounds = list[np.ndarray]
 
+_GROUPS = itertools.cycle(range(4096))
+
 
 def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
     return graph.float32_bounds(x, kind)
@@ -31,20 +34,18 @@ BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {}
 
 
 class Hosts:
-    """A fabric on which exchanges are opened, each with a number of its own."""
+    """A fabric on which exchanges of one name are opened, on the datapath that they need."""
 
     def __init__(self, fabric: Fabric, workers: Workers, name: str) -> None:
         self.fabric, self.workers, self.name = fabric, workers, name
-        self._groups = 0
         needed = EXCHANGES[name].needs
         if fabric.datapath != needed:
             fabric.set_datapath(needed)
         self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1 << 16)])
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
-        self._groups += 1
         plan, directory = self.fabric.plan, str(self.fabric.directory)
-        return make_groups(plan.hosts, group_id=self._groups, mtu=plan.mtu, rendezvous=directory, **options)
+        return make_groups(plan.hosts, group_id=next(_GROUPS), mtu=plan.mtu, rendezvous=directory, **options)
 
     def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
         """Open an exchange on all hosts; its number."""

@@ -1,5 +1,6 @@
 """Every exchange on real hosts, against the reference."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -37,16 +38,17 @@ every = pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", range(1, 6))
 def test_aggregates_are_those_of_the_reference(ranks: int) -> None:
     graph = draw_partitioned(ranks, 150, 1200, ranks)
+    # All kinds with all dims on four ranks, each kind and each dim on others.
+    grid = list(itertools.product(KINDS, DIMS) if ranks == 4 else zip(itertools.cycle(KINDS), DIMS))
     with Fabric(plan_fabric(hosts=ranks)) as fabric, Workers(fabric) as workers:
         for name in NAMES:
             hosts = Hosts(fabric, workers, name)
-            for kind in KINDS:
-                for dim in DIMS:
-                    inputs = [embeddings(number, graph, dim) for number in range(3)]
-                    number = hosts.open(graph, dim, kind)
-                    results = hosts.aggregate(number, graph, inputs)
-                    for turn, x in enumerate(inputs):
-                        hosts.check(graph, kind, x, [of_rank[turn] for of_rank in results])
+            for kind, dim in grid:
+                inputs = [embeddings(number, graph, dim) for number in range(3)]
+                number = hosts.open(graph, dim, kind)
+                results = hosts.aggregate(number, graph, inputs)
+                for turn, x in enumerate(inputs):
+                    hosts.check(graph, kind, x, [of_rank[turn] for of_rank in results])
 
 
 @every
