@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from testbed.collectives.affinity import apply_affinity
 from testbed.collectives.gloo import check_rendezvous, explain, make_process_group
@@ -42,35 +41,16 @@ class GlooGather(Exchange):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet through a file in the rendezvous directory, and learn what all ranks own; see `Exchange.connect`."""
+        """Meet through a file in the rendezvous directory; see `Exchange.connect`."""
         spec, halo = self.spec, self.spec.halo
         apply_affinity(spec.group)
         self._base = read_counters(self.context.host.ifname)
         self._group = make_process_group(spec.group, self.context.host.ifname)
-        counts = self._gather(np.array([halo.num_owned]))[:, 0]
-        most = int(counts.max())
-        owned = self._gather(np.concatenate([halo.owned, np.zeros(most - halo.num_owned, np.int64)]))
-        rows = [np.searchsorted(owned[rank, : counts[rank]], halo.sources[rank]) for rank in range(spec.group.size)]
-        stride = most + 1  # behind the rows is the one that says whether they are finite
-        columns = np.concatenate([rank * stride + row for rank, row in enumerate(rows)]).astype(np.int32)
+        stride = max(halo.sizes) + 1  # behind the rows is the one that says whether they are finite
+        columns = np.concatenate([rank * stride + rows for rank, rows in enumerate(halo.positions)]).astype(np.int32)
         self._adjacency = Adjacency(halo.indptr, columns[halo.indices], halo.weights, spec.dim, spec.aggregation)
         self._mine = np.zeros((stride, spec.dim), np.float32)
         self._all = np.zeros((spec.group.size * stride, spec.dim), np.float32)
-
-    def _gather(self, mine: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All ranks' arrays, shape (ranks, length)."""
-        gathered = np.empty((self.spec.group.size, len(mine)), np.int64)
-        self._all_gather(mine, gathered)
-        return gathered
-
-    def _all_gather(self, mine: NDArray[Any], gathered: NDArray[Any]) -> None:
-        if not mine.size:
-            return
-        try:
-            self._group._allgather_base(torch.from_numpy(gathered).reshape(-1), torch.from_numpy(mine).reshape(-1)).wait()
-        except RuntimeError as error:
-            self.close()
-            raise explain(error, self.spec.group) from error
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
         group = self.spec.group
@@ -80,7 +60,11 @@ class GlooGather(Exchange):
         self._mine[: len(x)] = x
         self._mine[-1] = not all_finite(x)
         copied = time.perf_counter()
-        self._all_gather(self._mine, self._all)
+        try:
+            self._group._allgather_base(torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)).wait()
+        except RuntimeError as error:
+            self.close()
+            raise explain(error, group) from error
         gathered = time.perf_counter()
         self._phases["send"] += copied - start
         self._phases["wait"] += gathered - copied
