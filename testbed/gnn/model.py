@@ -1,6 +1,5 @@
-"""GraphSAGE on sampled blocks, and a model's parameters as one vector."""
+"""GraphSAGE on sampled blocks."""
 
-import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ from torch_geometric.nn import SAGEConv
 from testbed.gnn.sampling import Block, Sampler
 from testbed.spec.scenario import ModelSpec
 
-__all__ = ["Sage", "digest", "flatten", "parameter_count"]
+__all__ = ["Sage"]
 
 
 class Sage(nn.Module):
@@ -61,36 +60,3 @@ class Sage(nn.Module):
                 parts.append(self._layer(depth, x[torch.from_numpy(block.sources)], block))
             x = torch.cat(parts)
         return x
-
-
-def flatten(model: nn.Module) -> nn.Parameter:
-    """Move all parameters into one vector, and all gradients into another that is its ``grad``.
-
-    The model's own parameters and their ``grad`` become views of these, so that backward writes into the
-    vector that is summed over ranks, and the optimizer updates one tensor: no copies in between.
-
-    :returns: float32, shape (number of parameters,).
-    """
-    parameters = list(model.parameters())
-    with torch.no_grad():
-        flat = nn.Parameter(torch.cat([parameter.reshape(-1) for parameter in parameters]))
-        flat.grad = torch.zeros_like(flat)
-        start = 0
-        for parameter in parameters:
-            end = start + parameter.numel()
-            parameter.data = flat.data[start:end].view_as(parameter)
-            parameter.grad = flat.grad[start:end].view_as(parameter)
-            start = end
-    return flat
-
-
-def digest(weights: Tensor) -> str:
-    """Return a hash of the bits of weights."""
-    return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def parameter_count(spec: ModelSpec, feature_dim: int, num_classes: int) -> int:
-    """Return the number of float32 in a gradient: each layer has a bias and two weight matrices, one of a GCN."""
-    sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
-    matrices = 1 if spec.name == "gcn" else 2
-    return sum(matrices * a * b + b for a, b in pairwise(sizes))

@@ -19,9 +19,10 @@ from torch.nn import functional
 from testbed.collectives.transport import PHASES, Transport
 from testbed.errors import TestbedError
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import Sage, digest, flatten
+from testbed.gnn.model import Sage
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
+from testbed.gnn.weights import digest, flatten
 from testbed.spec.scenario import ModelSpec, TrainingSpec
 
 __all__ = ["OWN_PHASES", "Trainer"]

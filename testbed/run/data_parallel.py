@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from testbed.collectives.launch import rank_workers
-from testbed.gnn.model import parameter_count
 from testbed.gnn.result import EpochResult
+from testbed.gnn.weights import parameter_count
 from testbed.run import measures, rank
 from testbed.run.turns import Stage, Turns
 

@@ -10,9 +10,9 @@ from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import parameter_count
 from testbed.gnn.partition import measure
 from testbed.gnn.result import EpochResult, FullResult
+from testbed.gnn.weights import parameter_count
 from testbed.run import full_rank, measures
 from testbed.run.full_rank import partition
 from testbed.run.turns import Stage, Turns

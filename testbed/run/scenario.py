@@ -13,7 +13,7 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import parameter_count
+from testbed.gnn.weights import parameter_count
 from testbed.plan import FabricPlan, plan_fabric
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
 from testbed.run.data_parallel import DataParallel

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from testbed.errors import TestbedError
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import Sage, flatten, parameter_count
+from testbed.gnn.model import Sage
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler
 from testbed.gnn.train import Trainer
+from testbed.gnn.weights import flatten, parameter_count
 from testbed.spec.scenario import ModelSpec, TrainingSpec
 
 MODEL = ModelSpec(hidden=16, fanout=(5, 3), dropout=0.0)

@@ -22,8 +22,8 @@ from testbed.gnn.full.channel import Channel
 from testbed.gnn.full.meter import Meter
 from testbed.gnn.full.model import FullModel
 from testbed.gnn.full.part import Part
-from testbed.gnn.model import digest, flatten
 from testbed.gnn.result import FullResult
+from testbed.gnn.weights import digest, flatten
 from testbed.spec.scenario import ModelSpec, TrainingSpec
 
 __all__ = ["FULL_PHASES", "FullTrainer"]

@@ -1,0 +1,44 @@
+"""A model's weights as one vector, which is what ranks sum, update and compare."""
+
+import hashlib
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from testbed.spec.scenario import ModelSpec
+
+__all__ = ["digest", "flatten", "parameter_count"]
+
+
+def flatten(model: nn.Module) -> nn.Parameter:
+    """Move all parameters into one vector, and all gradients into another that is its ``grad``.
+
+    The model's own parameters and their ``grad`` become views of these, so that backward writes into the
+    vector that is summed over ranks, and the optimizer updates one tensor: no copies in between.
+
+    :returns: float32, shape (number of parameters,).
+    """
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        flat = nn.Parameter(torch.cat([parameter.reshape(-1) for parameter in parameters]))
+        flat.grad = torch.zeros_like(flat)
+        start = 0
+        for parameter in parameters:
+            end = start + parameter.numel()
+            parameter.data = flat.data[start:end].view_as(parameter)
+            parameter.grad = flat.grad[start:end].view_as(parameter)
+            start = end
+    return flat
+
+
+def digest(weights: Tensor) -> str:
+    """Return a hash of the bits of weights."""
+    return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def parameter_count(spec: ModelSpec, feature_dim: int, num_classes: int) -> int:
+    """Return the number of float32 in a gradient: each layer has a bias and two weight matrices, one of a GCN."""
+    sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
+    matrices = 1 if spec.name == "gcn" else 2
+    return sum(matrices * a * b + b for a, b in pairwise(sizes))
