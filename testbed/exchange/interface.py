@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = ["LEAST_CAPACITY", "MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
 
 Aggregation = Literal["sum", "weighted", "max"]
 """``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
@@ -26,6 +26,8 @@ Processing = Literal["spread", "pinned"]
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
+LEAST_CAPACITY = 1 << 13
+"""Elements that the all-reduce beside an exchange has room for at least, for what 32 ranks have to agree on."""
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 """What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
 
@@ -73,7 +75,7 @@ class Exchange(Closing):
 
     :param context: The worker that the rank runs in.
     :param spec: The exchange, as this rank sees it.
-    :param transport: An all-reduce among the same ranks, connected; the caller's to close.
+    :param transport: An all-reduce among the same ranks, connected, with room for `LEAST_CAPACITY`; the caller's to close.
     """
 
     name: ClassVar[str]

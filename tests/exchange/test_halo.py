@@ -54,6 +54,8 @@ def test_what_is_sent_is_what_is_expected(given: tuple[Adjacency, np.ndarray, in
         assert halo.num_owned == (owner == halo.rank).sum()
         for other in halos:
             assert np.array_equal(halo.owned[halo.sends[other.rank]], other.sources[halo.rank])
+            assert np.array_equal(halo.positions[other.rank], other.sends[halo.rank])
+            assert halo.sizes[other.rank] == other.num_owned
         # Each halo vertex is needed by someone here, and is another's.
         assert np.array_equal(np.unique(halo.indices), np.arange(halo.num_halo))
         for rank, vertices in enumerate(halo.sources):
