@@ -11,7 +11,7 @@
 
 #define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
 #define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
-#define PINCH_STEP 8 /* words that are weighed at a time */
+#define PINCH_STEP 8 /* words that are checked and widened at a time */
 #define PINCH_MAX_STEPS 54
 #define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
 #define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
@@ -54,7 +54,6 @@ struct pinch_config {
 	__u8 home[RING_MAX_RANKS];    /* each rank's flow */
 	struct pinch_source sources[RING_MAX_RANKS];
 	struct ring_peer peers[RING_MAX_RANKS];
-	__u32 weights[2 * PINCH_STEP * PINCH_MAX_STEPS]; /* of the halves of a payload's words: odd, of 22 bits, all different */
 };
 
 /* Cache lines that the process writes, and one that the kernel writes. */
@@ -88,7 +87,7 @@ struct pinch_flow {
 
 /* A frame to send. */
 struct pinch_frame {
-	__u64 check;	/* the payload's */
+	__u64 check;	/* the payload's: pinch_check */
 	__u32 to;	/* ranks that need it, a bit each */
 	__u32 ask;	/* of these, whom to ask for an acknowledgement */
 	__u16 length;	/* of the payload, bytes */
@@ -124,6 +123,13 @@ struct pinch_peer {
 	__u32 acked;	/* frames that it has acknowledged, in this generation */
 	__u64 heard;	/* frames and acknowledgements, since the start */
 };
+
+/* Four sums in one: odd multipliers, those of xxHash (github.com/Cyan4973/xxHash) and splitmix64. */
+static __always_inline __u64 pinch_check(__u64 low, __u64 low_sums, __u64 high, __u64 high_sums)
+{
+	return low * 0x9e3779b185ebca87ull + low_sums * 0xc2b2ae3d27d4eb4full + high * 0xbf58476d1ce4e5b9ull +
+	       high_sums * 0x94d049bb133111ebull;
+}
 
 enum pinch_counter {
 	PINCH_SENT,

@@ -13,7 +13,8 @@ struct pinch_ack {
 
 struct ack_work {
 	__u64 words[PINCH_ACK_WORDS];
-	__u64 sum;
+	__u64 sum;  /* of the words, which are less than 2^32 */
+	__u64 sums; /* of all sums on the way */
 	__u32 generation;
 	__u32 first;  /* of the words */
 	__u32 end;    /* of the bitmap */
@@ -33,7 +34,8 @@ static long read_seen(__u32 i, struct ack_work *w)
 	if (word && w->first + i < w->end)
 		bits = bits_of(*word, w->generation);
 	w->words[i] = bits;
-	w->sum += (__u64)config.weights[2 * i] * bits;
+	w->sum += bits;
+	w->sums += w->sum;
 	return 0;
 }
 
@@ -43,7 +45,8 @@ static long fill_seen(__u32 i, struct ack_work *w)
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	w->words[i] = 0xffffffff;
-	w->sum += (__u64)config.weights[2 * i] * 0xffffffff;
+	w->sum += 0xffffffff;
+	w->sums += w->sum;
 	return 0;
 }
 
@@ -79,7 +82,8 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	ack->head.kind = PINCH_ACK;
 	ack->head.last = config.rank;
 	ack->head.flags = 0;
-	ack->head.checksum = w.sum + ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
+	ack->head.checksum = pinch_check(w.sum, w.sums, 0, 0) +
+			     ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
 	address(&ack->head, sender, sizeof(w.words));
 	count(PINCH_ACKS, 1);
 	return true;
@@ -89,7 +93,8 @@ static long weigh_ack(__u32 i, struct ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
-	w->sum += config.weights[2 * i] * (w->words[i] & 0xffffffff) + config.weights[2 * i + 1] * (w->words[i] >> 32);
+	w->sum += w->words[i];
+	w->sums += w->sum;
 	return 0;
 }
 
@@ -131,7 +136,7 @@ static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c
 	}
 	__builtin_memcpy(w->words, ack->words, sizeof(w->words));
 	bpf_loop(PINCH_ACK_WORDS, weigh_ack, w, 0);
-	if (w->sum + seal == check)
+	if (pinch_check(w->sum, w->sums, 0, 0) + seal == check)
 		return true;
 	count(PINCH_BAD_CHECKSUM, 1);
 	return false;

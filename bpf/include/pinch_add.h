@@ -12,33 +12,28 @@
 
 #include "pinch_work.h"
 
-#define PINCH_TOUCH 8 /* cache lines of the next accumulator that are fetched ahead */
-
 struct row_work {
-	struct pinch_scratch *scratch;
+	const __u64 *wide; /* the row, lanes at twice the width */
 	__u32 bank;   /* first accumulator */
 	__u32 first;  /* of the neighbours, in `edges` */
+	__u32 count;
 	__u32 offset; /* words into the accumulator */
 };
 
-/* wide = row, lanes at twice the width. */
-static __always_inline void widen(const __u64 *row, __u64 *wide)
+/* One word's lanes at twice the width. */
+static __always_inline void widen(__u64 word, __u64 *wide)
 {
-	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < config.words; i++) {
-		__u64 word = row[i];
+	if (config.bits == 32) {
+		wide[0] = (__s64)(__s32)word;
+		wide[1] = (__s64)word >> 32;
+	} else if (config.aggregation == PINCH_MAX) {
+		wide[0] = (__u32)(__s32)(__s16)word | (__u64)(__u32)(__s32)(__s16)(word >> 32) << 32;
+		wide[1] = (__u32)(__s32)(__s16)(word >> 16) | (__u64)(__u32)(__s32)(__s16)(word >> 48) << 32;
+	} else {
+		const __u64 lanes = 0x0000ffff0000ffff, sign = 0x0000800000008000;
 
-		if (config.bits == 32) {
-			wide[2 * i] = (__s64)(__s32)word;
-			wide[2 * i + 1] = (__s64)word >> 32;
-		} else if (config.aggregation == PINCH_MAX) {
-			wide[2 * i] = (__u32)(__s32)(__s16)word | (__u64)(__u32)(__s32)(__s16)(word >> 32) << 32;
-			wide[2 * i + 1] = (__u32)(__s32)(__s16)(word >> 16) | (__u64)(__u32)(__s32)(__s16)(word >> 48) << 32;
-		} else {
-			const __u64 lanes = 0x0000ffff0000ffff, sign = 0x0000800000008000;
-
-			wide[2 * i] = ((word & lanes) ^ sign) - sign;
-			wide[2 * i + 1] = ((word >> 16 & lanes) ^ sign) - sign;
-		}
+		wide[0] = ((word & lanes) ^ sign) - sign;
+		wide[1] = ((word >> 16 & lanes) ^ sign) - sign;
 	}
 }
 
@@ -51,42 +46,39 @@ static __always_inline __u64 greater(__u64 a, __u64 b)
 	return (__u32)low | (__u64)(__u32)high << 32;
 }
 
-/* Add the row at hand to one neighbour. */
-static long add_edge(__u32 k, struct row_work *row)
+/* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more. */
+static __always_inline __u64 *accumulator_of(struct row_work *row, __u32 k, __u32 offset)
 {
-	__u32 index = row->first + k, target, offset = row->offset;
+	__u32 index = row->first + k, target;
 	struct pinch_edge *edge = bpf_map_lookup_elem(&edges, &index);
-	__u64 *to, *next, *wide = row->scratch->wide;
-	__s64 weight;
+	__u64 *to;
 
-	if (!edge || edge->target >= config.targets)
-		return 1;
-	weight = edge->weight;
+	if (!edge || k >= row->count || edge->target >= config.targets)
+		return NULL;
 	target = row->bank + edge->target;
 	to = bpf_map_lookup_elem(&accumulators, &target);
-	if (!to || offset > 2 * config.words * (config.parts - 1))
-		return 1;
-	to += offset;
-	/* Accumulators are far apart and in no cache: ask for the next one while adding to this one. */
-	index += 1;
-	edge = bpf_map_lookup_elem(&edges, &index);
-	if (edge) {
-		target = row->bank + edge->target;
-		next = bpf_map_lookup_elem(&accumulators, &target);
-		if (next) {
-#pragma unroll
-			for (__u32 i = 0; i < PINCH_TOUCH; i++)
-				if (8 * i < 2 * config.words)
-					(void)*(volatile __u64 *)(next + offset + 8 * i);
-		}
-	}
+	return to ? to + offset : NULL;
+}
+
+static __always_inline void add_row(struct row_work *row, __u32 k, __u64 *to)
+{
+	__u32 index = row->first + k;
+	const __u64 *wide = row->wide;
+	__s64 weight = 1;
+
 	if (config.aggregation == PINCH_SUM && config.words % 4 == 0) {
 		for (__u32 i = 0; i < PINCH_MAX_WIDE && i < 2 * config.words; i += 8) {
 #pragma unroll
 			for (int j = 0; j < 8; j++)
 				to[i + j] += wide[i + j];
 		}
-		return 0;
+		return;
+	}
+	if (config.aggregation == PINCH_WEIGHTED) {
+		struct pinch_edge *edge = bpf_map_lookup_elem(&edges, &index);
+
+		if (edge)
+			weight = edge->weight;
 	}
 	for (__u32 i = 0; i < PINCH_MAX_WIDE && i < 2 * config.words; i++) {
 		if (config.aggregation == PINCH_MAX)
@@ -96,15 +88,41 @@ static long add_edge(__u32 k, struct row_work *row)
 		else
 			to[i] += wide[i];
 	}
+}
+
+/* Add the row at hand to four neighbours. Accumulators are far apart and in no cache, so all four are asked for before the first is used. */
+static long add_edges(__u32 k, struct row_work *row)
+{
+	__u32 offset = row->offset;
+	__u64 *a, *b, *c, *d;
+
+	if (offset > 2 * config.words * (config.parts - 1))
+		return 1;
+	a = accumulator_of(row, 4 * k, offset);
+	b = accumulator_of(row, 4 * k + 1, offset);
+	c = accumulator_of(row, 4 * k + 2, offset);
+	d = accumulator_of(row, 4 * k + 3, offset);
+	if (b)
+		(void)*(volatile __u64 *)b;
+	if (c)
+		(void)*(volatile __u64 *)c;
+	if (d)
+		(void)*(volatile __u64 *)d;
+	if (a)
+		add_row(row, 4 * k, a);
+	if (b)
+		add_row(row, 4 * k + 1, b);
+	if (c)
+		add_row(row, 4 * k + 2, c);
+	if (d)
+		add_row(row, 4 * k + 3, d);
 	return 0;
 }
 
-/* Add a row to `count` of its neighbours. */
-static __always_inline void add_row(struct row_work *row, const __u64 *words, __u32 count_)
+/* Add the row at hand to all of `count` neighbours. */
+static __always_inline void add_all(struct row_work *row)
 {
-	widen(words, row->scratch->wide);
-	bpf_loop(count_, add_edge, row, 0);
-	count(PINCH_EDGES, count_);
+	bpf_loop((row->count + 3) / 4, add_edges, row, 0);
 }
 
 /* The first accumulator of this CPU's bank. */

@@ -48,7 +48,8 @@ static __always_inline void set_aside(struct pinch_control *c, const __u64 *word
 static __always_inline bool add_slice(struct pinch_control *c)
 {
 	__u32 generation = generation_of(c->progress), zero = 0, tries, slice, place, index, left;
-	struct row_work row = { .scratch = bpf_map_lookup_elem(&scratch, &zero), .bank = bank_of() };
+	struct pinch_scratch *room = bpf_map_lookup_elem(&scratch, &zero);
+	struct row_work row = { .bank = bank_of() };
 	struct pinch_hub *hub = NULL;
 	__u64 *words = NULL, *entry;
 
@@ -62,7 +63,7 @@ static __always_inline bool add_slice(struct pinch_control *c)
 		index = *entry;
 		hub = bpf_map_lookup_elem(&hubs, &index);
 		words = bpf_map_lookup_elem(&stash, &index);
-		if (!hub || !words || !row.scratch)
+		if (!hub || !words || !room)
 			return false;
 		slice = __sync_fetch_and_add(&hub->next, 1);
 		if (slice < slices_of(hub->count))
@@ -70,13 +71,19 @@ static __always_inline bool add_slice(struct pinch_control *c)
 		__sync_val_compare_and_swap(&c->served, place, place + 1);
 		hub = NULL;
 	}
-	if (!hub || !words || !row.scratch)
+	if (!hub || !words || !room)
 		return true;
 	row.first = hub->first + slice * config.slice;
 	row.offset = hub->part * 2 * config.words;
 	left = hub->count - slice * config.slice;
+	left = left < config.slice ? left : config.slice;
+	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < config.words; i++)
+		widen(words[i], &room->wide[2 * i]);
+	row.wide = room->wide;
+	row.count = left;
+	add_all(&row);
 	count(PINCH_SLICES, 1);
-	add_row(&row, words, left < config.slice ? left : config.slice);
+	count(PINCH_EDGES, left);
 	if (__sync_fetch_and_add(&c->owed, -1) == 1)
 		check_complete(c, generation);
 	return true;

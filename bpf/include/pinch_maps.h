@@ -66,7 +66,7 @@ struct {
 
 struct pinch_scratch {
 	__u64 raw[PINCH_STEP * PINCH_MAX_STEPS];
-	__u64 wide[PINCH_MAX_WIDE];
+	__u64 wide[2 * PINCH_STEP * PINCH_MAX_STEPS];
 };
 
 struct {

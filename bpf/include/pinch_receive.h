@@ -19,34 +19,49 @@ struct frame_work {
 	__u32 bank;
 	__u32 hubs;  /* that have been set aside */
 	__u32 unused;
+	__u32 edges;
 };
 
-struct weigh_work {
+/* The payload's check, so far: of the lower and of the upper halves of words the sum, and the sum of all sums on the way. None can overflow.
+ * Two flipped bits change at least one of them, wherever they are: the sum, or if they cancel out, the sum of sums by their distance.
+ */
+struct digest_work {
 	struct pinch_scratch *scratch;
-	__u64 sum;
+	__u64 low, low_sums;
+	__u64 high, high_sums;
 };
 
-static long weigh_step(__u32 i, struct weigh_work *w)
+/* Eight words: to the check, and at twice the width to where they are added from. */
+static long digest_step(__u32 i, struct digest_work *w)
 {
-	const volatile __u32 *weights;
+	__u64 low = w->low, low_sums = w->low_sums, high = w->high, high_sums = w->high_sums, *wide;
 	const __u64 *words;
-	__u64 sum = 0;
 
 	if (i >= PINCH_MAX_STEPS)
 		return 1;
 	words = &w->scratch->raw[i * PINCH_STEP];
-	weights = &config.weights[2 * i * PINCH_STEP];
+	wide = &w->scratch->wide[2 * i * PINCH_STEP];
 #pragma unroll
-	for (int j = 0; j < PINCH_STEP; j++)
-		sum += weights[2 * j] * (words[j] & 0xffffffff) + weights[2 * j + 1] * (words[j] >> 32);
-	w->sum += sum;
+	for (int j = 0; j < PINCH_STEP; j++) {
+		__u64 word = words[j];
+
+		low += (__u32)word;
+		low_sums += low;
+		high += word >> 32;
+		high_sums += high;
+		widen(word, &wide[2 * j]);
+	}
+	w->low = low;
+	w->low_sums = low_sums;
+	w->high = high;
+	w->high_sums = high_sums;
 	return 0;
 }
 
-/* The check of the payload in the scratch; see `weights`. Two flipped bits never cancel out, wherever they are. */
-static __always_inline __u64 weigh(struct pinch_scratch *s, __u32 words)
+/* The check of the payload in the scratch, which is widened on the way. */
+static __always_inline __u64 digest(struct pinch_scratch *s, __u32 words)
 {
-	struct weigh_work w = { .scratch = s };
+	struct digest_work w = { .scratch = s };
 
 	if (words > PINCH_MAX_WORDS)
 		return 0;
@@ -54,13 +69,13 @@ static __always_inline __u64 weigh(struct pinch_scratch *s, __u32 words)
 	for (int j = 0; j < PINCH_STEP - 1; j++)
 		if (words + j < PINCH_STEP * PINCH_MAX_STEPS)
 			s->raw[words + j] = 0;
-	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, weigh_step, &w, 0);
-	return w.sum;
+	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, digest_step, &w, 0);
+	return pinch_check(w.low, w.low_sums, w.high, w.high_sums);
 }
 
 static long receive_vertex(__u32 i, struct frame_work *w)
 {
-	struct row_work row = { .scratch = w->scratch, .bank = w->bank };
+	struct row_work row = { .bank = w->bank };
 	__u32 number, part = 0, index, at = w->words + i * config.words;
 	struct pinch_vertex *vertex;
 
@@ -86,9 +101,12 @@ static long receive_vertex(__u32 i, struct frame_work *w)
 		w->hubs++;
 		return 0;
 	}
+	row.wide = &w->scratch->wide[2 * at];
 	row.first = vertex->first;
 	row.offset = part * 2 * config.words;
-	add_row(&row, &w->scratch->raw[at], vertex->count);
+	row.count = vertex->count;
+	add_all(&row);
+	w->edges += vertex->count;
 	return 0;
 }
 
@@ -103,7 +121,7 @@ static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *
 		count(PINCH_BAD_LENGTH, 1);
 		return false;
 	}
-	if (weigh(s, length / 8) + seal != check) {
+	if (digest(s, length / 8) + seal != check) {
 		count(PINCH_BAD_CHECKSUM, 1);
 		return false;
 	}
@@ -183,6 +201,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	count(PINCH_RECEIVED, 1);
 	count(PINCH_VERTICES, w.rows - w.unused);
 	count(PINCH_UNUSED, w.unused);
+	count(PINCH_EDGES, w.edges);
 	__sync_fetch_and_add(&peer->received, 1);
 	__sync_fetch_and_add(&peer->heard, 1);
 	if (__sync_fetch_and_add(&c->received, 1) + 1 == c->expected)

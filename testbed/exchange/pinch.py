@@ -71,7 +71,8 @@ class Pinch(Exchange):
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
         if self._failed:
             raise CollectiveError(f"this exchange has failed before, open it again: {self._failed}")
-        if self._port is None:
+        port = self._port
+        if port is None:
             self._alone(x, out)
             return
         try:
@@ -83,7 +84,8 @@ class Pinch(Exchange):
             with self._timed("wait"):
                 self._recovery.wait()
             with self._timed("dequantize"):
-                self._numbers.collect(self._port.accumulators, self._port.banks, out, exponent, clear=self._cache is None)
+                clear = self._cache is None
+                self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
         except CollectiveError as error:
             self._failed = str(error)
             raise

@@ -52,9 +52,10 @@ class Cache:
         return exponent if self._exponent is None else self._exponent
 
     def settle(self, agreed: int) -> bool:
-        """Take in what the group's magnitudes are. Is there a new scale, so that all is forgotten?"""
+        """Take in what the group's magnitudes are, after a choice. Is there a new scale, so that all is forgotten?"""
         if self._exponent is not None and self._exponent - _SLACK <= agreed <= self._exponent:
             return False
+        self._count(-1)
         self._exponent = agreed
         self.last[:] = 0
         self._age[:] = 0
@@ -63,7 +64,12 @@ class Cache:
     def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
         """Which of the outgoing vertices to send, now."""
         self._chosen = self._numbers.changed(x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness)
-        self.lookups += len(self._chosen)
-        self.hits += int((~self._chosen).sum())
-        self.copies_saved += int(self._copies[self._outgoing[~self._chosen]].sum())
+        self._count(1)
         return self._chosen
+
+    def _count(self, times: int) -> None:
+        """Count the last choice, or take it back."""
+        kept = self._outgoing[~self._chosen]
+        self.lookups += times * len(self._outgoing)
+        self.hits += times * len(kept)
+        self.copies_saved += times * int(self._copies[kept].sum())

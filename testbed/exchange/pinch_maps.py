@@ -25,7 +25,6 @@ __all__ = [
     "FRAME",
     "HUB",
     "MAX_FLOWS",
-    "MAX_HALVES",
     "ORDERS",
     "PEER",
     "UNKNOWN",
@@ -43,8 +42,6 @@ BATCH = 32
 ORDERS = 1024
 ANYWHERE = 0xFFFFFFFF
 MAX_FLOWS = 64
-MAX_HALVES = 864
-"""Halves of a payload's words, rounded up to whole steps of the check."""
 UNKNOWN = 0xFFFFFFFF
 """Of counts that are agreed on later: no count ever comes to this."""
 
@@ -138,7 +135,6 @@ class Config(ctypes.Structure):
         ("home", c_uint8 * MAX_RANKS),
         ("sources", Source * MAX_RANKS),
         ("peers", Address * MAX_RANKS),
-        ("weights", c_uint32 * MAX_HALVES),
     ]
 
 

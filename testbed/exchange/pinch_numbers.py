@@ -55,7 +55,7 @@ class Numbers:
             c_void_p,
         ]
         self._fill.restype = None
-        self._collect.argtypes = [pointer, c_void_p, c_uint32, c_uint32, c_void_p, c_double, ctypes.c_bool]
+        self._collect.argtypes = [pointer, c_void_p, c_void_p, c_uint32, c_uint32, c_void_p, c_double, ctypes.c_bool]
         self._collect.restype = None
         self._changed.argtypes = [
             pointer, c_void_p, c_void_p, c_uint32, c_double, c_void_p, ctypes.c_int64, c_void_p, c_uint32, c_void_p,
@@ -137,13 +137,24 @@ class Numbers:
         )
         return found.astype(bool)
 
-    def collect(self, accumulators: NDArray[np.uint64], banks: int, out: Embeddings, exponent: int, clear: bool) -> None:
+    def collect(
+        self,
+        accumulators: NDArray[np.uint64],
+        targets: NDArray[np.int32],
+        banks: int,
+        out: Embeddings,
+        exponent: int,
+        clear: bool,
+    ) -> None:
         """Read the aggregates, all banks together.
 
+        :param targets: int32, shape (owned,): the row of `out` that each accumulator is for.
         :param clear: Have nothing received afterwards (a maximum always has).
         """
         step = 1.0 / (self.factor(exponent) * self.scale)
-        self._collect(self._format, accumulators.ctypes.data, len(out), banks, out.ctypes.data, step, clear)
+        self._collect(
+            self._format, accumulators.ctypes.data, targets.ctypes.data, len(out), banks, out.ctypes.data, step, clear
+        )
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.

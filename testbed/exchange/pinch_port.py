@@ -22,7 +22,7 @@ from testbed.exchange.pinch_tables import Tables
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
-from testbed.protocol.wire import FRAME_BYTES, MAGIC, PORT, VERSION, WEIGHTS, PinchKind
+from testbed.protocol.wire import FRAME_BYTES, MAGIC, PORT, VERSION, PinchKind
 
 __all__ = ["PinchPort"]
 
@@ -99,7 +99,6 @@ class PinchPort(Closing):
         for rank, home in enumerate(self.homes):
             config.home[rank] = home
             config.homes[home] |= 1 << rank
-        config.weights[:] = WEIGHTS[: len(config.weights)].tolist()
         sizes = {
             "frames": self.capacity,
             "payloads": self.capacity,

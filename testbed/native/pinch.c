@@ -1,10 +1,13 @@
 /* The process's side of an exchange: embeddings from floats to payloads, aggregates from accumulators to floats.
  * Twin: testbed/exchange/pinch_numbers.py, which says what the numbers mean and is what the tests compare with.
  */
+#include <float.h>
 #include <limits.h>
 #include <stdbool.h>
 
 #include "lanes.h"
+
+#define STEP 8 /* PINCH_STEP */
 
 struct pinch_format {
 	uint32_t bytes;	 /* of a lane: 2 or 4 */
@@ -58,22 +61,41 @@ static void quantize_row32(int32_t *restrict out, const float *restrict x, size_
 /* A vertex as its row: its lanes, or with `last`, by how much they have changed since then, which is noted there. */
 static void write_row(const struct pinch_format *f, void *out, const float *x, double factor, int32_t *last)
 {
-	if (!last) {
-		if (f->bytes == 2)
-			quantize_row16(out, x, f->dim, (float)factor, (float)f->limit);
-		else
-			quantize_row32(out, x, f->dim, factor, f->limit);
+	if (!last && f->bytes == 4) {
+		quantize_row32(out, x, f->dim, factor, f->limit);
+		return;
+	}
+	if (!last && factor <= FLT_MAX) {
+		quantize_row16(out, x, f->dim, (float)factor, (float)f->limit);
 		return;
 	}
 	for (uint32_t i = 0; i < f->dim; i++) {
-		int32_t lane = quantize(f, x[i], factor), change = lane - last[i];
+		int32_t lane = quantize(f, x[i], factor), change = last ? lane - last[i] : lane;
 
-		last[i] = lane;
+		if (last)
+			last[i] = lane;
 		if (f->bytes == 2)
 			((int16_t *)out)[i] = change;
 		else
 			((int32_t *)out)[i] = change;
 	}
+}
+
+/* A payload's check: pinch_check of bpf/include/pinch.h. The sum of all sums on the way has word i in it once for each word from there on;
+ * the program goes on to whole steps.
+ */
+static uint64_t check_of(const uint32_t *halves, uint32_t words)
+{
+	uint64_t low = 0, low_sums = 0, high = 0, high_sums = 0, end = (words + STEP - 1) / STEP * STEP;
+
+	for (uint32_t i = 0; i < words; i++) {
+		low += halves[2 * i];
+		low_sums += (uint64_t)halves[2 * i] * (end - i);
+		high += halves[2 * i + 1];
+		high_sums += (uint64_t)halves[2 * i + 1] * (end - i);
+	}
+	return low * 0x9e3779b185ebca87ull + low_sums * 0xc2b2ae3d27d4eb4full + high * 0xbf58476d1ce4e5b9ull +
+	       high_sums * 0x94d049bb133111ebull;
 }
 
 /* Write the payloads of frames `from` to `to` and their checks. Bundle b has the vertices order[starts[b]] to order[starts[b + 1] - 1], and
@@ -113,7 +135,7 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 			}
 			if (f->parts > 1)
 				numbers[1] = part;
-			frame->check = weigh((const uint32_t *)payload, frame->length / 4);
+			frame->check = check_of((const uint32_t *)payload, frame->length / 8);
 		}
 	}
 }
@@ -146,32 +168,61 @@ uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32
 	return found;
 }
 
-/* Add up the banks of a target: an accumulator word holds one lane, or two as high * 2^32 + low. */
-static inline void collect_sum(const struct pinch_format *f, uint64_t *const *banks, uint32_t count, size_t words, float *out, double step,
-			       bool clear)
+/* Words of two 32-bit lanes as high * 2^32 + low: the upper half is short of the high lane by what the low one has borrowed. So are words
+ * 2i and 2i + 1 the lanes 4i, 4i + 2 and 4i + 1, 4i + 3.
+ */
+static inline __m256 lanes_of(__m256i words, __m256 step)
 {
-	uint32_t lane = 0;
+	__m256i borrowed = _mm256_slli_epi64(_mm256_srli_epi32(words, 31), 32);
+	__m256i lanes = _mm256_add_epi32(words, borrowed);
 
+	return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_shuffle_epi32(lanes, _MM_SHUFFLE(3, 1, 2, 0))), step);
+}
+
+static inline void store_lanes(float *out, uint32_t lane, uint32_t dim, __m256 values)
+{
+	float rest[8];
+
+	if (lane + 8 <= dim) {
+		_mm256_storeu_ps(out + lane, values);
+		return;
+	}
+	_mm256_storeu_ps(rest, values);
+	for (uint32_t i = lane; i < dim; i++)
+		out[i] = rest[i - lane];
+}
+
+/* Add up the banks of a target. */
+static inline void collect_sum16(uint64_t *const *banks, uint32_t count, size_t words, float *out, uint32_t dim, float step, bool clear)
+{
+	size_t i = 0;
+
+	for (; i < words; i += 4) {
+		/* Words come in pairs: where the last pair stands alone, the other half is none of this row's. */
+		const __m256i mask = words - i >= 4 ? _mm256_set1_epi64x(-1) : _mm256_set_epi64x(0, 0, -1, -1);
+		__m256i sum = _mm256_setzero_si256();
+
+		for (uint32_t b = 0; b < count; b++) {
+			sum = _mm256_add_epi64(sum, _mm256_maskload_epi64((const long long *)(banks[b] + i), mask));
+			if (clear)
+				_mm256_maskstore_epi64((long long *)(banks[b] + i), mask, _mm256_setzero_si256());
+		}
+		store_lanes(out, 2 * i, dim, lanes_of(sum, _mm256_set1_ps(step)));
+	}
+}
+
+static inline void collect_sum32(uint64_t *const *banks, uint32_t count, size_t words, float *out, uint32_t dim, double step, bool clear)
+{
 	for (size_t i = 0; i < words; i++) {
-		uint64_t sum = 0;
+		int64_t sum = 0;
 
 		for (uint32_t b = 0; b < count; b++) {
 			sum += banks[b][i];
 			if (clear)
 				banks[b][i] = 0;
 		}
-		if (f->bytes == 4) {
-			if (i < f->dim)
-				out[i] = (float)((double)(int64_t)sum * step);
-		} else {
-			int32_t low = (int32_t)sum, high = (int32_t)((sum - (uint64_t)(int64_t)low) >> 32);
-
-			lane = 4 * (i / 2) + i % 2;
-			if (lane < f->dim)
-				out[lane] = (float)(low * step);
-			if (lane + 2 < f->dim)
-				out[lane + 2] = (float)(high * step);
-		}
+		if (i < dim)
+			out[i] = (float)((double)sum * step);
 	}
 }
 
@@ -208,19 +259,26 @@ static inline void collect_maximum(const struct pinch_format *f, uint64_t *const
 	}
 }
 
-/* What `targets` accumulators have come to, as floats: out has dim a target. Sums stay as they are unless `clear`; maxima start anew. */
-void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, uint32_t targets, uint32_t banks, float *out, double step, bool clear)
+/* What `count` accumulators have come to, as floats: row targets[i] of out, of dim values, is that of accumulator i. Sums stay as they are
+ * unless `clear`; maxima start anew.
+ */
+void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const int32_t *targets, uint32_t count, uint32_t banks, float *out,
+		   double step, bool clear)
 {
 	size_t words = 2ul * f->words * f->parts;
 	uint64_t *rows[banks];
 
-	for (uint32_t t = 0; t < targets; t++) {
+	for (uint32_t i = 0; i < count; i++) {
+		float *row = out + (size_t)targets[i] * f->dim;
+
 		for (uint32_t b = 0; b < banks; b++)
-			rows[b] = accumulators + ((size_t)b * targets + t) * words;
+			rows[b] = accumulators + ((size_t)b * count + i) * words;
 		if (f->maximum)
-			collect_maximum(f, rows, banks, words, out + (size_t)t * f->dim, step);
+			collect_maximum(f, rows, banks, words, row, step);
+		else if (f->bytes == 4)
+			collect_sum32(rows, banks, words, row, f->dim, step, clear);
 		else
-			collect_sum(f, rows, banks, words, out + (size_t)t * f->dim, step, clear);
+			collect_sum16(rows, banks, words, row, f->dim, (float)step, clear);
 	}
 }
 
@@ -228,10 +286,4 @@ void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, uint32_
 uint32_t pinch_absmax(const float *x, size_t n)
 {
 	return lanes_absmax(x, n);
-}
-
-/* The weights of the check, by the place of a half word. */
-const uint32_t *pinch_weights(void)
-{
-	return weights;
 }
