@@ -30,8 +30,8 @@ class Tables:
     :param masks: uint32: the ranks that need each, a bit each.
     :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
     :param edges: `EDGE`: accumulators of neighbours here.
-    :param targets: int32: the position whose accumulator each one is. They are in the order in which frames come to them, for the
-        sake of the CPU's caches: most vertices have few neighbours.
+    :param targets: int32: the position whose accumulator each one is. They are in the order in which frames come to them, for
+        the sake of the CPU's caches: most vertices have few neighbours.
     :param hubs: Slots that the parts of vertices with many neighbours take.
     :param slice: Neighbours that one run adds a vertex to.
     :param sources: Where each rank's vertices and frames begin.
