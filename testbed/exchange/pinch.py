@@ -117,7 +117,7 @@ class Pinch(Exchange):
             exponent = self._cache.exponent
         else:
             exponent = agreed.exponent
-        port.expect(int(agreed.counts[:, group.rank].sum()))
+        port.expect(agreed.counts[:, group.rank])
         return exponent
 
     def _choose(self, x: Embeddings, exponent: int) -> None:

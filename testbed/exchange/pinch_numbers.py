@@ -160,16 +160,18 @@ class Numbers:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.
 
         Half a step a summand, since a lane is rounded to nearest (a maximum: half a step); with weights also half a step of
-        the weight; with a cache also `bound` a summand; and the rounding of the result to float32.
+        the weight; with a cache also `bound` a summand; and the rounding of the result to float32, whose steps below its normal
+        range are coarse.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
         step = 2.0 ** math.frexp(absmax)[1] / self.limit if absmax else 0.0
         each = step / 2 * (1 + 2.0**-20) + bound
+        least = np.where(degree > 0, 2.0**-118, 0.0)
         if self.aggregation == "max":
-            return np.where(degree > 0, each + absmax * 2.0**-22, 0.0)
+            return np.where(degree > 0, each + absmax * 2.0**-22 + least, 0.0)
         if self.aggregation == "weighted":
             assert halo.weights is not None
             sums = np.add.reduceat(np.append(np.abs(halo.weights), 0).astype(np.float64), halo.indptr[:-1])[:, None]
             sums[degree == 0] = 0
-            return sums * (each + absmax * 2.0**-22) + degree * absmax * 0.5 / self.scale
-        return degree * (each + absmax * 2.0**-22)
+            return sums * (each + absmax * 2.0**-22) + degree * absmax * 0.5 / self.scale + least
+        return degree * (each + absmax * 2.0**-22) + least

@@ -204,9 +204,10 @@ class PinchPort(Closing):
         self.peers["received"] = 0
         self.peers["acked"] = 0
 
-    def expect(self, received: int) -> None:
-        """Say how much there is to come: frames, and acknowledgements."""
-        self.control.expected = received
+    def expect(self, counts: NDArray[np.int64]) -> None:
+        """Say how much there is to come: frames of each rank, and acknowledgements."""
+        self._expected = counts
+        self.control.expected = int(counts.sum())
         self.control.copies = self._copies
 
     def publish(self, frames: int) -> None:
@@ -248,6 +249,10 @@ class PinchPort(Closing):
         numbers: NDArray[np.int64] = np.flatnonzero(bits)
         sent = int(self.flows["next"][self.homes[rank]])
         return numbers[: np.searchsorted(numbers, sent)]
+
+    def absent(self, rank: int) -> bool:
+        """Whether a rank still has something to send, or to acknowledge."""
+        return bool(self.peers["received"][rank] < self._expected[rank]) or len(self.lacking(rank)) > 0
 
     def order(self, frames: NDArray[np.int64]) -> None:
         """Have frames sent again to those who lack them; `ring` carries it out."""

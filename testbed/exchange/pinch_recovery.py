@@ -84,9 +84,8 @@ class Recovery:
 
     def _verdict(self, seconds: float) -> str:
         port = self.port
-        members = [member for member in port.group.members if member.rank != port.group.rank]
-        deaf = [member for member in members if len(port.lacking(member.rank))]
-        text = ", ".join(f"rank {member.rank} ({member.name})" for member in deaf) or "a rank that still has frames to send"
+        absent = [member for member in port.group.members if member.rank != port.group.rank and port.absent(member.rank)]
+        text = ", ".join(f"rank {member.rank} ({member.name})" for member in absent)
         control = port.control
         return (
             f"rank {port.group.rank} ({port.group.me.name}): {text} silent for {port.group.timeout:g} s "

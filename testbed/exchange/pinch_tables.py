@@ -127,4 +127,4 @@ def weight_scale(halo: Halo, bits: int) -> float:
     room = (1 << bits) - degree[degree > 0] / 2
     if (room <= 0).any():
         raise SpecError(f"exchange: a vertex has {int(degree.max())} weighted neighbours: allowed is at most {(2 << bits) - 1}")
-    return float(min((room / sums).min(), ((1 << 31) - 1) / magnitude.max()))
+    return float(min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max()))
