@@ -1,0 +1,152 @@
+"""What ``pinch`` must give, bit for bit: lanes, payloads and sums in plain numpy. Twin of ``testbed/native/pinch.c``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.exchange.agreement import exponent_of
+from testbed.exchange.interface import Aggregation
+from testbed.exchange.pinch_layout import Bundles, RowLayout
+from testbed.exchange.pinch_tables import weight_scale
+from testbed.protocol.wire import Words
+from tests.exchange.reference import Partitioned
+
+__all__ = ["Format", "aggregates", "changed", "check", "exact", "integers", "magnitude", "payloads", "place_weights", "rows"]
+
+STEP = 8  # PINCH_STEP
+FLOAT32 = np.finfo(np.float32)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Lanes of 16 or 32 bits.
+
+    :param halved: Half the range: differences of two must fit.
+    """
+
+    bits: int
+    halved: bool = False
+
+    @property
+    def limit(self) -> int:
+        return (1 << (self.bits - (2 if self.halved else 1))) - 1
+
+    @property
+    def dtype(self) -> np.dtype[np.signedinteger]:
+        return np.dtype(f"<i{self.bits // 8}")
+
+    def factor(self, exponent: int) -> float:
+        return self.limit / 2.0**exponent
+
+    def quantize(self, x: NDArray[np.float32], exponent: int) -> NDArray[np.int64]:
+        """float32 to lanes. float32 arithmetic will do for 16 bits, unless lanes are compared with earlier ones."""
+        factor, limit = self.factor(exponent), self.limit
+        if self.bits == 16 and not self.halved and factor <= float(FLOAT32.max):
+            scaled = np.clip(x * np.float32(factor), np.float32(-limit), np.float32(limit))
+            return np.rint(scaled).astype(np.int64)
+        return np.clip(np.rint(x.astype(np.float64) * factor), -limit, limit).astype(np.int64)
+
+    def dequantize(self, sums: NDArray[np.int64], step: float, aggregation: Aggregation) -> NDArray[np.float32]:
+        """Accumulators to float32; arithmetic in float32 will do for those of 32 bits."""
+        if self.bits == 16 and aggregation != "max":
+            return sums.astype(np.float32) * np.float32(step)
+        with np.errstate(over="ignore"):  # of what stands for no value
+            return (sums.astype(np.float64) * step).astype(np.float32)
+
+
+def magnitude(x: NDArray[np.float32]) -> int:
+    """The exponent that a group agrees on whose embeddings these are."""
+    return exponent_of(float(np.abs(x).max(initial=0.0)))
+
+
+def rows(layout: RowLayout, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Lanes as they stand in frames: shape (vertices, parts, words)."""
+    padded = np.zeros((len(lanes), layout.parts * layout.words * 64 // layout.bits), f"<i{layout.bits // 8}")
+    padded[:, : layout.dim] = lanes
+    return padded.view(np.uint64).reshape(len(lanes), layout.parts, layout.words)
+
+
+def payloads(layout: RowLayout, bundles: Bundles, lanes: NDArray[np.int64]) -> list[Words]:
+    """The payloads of all frames of some bundles."""
+    made, words = [], rows(layout, lanes)
+    for start, end in zip(bundles.starts[:-1], bundles.starts[1:], strict=True):
+        positions = bundles.order[start:end]
+        for part in range(layout.parts):
+            numbers = np.zeros((len(positions) + 1) // 2 * 2, np.uint32)
+            numbers[: len(positions)] = positions
+            if layout.parts > 1:
+                numbers[1] = part
+            made.append(np.concatenate([numbers.view(np.uint64), words[positions, part].reshape(-1)]))
+    return made
+
+
+def place_weights(words: int) -> NDArray[np.uint64]:
+    """What each half of a payload's words counts in its check, shape (words, 2): twin of ``pinch_check``.
+
+    It sums up lower and upper halves, and the sums so far: word i is in as many of those as there are words from it on, with
+    the zeros that make the steps whole.
+    """
+    behind = -(-words // STEP) * STEP - np.arange(words, dtype=np.uint64)[:, None]
+    once, sums = np.array([[0x9E3779B185EBCA87, 0xBF58476D1CE4E5B9], [0xC2B2AE3D27D4EB4F, 0x94D049BB133111EB]], np.uint64)
+    return once + sums * behind.astype(np.uint64)
+
+
+def check(payload: Words) -> int:
+    """A payload's check."""
+    halves = payload.view("<u4").reshape(-1, 2).astype(np.uint64)
+    return int((halves * place_weights(len(halves))).sum(dtype=np.uint64))
+
+
+def changed(
+    lanes: NDArray[np.int64], last: NDArray[np.int64], most: int, age: NDArray[np.integer], staleness: int
+) -> NDArray[np.bool_]:
+    """Which rows to send; `age` is that of before."""
+    change = np.abs(lanes - last).max(axis=1, initial=0)
+    return (change > most) | ((change > 0) & (age + 1 >= staleness))
+
+
+def exact(
+    graph: Partitioned,
+    lanes: NDArray[np.int64],
+    aggregation: Aggregation,
+    form: Format,
+    exponent: int,
+) -> list[NDArray[np.float32]]:
+    """Each rank's aggregates of lanes of all vertices."""
+    found = []
+    for halo, sums in zip(graph.halos, integers(graph, lanes, aggregation, form.bits), strict=True):
+        scale = weight_scale(halo, form.bits) if aggregation == "weighted" else 1.0
+        out = form.dequantize(sums, 1.0 / (form.factor(exponent) * scale), aggregation)
+        if aggregation == "max":
+            out[np.diff(halo.indptr) == 0] = -np.inf
+        found.append(out)
+    return found
+
+
+def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int) -> list[NDArray[np.int64]]:
+    """Each rank's accumulators, a lane each."""
+    found = []
+    for halo in graph.halos:
+        target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
+        remote = np.concatenate([np.empty(0, np.int64), *halo.sources])
+        summands = lanes[remote[halo.indices]]
+        if aggregation == "max":
+            sums = np.full((halo.num_owned, lanes.shape[1]), -(1 << (2 * bits - 1)), np.int64)
+            np.maximum.at(sums, target, summands)
+        else:
+            if aggregation == "weighted":
+                assert halo.weights is not None
+                scale = weight_scale(halo, bits)
+                summands = summands * np.rint(halo.weights.astype(np.float64) * scale).astype(np.int64)[:, None]
+            sums = np.zeros((halo.num_owned, lanes.shape[1]), np.int64)
+            np.add.at(sums, target, summands)
+        found.append(sums)
+    return found
+
+
+def aggregates(graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int) -> list[NDArray[Any]]:
+    """What each rank's `aggregate` must give without a cache."""
+    form, exponent = Format(bits), magnitude(x)
+    return exact(graph, form.quantize(x, exponent), aggregation, form, exponent)

@@ -1,0 +1,119 @@
+"""The sender's memory: what is sent, when a scale is given up, what is counted."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.collectives.group import make_groups
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.pinch_cache import Cache
+from testbed.exchange.pinch_layout import RowLayout, bundle
+from testbed.exchange.pinch_maps import FRAME
+from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_tables import make_tables
+from testbed.plan import plan_fabric
+from tests.exchange.pinch_twin import Format, changed
+from tests.exchange.reference import draw_partitioned
+
+GRAPH = draw_partitioned(3, 80, 200, 3)
+GROUPS = make_groups(plan_fabric(hosts=3).hosts)
+DIM = 5
+
+
+class Sender:
+    """Rank 0's cache, and its vertices as frames would carry them."""
+
+    def __init__(self, bits: int = 16, **options) -> None:
+        self.halo = GRAPH.halos[0]
+        layout = RowLayout.plan(DIM, bits, 1500)
+        self.tables = make_tables(self.halo, layout, "sum")
+        self.numbers = Numbers(layout, "sum", 1.0, halved=True)
+        self.cache = Cache(self.numbers, ExchangeSpec(GROUPS[0], self.halo, DIM, **options), self.tables.outgoing)
+        self.form = Format(bits, halved=True)
+
+    def send(self, x: np.ndarray, exponent: int) -> np.ndarray:
+        """An exchange at an exponent that all agree on; positions that are sent."""
+        chosen = self.cache.choose(x, self.cache.guess(exponent))
+        if self.cache.settle(exponent):
+            chosen = self.cache.choose(x, self.cache.exponent)
+        sent = self.tables.outgoing[chosen]
+        bundles = bundle(sent, self.tables.masks[chosen], self.numbers.layout.rows)
+        count = len(bundles.to)
+        payloads, frames = np.zeros((count, self.numbers.layout.payload), np.uint8), np.zeros(count, FRAME)
+        self.numbers.fill(x, bundles, 0, count, payloads, frames, self.cache.exponent, self.cache.last)
+        return sent
+
+
+def draw(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (GRAPH.halos[0].num_owned, DIM)).astype(np.float32)
+
+
+def test_what_has_not_changed_is_not_sent_again() -> None:
+    sender = Sender(bound=0.0)
+    x = draw(0)
+    np.testing.assert_array_equal(sender.send(x, 0), sender.tables.outgoing)
+    assert sender.send(x, 0).size == 0
+    moved = sender.tables.outgoing[[1, 4]]
+    x[moved, 2] += np.float32(0.25)
+    np.testing.assert_array_equal(sender.send(x, 0), moved)
+    cache, outgoing = sender.cache, len(sender.tables.outgoing)
+    assert (cache.lookups, cache.hits) == (3 * outgoing, 2 * outgoing - 2)
+    copies = np.bitwise_count(sender.tables.masks).astype(int)
+    assert cache.copies_saved == 2 * copies.sum() - copies[[1, 4]].sum()
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 5])
+def test_a_small_change_waits_no_longer_than_staleness_says(staleness) -> None:
+    sender = Sender(bound=0.5, staleness=staleness)
+    x = draw(0)
+    x[:, 0] = 0.75  # so that all are sent the first time
+    sender.send(x, 0)
+    x[sender.tables.outgoing] *= np.float32(0.9)
+    sent = [len(sender.send(x, 0)) for _ in range(2 * staleness)]
+    assert sent == [len(sender.tables.outgoing) if turn == staleness - 1 else 0 for turn in range(2 * staleness)]
+
+
+@settings(max_examples=40)
+@given(st.sampled_from([16, 32]), st.floats(0, 0.5), st.integers(1, 4), st.lists(st.integers(-9, 3), min_size=1, max_size=8))
+def test_others_never_differ_by_more_than_the_bound(bits, bound, staleness, exponents) -> None:
+    """Whatever the magnitudes: lanes that others hold are those of now, but for the bound; and none is older than allowed."""
+    sender = Sender(bits, bound=bound, staleness=staleness)
+    outgoing = sender.tables.outgoing
+    scale: int | None = None
+    ages = np.zeros(len(outgoing), int)
+    x = draw(0)
+    for turn, exponent in enumerate(exponents):
+        x = (0.9 * x + 0.1 * draw(turn) * (np.arange(len(x)) % 2)[:, None]).astype(np.float32)
+        x *= np.float32(2.0**exponent * 0.999 / np.abs(x).max())
+        before = sender.cache.last[outgoing].copy()
+        sent = np.isin(outgoing, sender.send(x, exponent))
+        if scale is None or not scale - 3 <= exponent <= scale:
+            scale, before[:], ages[:] = exponent, 0, 0
+        assert sender.cache.exponent == scale
+        lanes = sender.form.quantize(x, scale)[outgoing]
+        most = int(bound * sender.form.factor(scale))
+        np.testing.assert_array_equal(sent, changed(lanes, before, most, ages, staleness))
+        ages = np.where(sent, 0, ages + 1)
+        held = sender.cache.last[outgoing]
+        np.testing.assert_array_equal(held[sent], lanes[sent])
+        np.testing.assert_array_equal(held[~sent], before[~sent])
+        assert np.abs(held - lanes).max() <= most
+        assert (ages < staleness)[(held != lanes).any(axis=1)].all()
+
+
+@pytest.mark.parametrize("then", [4, 3, 2, 1, 0, -1, -149])
+def test_a_scale_holds_for_three_powers_of_two_below_it(then) -> None:
+    fresh = then not in range(4)
+    sender = Sender(bound=0.0)
+    cache, x = sender.cache, draw(0)
+    assert cache.guess(-7) == -7
+    sender.send(x, 3)
+    assert cache.guess(-7) == cache.exponent == 3
+    cache.choose(x, 3)
+    assert cache.settle(then) == fresh
+    assert cache.exponent == (then if fresh else 3)
+    assert cache.last.any() != fresh
+    if fresh:  # what was chosen by the old scale does not count
+        assert cache.choose(x, then).all()
+        assert (cache.hits, cache.lookups) == (0, 2 * len(sender.tables.outgoing))
