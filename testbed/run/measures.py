@@ -27,7 +27,7 @@ UNITS = {
     "page_faults": "faults",
     "crossings": "crossings",
 }
-"""Units of what is counted; metrics that end with ``bytes`` have B, all others 1."""
+"""Units of what is counted; metrics with ``bytes`` in their names have B, all others 1."""
 
 
 def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
@@ -69,7 +69,7 @@ def record_epoch(table: Table, trial: int, transport: str, ranks: Sequence[Epoch
 def record_counts(table: Table, trial: int, transport: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
     """Add what a rank has counted, in an epoch or, of one that is not timed, in None."""
     for metric, count in counts.items():
-        unit = "B" if metric.endswith("bytes") else UNITS.get(metric, "1")
+        unit = "B" if "bytes" in metric else UNITS.get(metric, "1")
         table.add(trial, transport, metric, count, unit, rank=rank, epoch=epoch)
 
 

@@ -54,12 +54,13 @@ def values(run: Run, metric: str, transport: str) -> list[float]:
 
 @pytest.mark.net
 def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
-    scenario = tiny(exchange={"transports": ["tcp-pull", "tcp-push", "gloo"]})
+    scenario = tiny(exchange={"transports": ["pinch", "tcp-pull", "tcp-push", "gloo"]})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
     losses, accuracy = single_process(scenario)
     assert run.full_graph
-    assert run.transports == ["tcp-pull", "tcp-push", "gloo"]
+    assert run.transports == ["pinch", "tcp-pull", "tcp-push", "gloo"]
     for transport in run.transports:
+        # Lanes of 32 bits are as fine as float32's own rounding.
         np.testing.assert_allclose(values(run, "loss", transport), losses, atol=1e-5)
         assert values(run, "test_accuracy", transport) == [pytest.approx(accuracy, abs=0.02)]
         assert 0 < values(run, "edge_cut_share", transport)[0] < 1
@@ -80,13 +81,25 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_faults_meet_every_turn(tmp_path: Path) -> None:
-    faults = ["drop p=0.02 kind=tcp", "pause hosts=h2 for=0.05"]
-    scenario = parse_scenario({**tiny().model_dump(mode="json"), "faults": faults})
+    table = tiny(exchange={"transports": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(mode="json")
+    scenario = parse_scenario({**table, "faults": ["drop p=0.02", "pause hosts=h2 for=0.05"]})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
-    np.testing.assert_allclose(values(run, "loss", "tcp-push"), single_process(scenario)[0], atol=1e-5)
     fired = run.metric("faults_fired")
-    assert sorted(set(fired["epoch"])) == [0, 2, 4]  # the first epoch of each turn
-    assert fired["value"].sum() > 0
+    for transport in run.transports:
+        np.testing.assert_allclose(values(run, "loss", transport), single_process(scenario)[0], atol=1e-5)
+        assert set(fired[fired["transport"] == transport]["epoch"]) == {0, 2}  # the first epoch of each turn
+
+
+@pytest.mark.net
+def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> None:
+    """Without dropout, features do not change, nor do the gradients of vertices far from the training set."""
+    exchange = {"transports": ["pinch"], "bound": 0.0, "staleness": 100, "turn": 5}
+    scenario = tiny(exchange=exchange, model={"hidden": 32, "dropout": 0.0})
+    run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
+    np.testing.assert_allclose(values(run, "loss", "pinch"), single_process(scenario)[0], atol=1e-5)
+    hits = run.metric("cache_hits").groupby("epoch")["value"].sum()
+    assert (hits[1:] > hits[0]).all()  # at first only zeros need not be sent
+    assert (run.metric("bytes_saved")["unit"] == "B").all()
 
 
 def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
