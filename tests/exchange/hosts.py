@@ -9,6 +9,9 @@ import numpy as np
 from testbed.collectives.group import GroupSpec, make_groups
 from testbed.collectives.transport import Counters
 from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.pinch_layout import RowLayout
+from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_tables import make_tables
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.worker import Workers
@@ -29,8 +32,17 @@ def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Boun
     return graph.float32_bounds(x, kind)
 
 
+def pinch_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
+    """With the lanes that groups have if nothing else is said, int32: the size of frames does not matter."""
+    layout = RowLayout.plan(x.shape[1], 32, 1500)
+    absmax = float(np.abs(x).max(initial=0))
+    numbers = [Numbers(layout, kind, make_tables(halo, layout, kind).scale, halved=False) for halo in graph.halos]
+    bounds = [each.error_bound(halo, absmax) for each, halo in zip(numbers, graph.halos, strict=True)]
+    return [np.broadcast_to(bound, (len(bound), x.shape[1])) for bound in bounds]
+
+
 #: Largest error of an exchange's aggregates; those that are not here compute in float32.
-BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {}
+BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {"pinch": pinch_bounds}
 
 
 class Hosts:
