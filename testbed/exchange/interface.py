@@ -44,6 +44,8 @@ class ExchangeSpec:
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
     :param bound: Vertices no element of which has changed by more since they were last sent are not sent again; 0: only
         those that have not changed at all; None: every vertex is sent every time (pinch).
+    :param exponent: All ranks' magnitudes are below ``2**exponent``, which then need not be agreed on; None: they are agreed
+        on every time. What is larger is an error (pinch).
     :param staleness: A vertex is sent after so many exchanges at the latest, whatever the bound (pinch).
     :param processing: ``spread``: frames are aggregated where they arrive; ``pinned``: on CPU ``rank % cpus`` (pinch).
     :raises SpecError: A field is outside of what is allowed here.
@@ -55,6 +57,7 @@ class ExchangeSpec:
     aggregation: Aggregation = "sum"
     bound: float | None = None
     staleness: int = 10
+    exponent: int | None = None
     processing: Processing = "pinned"
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class ExchangeSpec:
             raise SpecError("exchange: bound: allowed with aggregation sum or weighted: a maximum cannot be taken back")
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
+        if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
+            raise SpecError(f"exchange: exponent = {self.exponent}: allowed is -126..127, without bound")
         if self.staleness < 1:
             raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1 exchange or more")
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from testbed.collectives.transport import Counters, Datapath, Transport
 from testbed.errors import CollectiveError
 from testbed.exchange import pinch_maps as maps
-from testbed.exchange.agreement import agree, exponent_of
+from testbed.exchange.agreement import LEAST_EXPONENT, agree, exponent_of
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.pinch_cache import Cache
 from testbed.exchange.pinch_layout import RowLayout, bundle
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["Pinch"]
-
-_BLOCKS = 4
-"""Parts in which a rank's frames are published: while the kernel sends one, the process quantizes the next."""
 
 
 class Pinch(Exchange):
@@ -59,14 +55,29 @@ class Pinch(Exchange):
 
     def connect(self) -> None:
         """See `Exchange.connect`."""
-        if self.spec.group.size == 1:
+        group = self.spec.group
+        if group.size == 1:
             return
-        self._port = port = PinchPort(Dispatcher.of(self.context), self.spec, self.layout, self._tables)
+        self._port = port = PinchPort(Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers)
         self._recovery = Recovery(port)
         self._numbers.reset(port.accumulators)
         self._bundles = bundle(self._tables.outgoing, self._tables.masks, self.layout.rows)
         port.address(self._bundles)
-        agree(self.transport, 0, np.zeros(self.spec.group.size, np.int64), self.spec.group.members)
+        self._open()
+        self._counts = agree(self.transport, LEAST_EXPONENT, self._frames_to(), group.members).counts[:, group.rank]
+
+    def _open(self) -> None:
+        self._generation = generation_after(self._generation)
+        assert self._port is not None
+        self._port.open(self._generation)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """See `Exchange.phases`."""
+        if self._port is None:
+            return self._phases
+        native = self._port.seconds
+        return {phase: seconds + native.get(phase, 0.0) for phase, seconds in self._phases.items()}
 
     def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
         if self._failed:
@@ -76,77 +87,73 @@ class Pinch(Exchange):
             self._alone(x, out)
             return
         try:
-            with self._timed("quantize"):
-                absmax = self._numbers.absmax(x)
-                exponent = exponent_of(absmax) if math.isfinite(absmax) else None
-            exponent = self._enter(x, exponent)
-            self._send(x, exponent)
-            with self._timed("wait"):
-                self._recovery.wait()
-            with self._timed("dequantize"):
-                clear = self._cache is None
-                self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
+            exponent = self._settle(x)
+            port.expect(self._counts)
+            last = self._cache.last if self._cache else None
+            port.send(x, self._bundles, self._numbers.factor(exponent), last)
+            self._recovery.wait()
         except CollectiveError as error:
             self._failed = str(error)
             raise
+        with self._timed("dequantize"):
+            clear = self._cache is None
+            self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
+        self._open()  # others may begin before this rank does
         self.exchanges += 1
 
-    def _enter(self, x: Embeddings, exponent: int | None) -> int:
-        """Meet the others. From here on frames come in.
+    def _settle(self, x: Embeddings) -> int:
+        """Settle the scale and, with a cache, which vertices are sent.
 
-        :returns: The exponent that all use.
+        :returns: The exponent that all ranks use.
         """
-        port, group = self._port, self.spec.group
-        assert port is not None
-        self._generation = generation_after(self._generation)
-        port.open(self._generation)
-        if self._cache:
-            with self._timed("quantize"):
-                if exponent is not None:
-                    self._choose(x, self._cache.guess(exponent))
-        with self._timed("wait"):
-            agreed = agree(self.transport, exponent, self._frames_to(), group.members)
-        if self._cache:
-            if self._cache.settle(agreed.exponent):
-                # Nobody's choice holds with another scale: all begin anew.
-                self._numbers.reset(port.accumulators)
-                with self._timed("quantize"):
-                    self._choose(x, self._cache.exponent)
-                with self._timed("wait"):
-                    agreed = agree(self.transport, exponent, self._frames_to(), group.members)
-            exponent = self._cache.exponent
-        else:
-            exponent = agreed.exponent
-        port.expect(agreed.counts[:, group.rank])
-        return exponent
+        with self._timed("quantize"):
+            absmax = self._numbers.absmax(x)
+        own = exponent_of(absmax) if math.isfinite(absmax) else None
+        if self.spec.exponent is not None:
+            self._check_known(own, self.spec.exponent)
+            return self.spec.exponent
+        if self._cache is None:
+            return self._agree(own)
+        return self._settle_cached(x, own, self._cache)
 
-    def _choose(self, x: Embeddings, exponent: int) -> None:
+    def _settle_cached(self, x: Embeddings, own: int | None, cache: Cache) -> int:
+        if own is not None:
+            self._choose(x, cache, cache.guess(own))
+        if cache.settle(self._agree(own)):
+            # Nobody's choice holds with another scale: all begin anew.
+            assert self._port is not None
+            self._numbers.reset(self._port.accumulators)
+            self._choose(x, cache, cache.exponent)
+            self._agree(own)
+        cache.commit()
+        return cache.exponent
+
+    def _agree(self, own: int | None) -> int:
+        """Meet the others; take in how many frames come from whom."""
+        group = self.spec.group
+        with self._timed("wait"):
+            agreed = agree(self.transport, own, self._frames_to(), group.members)
+        self._counts = agreed.counts[:, group.rank]
+        return agreed.exponent
+
+    def _check_known(self, own: int | None, exponent: int) -> None:
+        if own is None or own > exponent:
+            what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
+            raise CollectiveError(f"exchange: rank {self.spec.group.rank} ({self.spec.group.me.name}) has embeddings {what}")
+
+    def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
         """Which vertices are sent this time."""
-        assert self._cache
-        assert self._port
-        chosen = self._cache.choose(x, exponent)
-        self._bundles = bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows)
-        self._port.address(self._bundles)
+        assert self._port is not None
+        with self._timed("quantize"):
+            chosen = cache.choose(x, exponent)
+            self._bundles = bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows)
+            self._port.address(self._bundles)
 
     def _frames_to(self) -> NDArray[np.int64]:
         """Number of frames that go to each rank."""
         ranks = np.arange(self.spec.group.size, dtype=np.uint32)
         bundles: NDArray[np.int64] = (self._bundles.to[:, None] >> ranks & 1).sum(axis=0, dtype=np.int64)
         return bundles * self.layout.parts
-
-    def _send(self, x: Embeddings, exponent: int) -> None:
-        port, bundles, parts = self._port, self._bundles, self.layout.parts
-        assert port is not None
-        count = len(bundles.to)
-        last = self._cache.last if self._cache else None
-        edges = np.linspace(0, count, min(_BLOCKS, max(count // 64, 1)) + 1).astype(int)
-        for first, end in pairwise(edges.tolist()):
-            with self._timed("quantize"):
-                self._numbers.fill(x, bundles, first * parts, end * parts, port.payloads, port.frames, exponent, last)
-            with self._timed("send"):
-                port.publish(int(end) * parts)
-                if end > first:
-                    port.ring()
 
     def _alone(self, x: Embeddings, out: Embeddings) -> None:
         if not math.isfinite(self._numbers.absmax(x)):

@@ -52,24 +52,24 @@ class Cache:
         return exponent if self._exponent is None else self._exponent
 
     def settle(self, agreed: int) -> bool:
-        """Take in what the group's magnitudes are, after a choice. Is there a new scale, so that all is forgotten?"""
+        """Take in what the group's magnitudes are. Is there a new scale, so that all is forgotten?"""
         if self._exponent is not None and self._exponent - _SLACK <= agreed <= self._exponent:
             return False
-        self._count(-1)
         self._exponent = agreed
         self.last[:] = 0
         self._age[:] = 0
         return True
 
     def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
-        """Which of the outgoing vertices to send, now."""
+        """Which of the outgoing vertices to send."""
         self._chosen = self._numbers.changed(x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness)
-        self._count(1)
         return self._chosen
 
-    def _count(self, times: int) -> None:
-        """Count the last choice, or take it back."""
+    def commit(self) -> None:
+        """What was chosen last is sent."""
         kept = self._outgoing[~self._chosen]
-        self.lookups += times * len(self._outgoing)
-        self.hits += times * len(kept)
-        self.copies_saved += times * int(self._copies[kept].sum())
+        self._age[self._outgoing] += 1
+        self._age[self._outgoing[self._chosen]] = 0
+        self.lookups += len(self._chosen)
+        self.hits += len(kept)
+        self.copies_saved += int(self._copies[kept].sum())

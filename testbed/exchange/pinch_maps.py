@@ -6,7 +6,7 @@ A test compares every offset with the compiled object's BTF.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_uint8, c_uint32, c_uint64
+from ctypes import c_int32, c_uint8, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "Config",
     "Control",
     "Format",
+    "NativePinch",
     "Source",
 ]
 
@@ -182,4 +183,27 @@ class Format(ctypes.Structure):
         ("stride", c_uint32),
         ("maximum", c_uint32),
         ("limit", c_int32),
+    ]
+
+
+class NativePinch(ctypes.Structure):
+    """``struct pinch`` of ``testbed/native/pinch.c``."""
+
+    _fields_ = [
+        ("format", Format),
+        ("control", c_void_p),
+        ("payloads", c_void_p),
+        ("frames", c_void_p),
+        ("bells", c_void_p),
+        ("consumer", c_void_p),
+        ("producer", c_void_p),
+        ("bell_count", c_uint32),
+        ("bell_length", c_uint32),
+        ("doorbell", c_int32),
+        ("events", c_int32),
+        ("yields", c_uint32),
+        ("pad", c_uint32),
+        ("quantize_ns", c_uint64),
+        ("send_ns", c_uint64),
+        ("wait_ns", c_uint64),
     ]

@@ -36,7 +36,7 @@ class Numbers:
         self.limit = (1 << (layout.bits - (2 if halved else 1))) - 1
         maximum = aggregation == "max"
         self.none = -(1 << (2 * layout.bits - 1)) if maximum else 0
-        self._format = Format(
+        self.format = Format(
             layout.bits // 8, layout.dim, layout.words, layout.parts, layout.rows, layout.payload, maximum, self.limit
         )
         library = load("pinch")
@@ -98,7 +98,7 @@ class Numbers:
             brought up to date.
         """
         self._fill(
-            self._format,
+            self.format,
             x.ctypes.data,
             bundles.order.ctypes.data,
             bundles.starts.ctypes.data,
@@ -124,7 +124,7 @@ class Numbers:
         found = np.zeros(len(positions), np.uint8)
         most = math.floor(min(bound * self.factor(exponent), 2.0**32))
         self._changed(
-            self._format,
+            self.format,
             x.ctypes.data,
             positions.ctypes.data,
             len(positions),
@@ -152,9 +152,7 @@ class Numbers:
         :param clear: Have nothing received afterwards (a maximum always has).
         """
         step = 1.0 / (self.factor(exponent) * self.scale)
-        self._collect(
-            self._format, accumulators.ctypes.data, targets.ctypes.data, len(out), banks, out.ctypes.data, step, clear
-        )
+        self._collect(self.format, accumulators.ctypes.data, targets.ctypes.data, len(out), banks, out.ctypes.data, step, clear)
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.

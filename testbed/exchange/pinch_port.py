@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import socket
 import struct
 import zlib
@@ -16,12 +15,14 @@ from testbed.closing import Closing
 from testbed.collectives import ring_maps
 from testbed.errors import CollectiveError
 from testbed.exchange import pinch_maps as maps
-from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle_bound
+from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import Tables
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.libbpf import explain
+from testbed.native import load
 from testbed.protocol.wire import FRAME_BYTES, MAGIC, PORT, VERSION, PinchKind
 
 __all__ = ["PinchPort"]
@@ -35,6 +36,10 @@ _MOST_BANKS = 8
 _ACK_EVERY = 8
 _MOST_FLYING = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
+_BLOCKS, _LEAST_BLOCK = 4, 64
+"""Parts in which frames are published, and the least: while the kernel sends one, the process quantizes the next."""
+_YIELDS = 64
+"""Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small exchange takes."""
 _PARKING = 256  # frames that may wait for the CPU that aggregates
 
 
@@ -45,7 +50,7 @@ class PinchPort(Closing):
     :raises KernelError: The kernel refused a program or map.
     """
 
-    def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: RowLayout, tables: Tables) -> None:
+    def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: RowLayout, tables: Tables, numbers: Numbers) -> None:
         self.spec, self.layout, self.dispatcher = spec, layout, dispatcher
         self.group = spec.group
         self.targets = spec.halo.num_owned
@@ -62,7 +67,7 @@ class PinchPort(Closing):
         try:
             self._load(tables)
             self._share(tables)
-            self._connect_doorbell()
+            self._connect_doorbell(numbers)
             receive, send = (loaded.programs for loaded in self._objects)
             link, bell, order = (receive[f"pinch_{end}"] for end in ("link", "bell", "order"))
             dispatcher.add(self.group.group_id, link, bell, order, send["pinch_send"])
@@ -146,17 +151,41 @@ class PinchPort(Closing):
                 shared["cpus"].update(cpu, struct.pack("=Ii", _PARKING, remote))  # struct bpf_cpumap_val
         self.control.quench_us = _QUENCH_US
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
-        self._events = select.poll()
-        self._events.register(shared["events"].fd, select.POLLIN)
-        self._consumer, self._producer, _ = shared["events"].ring_buffer()
+        self._events = shared["events"]
+        self._consumer, self._producer, _ = self._events.ring_buffer()
 
-    def _connect_doorbell(self) -> None:
+    def _connect_doorbell(self, numbers: Numbers) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
         # The dispatcher looks at these; addresses and lengths are the programs' business.
         lower = struct.pack("!12xH BB7xB10x HHHH", 0x0800, 0x45, 0, 17, PORT, PORT, 0, 0)
-        self._bells = [self._bell(PinchKind.BELL, lower, cpu) for cpu in sorted(set(self.homes))]
+        bells = [self._bell(PinchKind.BELL, lower, cpu) for cpu in sorted(set(self.homes))]
         self._work = self._bell(PinchKind.WORK, lower)
+        self._bells = ctypes.create_string_buffer(b"".join(bells))
+        self._native = maps.NativePinch(
+            format=numbers.format,
+            control=ctypes.addressof(self.control),
+            payloads=self.payloads.ctypes.data,
+            frames=self.frames.ctypes.data,
+            bells=ctypes.addressof(self._bells),
+            consumer=self._consumer.ctypes.data,
+            producer=self._producer.ctypes.data,
+            bell_count=len(bells),
+            bell_length=len(self._work),
+            doorbell=self.doorbell.fileno(),
+            events=self._events.fd,
+            yields=_YIELDS,
+        )
+        self._address = ctypes.addressof(self._native)
+        library = load("pinch")
+        pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
+        self._send, self._wait, self._ring, self._done = (
+            getattr(library, f"pinch_{name}") for name in ("send", "wait", "ring", "done")
+        )
+        self._send.argtypes = [pointer, pointer, pointer, pointer, u32, u32, ctypes.c_double, pointer]
+        self._wait.argtypes = [pointer, ctypes.c_int64]
+        self._ring.argtypes = [pointer]
+        self._done.argtypes, self._done.restype = [pointer], ctypes.c_bool
 
     def _bell(self, kind: PinchKind, lower: bytes, cpu: int = 0) -> bytes:
         """A frame of this host's own, as long as the ones that it is turned into."""
@@ -210,9 +239,15 @@ class PinchPort(Closing):
         self.control.expected = int(counts.sum())
         self.control.copies = self._copies
 
-    def publish(self, frames: int) -> None:
-        """Have so many frames sent; they are in place."""
-        self.control.progress = self.generation << 32 | frames
+    def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
+        """Quantize and send, in blocks.
+
+        :param last: See `Numbers.fill`.
+        """
+        count = len(bundles.to)
+        addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
+        block = max(-(-count // _BLOCKS), _LEAST_BLOCK)
+        self._check(self._send(self._address, *addresses, count, block, factor, None if last is None else last.ctypes.data))
 
     def ring(self, work: bool = False) -> None:
         """Get every flow going: a system call each, which may carry frames for a while.
@@ -221,24 +256,31 @@ class PinchPort(Closing):
         :raises CollectiveError: The doorbell is gone.
         """
         assert self.doorbell is not None
-        try:
-            for bell in [self._work] * work + self._bells:
-                self.doorbell.send(bell)
-        except OSError as error:
-            raise CollectiveError(
-                f"rank {self.group.rank} ({self.group.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(error.errno or 0)}"
-            ) from error
+        if work:
+            self.doorbell.send(self._work)
+        self._check(self._ring(self._address))
 
     @property
     def done(self) -> bool:
         """Whether all has come, been added, and been acknowledged."""
-        control = self.control
-        return control.received == control.expected and not control.owed and control.acked == control.copies
+        return bool(self._done(self._address))
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until something may be complete, or time is up."""
-        if self._events.poll(max(seconds, 0.0) * 1e3):
-            self._consumer[0] = self._producer[0]
+    def wait(self, seconds: float) -> bool:
+        """Sleep until the exchange is complete (True), or time is up."""
+        result = self._wait(self._address, int(max(seconds, 0.0) * 1e9))
+        self._check(-result if result < 0 else 0)
+        return bool(result)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent in `send` and `wait` since the start, by phase."""
+        return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "send", "wait")}
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise CollectiveError(
+                f"rank {self.group.rank} ({self.group.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
+            )
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
         """Frames that have been sent to a rank, and that it has not acknowledged."""

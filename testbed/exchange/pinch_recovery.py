@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Recovery"]
 
-_YIELDS = 32
-"""Looks before the first sleep, each of which gives way to others."""
 _LEAST_QUENCH, _MOST_QUENCH = 0.0002, 0.005  # seconds
 
 
@@ -35,17 +32,10 @@ class Recovery:
         :raises CollectiveError: A rank has been silent for the group's timeout; the text names it.
         """
         port = self.port
-        for _ in range(_YIELDS):
-            if port.done:
-                return
-            os.sched_yield()
         started = moved = time.monotonic()
         due = started + self.timer.timeout
         before = port.peers["heard"].copy()
-        while not port.done:
-            port.wait(due - time.monotonic())
-            if port.done:
-                break
+        while not port.wait(due - time.monotonic()):
             now = time.monotonic()
             heard = port.peers["heard"].copy()
             progress = bool((heard != before).any())
@@ -85,7 +75,7 @@ class Recovery:
     def _verdict(self, seconds: float) -> str:
         port = self.port
         absent = [member for member in port.group.members if member.rank != port.group.rank and port.absent(member.rank)]
-        text = ", ".join(f"rank {member.rank} ({member.name})" for member in absent)
+        text = ", ".join(f"rank {member.rank} ({member.name})" for member in absent) or "its own programs"
         control = port.control
         return (
             f"rank {port.group.rank} ({port.group.me.name}): {text} silent for {port.group.timeout:g} s "

@@ -1,9 +1,15 @@
 /* The process's side of an exchange: embeddings from floats to payloads, aggregates from accumulators to floats.
  * Twin: testbed/exchange/pinch_numbers.py, which says what the numbers mean and is what the tests compare with.
  */
+#define _GNU_SOURCE
+#include <errno.h>
 #include <float.h>
 #include <limits.h>
+#include <poll.h>
+#include <sched.h>
 #include <stdbool.h>
+#include <sys/socket.h>
+#include <time.h>
 
 #include "lanes.h"
 
@@ -140,11 +146,11 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 	}
 }
 
-/* Of `n` positions, those whose lanes differ by more than `bound` from the last that were sent, or that were sent `staleness` exchanges ago.
- * `age`: exchanges since each position was sent, kept here. Returns their number.
+/* Of `n` positions, those whose lanes differ by more than `bound` from the last that were sent; or at all, if they were left out `staleness`
+ * - 1 times in a row, which `age` says. Returns their number.
  */
 uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32_t *positions, uint32_t n, double factor,
-		       const int32_t *last, int64_t bound, uint32_t *age, uint32_t staleness, uint8_t *changed)
+		       const int32_t *last, int64_t bound, const uint32_t *age, uint32_t staleness, uint8_t *changed)
 {
 	uint32_t found = 0;
 
@@ -159,10 +165,7 @@ uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32
 
 			most = change > most ? change : most;
 		}
-		age[position]++;
-		changed[k] = most > bound || (most && age[position] >= staleness);
-		if (changed[k])
-			age[position] = 0;
+		changed[k] = most > bound || (most && age[position] + 1 >= staleness);
 		found += changed[k];
 	}
 	return found;
@@ -286,4 +289,104 @@ void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const i
 uint32_t pinch_absmax(const float *x, size_t n)
 {
 	return lanes_absmax(x, n);
+}
+
+/* struct pinch_control of bpf/include/pinch.h */
+struct control {
+	uint64_t progress;
+	uint32_t tag, window, expected, copies, quench_us, ordered, pad0[8];
+	uint32_t acked, received, owed, taken, queued, served, rtt_samples, rtt_max_us;
+	uint64_t rtt_sum_us;
+	uint32_t pad1[6];
+};
+
+/* One rank's end: its maps, its doorbell, and how time is spent. */
+struct pinch {
+	struct pinch_format format;
+	struct control *control;
+	char *payloads;
+	struct frame *frames;
+	const char *bells; /* one a flow */
+	uint64_t *consumer;
+	const uint64_t *producer;
+	uint32_t bell_count, bell_length;
+	int32_t doorbell, events;
+	uint32_t yields; /* before a wait sleeps */
+	uint32_t pad;
+	uint64_t quantize_ns, send_ns, wait_ns;
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* Ring for every flow. Returns 0 or an errno. */
+int pinch_ring(struct pinch *p)
+{
+	for (uint32_t i = 0; i < p->bell_count; i++)
+		if (send(p->doorbell, p->bells + (size_t)i * p->bell_length, p->bell_length, 0) < 0)
+			return errno;
+	return 0;
+}
+
+/* Fill all frames of `bundles` bundles, `block` bundles at a time, and have each block sent while the next is filled. Returns 0 or an errno. */
+int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts, uint32_t bundles, uint32_t block, double factor,
+	       int32_t *last)
+{
+	uint32_t parts = p->format.parts, end;
+	int error;
+
+	for (uint32_t first = 0; first < bundles; first = end) {
+		uint64_t began = now_ns(), filled;
+
+		end = bundles - first < 2 * block ? bundles : first + block;
+		pinch_fill(&p->format, x, order, starts, first * parts, end * parts, p->payloads, p->frames, factor, last);
+		filled = now_ns();
+		p->quantize_ns += filled - began;
+		__atomic_store_n(&p->control->progress, (p->control->progress >> 32 << 32) | (end * parts), __ATOMIC_SEQ_CST);
+		error = pinch_ring(p);
+		p->send_ns += now_ns() - filled;
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+/* Whether all has come, been added, and been acknowledged. */
+bool pinch_done(const struct pinch *p)
+{
+	const volatile struct control *c = p->control;
+
+	return c->received == c->expected && !c->owed && c->acked == c->copies;
+}
+
+/* Sleep until an exchange is complete (1) or time is up (0); negative: errno. Other ranks may have the CPU first, a few times: when all is
+ * about to come, that is sooner than a sleep and an interrupt.
+ */
+int pinch_wait(struct pinch *p, int64_t timeout_ns)
+{
+	struct pollfd events = { .fd = p->events, .events = POLLIN };
+	uint64_t began = now_ns(), end = began + timeout_ns;
+	int result = 0;
+
+	for (uint32_t i = 0; i < p->yields && !pinch_done(p); i++)
+		sched_yield();
+	while (!pinch_done(p)) {
+		int64_t left = (int64_t)(end - now_ns());
+		struct timespec pause = { left / 1000000000, left % 1000000000 };
+
+		if (left <= 0)
+			break;
+		if (ppoll(&events, 1, &pause, NULL) < 0 && errno != EINTR) {
+			result = -errno;
+			break;
+		}
+		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+	}
+	p->wait_ns += now_ns() - began;
+	return result ? result : pinch_done(p);
 }
