@@ -15,7 +15,7 @@ from testbed.bench.row import Turn
 from testbed.collectives.group import Affinity, GroupSpec, Lanes, make_groups
 from testbed.collectives.registry import check_mtu
 from testbed.collectives.transport import Counters
-from testbed.errors import KernelError, SpecError
+from testbed.errors import KernelError, SpecError, TestbedError
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import ExchangeSpec, Processing
 from testbed.exchange.registry import EXCHANGES
@@ -269,10 +269,14 @@ class Session:
         return self._call(function, [{"name": name, **arguments}] * self._ranks)
 
     def _call(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Call a function in the first hosts' workers, one a call; a rank that only heard of a failure has nothing to tell."""
+        """Call a function in the first hosts' workers, one a call.
+
+        :raises Exception: What a rank has raised; a mistake of the program's own before what others then met, and last who only
+            heard of a failure.
+        """
         by_worker = dict(zip(self._fabric.hosts, calls, strict=False))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
-        for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
+        for failure in sorted(failures, key=lambda error: (isinstance(error, BarrierBroken), isinstance(error, TestbedError))):
             raise failure
         return list(answers.values())
