@@ -100,13 +100,13 @@ class FullGraphSpec(Table):
     transports: tuple[ExchangeName, ...] = Field(default=("pinch", "tcp-pull", "tcp-push", "gloo"), min_length=1, strict=False)
     partitioner: Literal["hash", "range", "metis"] = "metis"
     lanes: Lanes = "int32"
-    window: int = Field(default=8, ge=1, le=256, description="frames in flight a rank")
+    window: int = Field(default=32, ge=1, le=256, description="frames in flight a rank")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
     bound: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="pinch sends no vertex again that has changed by no more"
     )
     staleness: int = Field(default=10, ge=1, description="exchanges after which it sends it all the same")
-    processing: Processing = "spread"
+    processing: Processing = "pinned"
     affinity: Affinity = "rank"
     turn: int = Field(default=5, ge=1, description="epochs that a transport's turn lasts")
 
