@@ -75,27 +75,29 @@ def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int) -> Non
 
 def open_all_reduce(context: WorkerContext, name: str, spec: GroupSpec) -> None:
     """Open the all-reduce that an exchange comes with."""
-    opened = context.resources.enter_context(open_transport(EXCHANGES[name].all_reduce, context, spec))
+    opened = context.objects[f"bench/{name}/all-reduce"] = open_transport(EXCHANGES[name].all_reduce, context, spec)
+    context.resources.callback(close_all_reduce, context, name)
     opened.connect()
-    context.objects[f"bench/{name}/all-reduce"] = opened
 
 
 def close_all_reduce(context: WorkerContext, name: str) -> None:
-    """Close it; another may be opened."""
-    context.objects.pop(f"bench/{name}/all-reduce").close()
+    """Close it, if it is open; another may be opened."""
+    if opened := context.objects.pop(f"bench/{name}/all-reduce", None):
+        opened.close()
 
 
 def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:
     """Open and connect an exchange in this worker."""
     opened = open_exchange(name, context, spec, context.objects[f"bench/{name}/all-reduce"])
-    context.resources.enter_context(opened)
-    opened.connect()
     context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
+    context.resources.callback(close_rank, context, name)
+    opened.connect()
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
-    """Close an exchange; another may be opened by the same name."""
-    context.objects.pop(f"bench/{name}").exchange.close()
+    """Close an exchange, if it is open, and let go of its memory; another may be opened by the same name."""
+    if bench := context.objects.pop(f"bench/{name}", None):
+        bench.exchange.close()
 
 
 def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) -> Turn:
