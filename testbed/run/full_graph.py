@@ -85,18 +85,21 @@ class FullGraph(Turns):
         return list(self.last[transport])
 
     def finish(self, trial: int, transport: str, names: list[str]) -> None:
-        """Record the accuracy after the last epoch, and what a further epoch asks of the kernel; see `Turns.finish`.
+        """Record the accuracy after the last epoch, and what a further one asks of the kernel; see `Turns.finish`.
 
-        That epoch is one of its own, without faults: counting makes every system call slower.
+        That epoch is one of its own, without faults, since counting makes every system call slower; and the second of its turn,
+        when connections and caches are warm.
         """
         results = self.last[transport]
         total = sum(result.test_total for result in results)
         accuracy = sum(result.test_correct for result in results) / total if total else 0.0
         measures.record_test(self.table, trial, transport, accuracy, results[0].times["validation_time"])
         self.stage.display.say(f"{transport}: test accuracy {accuracy:.2%}")
-        call = {"transport": transport, "epoch": self.scenario.training.epochs, "counted": True}
+        epochs = self.scenario.training.epochs
         with self.opened(transport, names):
-            answers = self.workers.call_all(full_rank.train_rank, dict.fromkeys(names, call))
+            for epoch, counted in ((epochs, False), (epochs + 1, True)):
+                call = {"transport": transport, "epoch": epoch, "counted": counted}
+                answers = self.workers.call_all(full_rank.train_rank, dict.fromkeys(names, call))
         for rank, name in enumerate(names):
             counts = answers[name].counts
             crossings = {key: counts[key] for key in ("syscalls", "page_faults")}
