@@ -55,7 +55,8 @@ struct ring_control {
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 ordered;	/* orders given since the start */
 	__u32 quench_us; /* requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is */
-	__u32 pad0[7];
+	__u32 settled;	/* generation of which the process has found all results that it needs to be what their checks say */
+	__u32 pad0[6];
 	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u32 stored; /* results of this generation */
 	__u32 taken;  /* orders taken since the start */
@@ -69,7 +70,7 @@ struct ring_chunk {
 	__u64 input_sum; /* of the words in `input`, by the process */
 	__u64 result_sum;
 	__u32 claimed; /* generation that a CPU has begun to store */
-	__u32 done;    /* generation stored; 0: none */
+	__u32 done;    /* generation stored; 0: none; ~generation: its result has been refused */
 	__u32 sent_us; /* when this rank last sent it as its owner, or asked for it, low 32 bits; 0: not since it is stored */
 	__u32 attempt; /* of that */
 };

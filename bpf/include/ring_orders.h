@@ -59,7 +59,7 @@ static __always_inline enum outcome request(struct work *w, const struct ring_or
 	w->frame->attempt = ++chunk->attempt;
 	w->frame->hop = 0;
 	w->frame->last = config.rank;
-	w->frame->flags = 0;
+	w->frame->flags = refused(w, chunk) ? RING_FLAG_DOUBT : 0;
 	w->frame->tag = tensor->tag;
 	count(w, RING_RESENT);
 	return send(w, config.upstream ? rank_before(config.rank) : order->chunk % config.ranks, length);
@@ -99,7 +99,7 @@ static __always_inline enum outcome send_order(struct work *w, const struct ring
 		return request(w, order);
 	if (order->attempt)
 		count(w, RING_RESENT);
-	return launch(w, order->chunk, order->attempt);
+	return launch(w, order->chunk, order->attempt, 0);
 }
 
 static __always_inline enum outcome on_order(struct work *w)

@@ -50,7 +50,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 
 	if (!hop || w->frame->hop != hop)
 		return drop(w, RING_BAD_RANK);
-	if (w->chunk->done == generation)
+	if (holds(w))
 		return answer(w);
 	if (generation != mine && generation != generation_after(mine))
 		return drop(w, RING_BAD_GENERATION);
@@ -95,13 +95,13 @@ static __always_inline enum outcome on_result(struct work *w)
 	return w->frame->flags & RING_FLAG_USEFUL ? launch_next(w) : GONE;
 }
 
-/* Somebody lacks a result. Who holds it sends it; its owner, when nobody holds it yet, begins its first lap again. With `upstream` the
+/* Somebody lacks a result. Who holds it sends it; its owner, when nobody does yet, begins its first lap again. With `upstream` the
  * request comes from the rank behind this one, goes on against the ring as far as the owner, and does not when this rank asks itself.
  */
 static __always_inline enum outcome on_request(struct work *w)
 {
 	__u32 generation = w->frame->generation, now = now_us();
-	bool mine = w->index % config.ranks == config.rank, held = w->chunk->done == generation;
+	bool mine = w->index % config.ranks == config.rank, held = holds(w);
 
 	if (config.upstream ? !is_from(w, rank_after(config.rank)) : !mine || !is_from(w, w->frame->last))
 		return drop(w, RING_BAD_RANK);
@@ -120,7 +120,7 @@ static __always_inline enum outcome on_request(struct work *w)
 		return answer(w);
 	}
 	if (mine)
-		return launch(w, w->index, w->chunk->attempt + 1);
+		return launch(w, w->index, w->chunk->attempt + 1, w->frame->flags & RING_FLAG_DOUBT);
 	if (w->frame->hop + 1 >= config.ranks)
 		return drop(w, RING_BAD_RANK);
 	w->frame->hop += 1;

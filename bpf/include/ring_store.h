@@ -9,8 +9,8 @@
 #include "ring_gap.h"
 #include "ring_payload.h"
 
-/* The frame becomes this rank's own chunk `index` on its first lap. */
-static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 attempt)
+/* The frame becomes this rank's own chunk `index` on its first lap. `doubt`: RING_FLAG_DOUBT if who asks is in doubt, else 0. */
+static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 attempt, __u8 doubt)
 {
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &index);
 	void *input = bpf_map_lookup_elem(&inputs, &index);
@@ -36,7 +36,7 @@ static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 att
 	w->frame->attempt = attempt;
 	w->frame->hop = 1;
 	w->frame->last = 0;
-	w->frame->flags = 0;
+	w->frame->flags = refused(w, chunk) ? RING_FLAG_DOUBT : doubt;
 	w->frame->tag = tensor->tag;
 	w->frame->checksum = sum + ring_seal(RING_REDUCE, generation_of(w->progress), index, length, tensor->tag);
 	return send(w, rank_after(config.rank), length);
@@ -54,7 +54,7 @@ static __always_inline enum outcome launch_next(struct work *w)
 	if (generation_of(next) != generation_of(progress) || index >= (__u32)progress)
 		return GONE;
 	w->progress = progress;
-	return launch(w, index, 0);
+	return launch(w, index, 0, 0);
 }
 
 /* Turn the frame into lap two of a result that this rank holds, as its `hop`th hop. */
@@ -194,39 +194,43 @@ static __always_inline enum outcome park(struct work *w, bool *ready)
 	return drop(w, RING_PARKED);
 }
 
-/* Lap one, input ready: add it; the last rank of the lap has the sum. */
+/* Lap one, input ready: add it; the last rank of the lap has the sum. Where that holds a result which is in doubt, it keeps it until its
+ * process has looked, and only passes the new one on.
+ */
 static __always_inline enum outcome reduce(struct work *w)
 {
 	void *input = bpf_map_lookup_elem(&inputs, &w->index);
 	void *result = bpf_map_lookup_elem(&results, &w->index);
+	bool last = w->frame->hop + 1 >= config.ranks, keep = last && claim(w);
 	__u64 sum, expected;
 	int error;
 
 	if (!input || !result)
 		return GONE;
-	if (w->frame->hop + 1 < config.ranks) {
+	if (last && !keep && !(w->frame->flags & RING_FLAG_DOUBT))
+		return drop(w, RING_DUPLICATE);
+	expected = w->frame->checksum + w->chunk->input_sum - (last ? seal(w) : 0);
+	if (keep) {
+		error = payload_add_store(w->ctx, input, result, w->length, &sum);
+		if (error || sum != expected) {
+			unclaim(w);
+			return drop(w, error ? RING_BAD_LENGTH : RING_BAD_CHECKSUM);
+		}
+		stored(w, sum);
+	} else {
 		if (payload_add(w->ctx, input, w->length))
 			return drop(w, RING_BAD_LENGTH);
-		expected = w->frame->checksum + w->chunk->input_sum;
 		if (overtaken(w))
 			return drop(w, RING_OVERTAKEN);
-		w->frame->checksum = expected;
-		w->frame->hop += 1;
-		return send(w, rank_after(config.rank), w->length);
 	}
-	if (!claim(w))
-		return drop(w, RING_DUPLICATE);
-	expected = w->frame->checksum - seal(w) + w->chunk->input_sum;
-	error = payload_add_store(w->ctx, input, result, w->length, &sum);
-	if (error || sum != expected) {
-		unclaim(w);
-		return drop(w, error ? RING_BAD_LENGTH : RING_BAD_CHECKSUM);
+	w->frame->hop += 1;
+	if (last) {
+		w->frame->kind = RING_RESULT;
+		w->frame->hop = 1;
+		w->frame->last = rank_before(config.rank);
+		w->frame->flags = keep ? RING_FLAG_USEFUL : 0;
+		expected += seal(w);
 	}
-	stored(w, sum);
-	w->frame->kind = RING_RESULT;
-	w->frame->hop = 1;
-	w->frame->last = rank_before(config.rank);
-	w->frame->flags = RING_FLAG_USEFUL;
-	w->frame->checksum = sum + seal(w);
+	w->frame->checksum = expected;
 	return send(w, rank_after(config.rank), w->length);
 }

@@ -79,6 +79,23 @@ static __always_inline bool too_soon(struct work *w, struct ring_chunk *chunk, _
 	return chunk->sent_us && now - chunk->sent_us < w->control->quench_us;
 }
 
+/* Has this rank's process refused a result of the chunk in this generation? */
+static __always_inline bool refused(struct work *w, struct ring_chunk *chunk)
+{
+	return chunk->done == ~generation_of(w->progress);
+}
+
+/* Does this rank hold the result that the frame is about, and one that will do? Ranks that have not looked yet would hand those that
+ * have the very result that these refuse, and get it back from them when they look themselves, round and round.
+ */
+static __always_inline bool holds(struct work *w)
+{
+	__u32 generation = w->frame->generation;
+
+	return w->chunk->done == generation &&
+	       (!(w->frame->flags & RING_FLAG_DOUBT) || *(volatile __u32 *)&w->control->settled == generation);
+}
+
 /* Has the process begun another collective since this frame's work began? Then what was read may be torn. */
 static __always_inline bool overtaken(struct work *w)
 {

@@ -36,6 +36,7 @@ enum ring_kind {
 
 #define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */
 #define RING_FLAG_SPREAD 2 /* of a bell: its frames are worth more than one CPU */
+#define RING_FLAG_DOUBT 4  /* whoever asks has refused a result of this chunk: only one of a settled generation will do, or a new sum */
 
 /* One struct for the whole frame, not a nested one for the header: only so does clang see that veth's 64-byte boundary makes
  * `cookie` and `checksum` aligned, and loads them in one instruction instead of byte by byte.

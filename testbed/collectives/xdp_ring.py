@@ -7,6 +7,7 @@ The process quantizes into memory that it shares with the kernel, rings, sleeps,
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["XdpRing"]
-
-_MOST_REFUSED = 1000
-"""Results that may be refused in a collective, as a multiple of its chunks: those of ranks that have yet to look come again."""
 
 
 class XdpRing(Transport):
@@ -112,15 +110,18 @@ class XdpRing(Transport):
             rest = self.lanes.exponent_for(finite_absmax(values))
             status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
             port.finish(kind.layout, generation, status)
-        refused = port.refused
+        fewest, progressed = math.inf, time.monotonic()
         while outcome in (Outcome.ODD, Outcome.LATE):
             try:
                 self._recovery.wait(generation, kind.layout.total)
+                before = port.refused
                 outcome = port.complete(kind.layout, target, exponent)
-                if port.refused - refused > _MOST_REFUSED * kind.layout.total:
+                if port.refused - before < fewest:
+                    fewest, progressed = port.refused - before, time.monotonic()
+                elif time.monotonic() - progressed > self.spec.timeout:
                     raise CollectiveError(
-                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and "
-                        f"again ({port.refused - refused} of {kind.layout.total} chunks): almost everything is corrupted"
+                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
+                        f"for {self.spec.timeout:g} s (all-reduce {generation}: at best {fewest} of {kind.layout.total} chunks)"
                     )
             except CollectiveError as error:
                 self._failed = str(error)

@@ -59,7 +59,8 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 
 	r->patience = r->yields;
 	r->last = UINT32_MAX;
-	r->front = 0;
+	r->front = r->chased = 0;
+	r->allowed = r->window * r->ranks;
 	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
 	c->wake_at = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
@@ -193,8 +194,9 @@ int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* A result is not what its check says: do without, and have it sent again. Whoever else holds it finds the same; whoever has given
- * it an answer meanwhile drops that (`claimed`). In this order: what is stored next must find that it is the last.
+/* A result is not what its check says: do without, and have it sent again, but not by ranks that have yet to look (`holds` of
+ * bpf/include/ring_work.h). Whoever has given it an answer meanwhile drops that (`claimed`). In this order: what is stored next
+ * must find that it is the last.
  */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
@@ -206,7 +208,7 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&record->claimed, 0, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&record->done, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&record->done, ~generation, __ATOMIC_SEQ_CST);
 	if (chunk % r->ranks == r->rank)
 		ring_order(r, LAUNCH, generation, chunk, (record->attempt + 1) & 0xff);
 	else
@@ -223,6 +225,13 @@ enum outcome {
 	FAILED, /* see `error` */
 };
 
+/* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks in doubt. */
+static int settle(struct ring *r, enum outcome outcome)
+{
+	__atomic_store_n(&r->control->settled, r->control->progress >> 32, __ATOMIC_SEQ_CST);
+	return outcome;
+}
+
 /* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. Late again if a result is not
  * what its check says.
  */
@@ -238,10 +247,10 @@ int ring_complete(struct ring *r, const struct layout *l, float *out, int32_t ex
 	if (refused == r->refused) {
 		found = ring_status(r, l, r->exponents);
 		if (found < 0)
-			return FAULTY;
+			return settle(r, FAULTY);
 		r->seen = r->least_exponent + found;
 		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
-			return MISFIT;
+			return settle(r, MISFIT);
 		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
@@ -249,7 +258,7 @@ int ring_complete(struct ring *r, const struct layout *l, float *out, int32_t ex
 			ring_refuse(r, chunk);
 	r->dequantize_ns += now_ns() - start;
 	if (refused == r->refused)
-		return DONE;
+		return settle(r, DONE);
 	r->error = ring_flush(r);
 	return r->error ? FAILED : LATE;
 }

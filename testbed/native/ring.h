@@ -24,7 +24,7 @@ struct tensor {
 struct control {
 	uint64_t progress;
 	struct tensor tensors[2];
-	uint32_t wake_at, ordered, quench_us, pad0[7];
+	uint32_t wake_at, ordered, quench_us, settled, pad0[6];
 	uint64_t next;
 	uint32_t stored, taken, rtt_samples, rtt_max_us;
 	uint64_t rtt_sum_us;
@@ -70,6 +70,8 @@ struct ring {
 	uint32_t block; /* chunks that are published at a time */
 	uint32_t last; /* first chunk of the last block, once that is published */
 	uint32_t front; /* all chunks before this one are done */
+	uint32_t chased; /* results that were here when missing ones were last asked for */
+	uint32_t allowed; /* chunks that could be asked for then */
 	uint32_t pad;
 	uint64_t refused; /* results that were not what their check said */
 	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;

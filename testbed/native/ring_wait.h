@@ -37,6 +37,19 @@ static bool heard(struct ring *r)
 	return false;
 }
 
+/* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
+ * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
+ * results have come (RFC 5681: after a timeout, slow start).
+ */
+static uint32_t allowance(struct ring *r, uint32_t most)
+{
+	uint32_t stored = __atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST), come = stored - MIN(r->chased, stored);
+
+	r->allowed = come ? MIN(r->allowed + come, most) : (r->allowed > 1 ? r->allowed / 2 : 1);
+	r->chased = stored;
+	return r->allowed;
+}
+
 /* Nothing has come for a while, so no later result tells what is missing: have sent what every rank has published, which is all of the
  * block of the latest result that is here, and which therefore is lost, not late (at the end: a tail loss, RFC 8985). If nothing of
  * this rank's own is under way, its tokens are lost: begin with new ones. Process.chase of testbed/protocol/process.py.
@@ -45,6 +58,7 @@ void ring_chase(struct ring *r, uint32_t total)
 {
 	struct control *c = r->control;
 	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
+	uint32_t allowed = allowance(r, most);
 	uint32_t next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, here, published;
 	bool flying = false;
 
@@ -62,13 +76,13 @@ void ring_chase(struct ring *r, uint32_t total)
 		if (done(r, chunk) == generation)
 			continue;
 		flying |= launched;
-		if (!most || chunk >= published)
+		if (!allowed || chunk >= published)
 			continue;
 		if (launched)
 			ring_order(r, LAUNCH, generation, chunk, (r->records[chunk].attempt + 1) & 0xff);
 		else if (!mine)
 			ring_order(r, REQUEST, generation, chunk, 0);
-		most -= launched || !mine;
+		allowed -= launched || !mine;
 	}
 	for (uint32_t token = 0; !flying && token < r->window && r->rank + r->ranks * next < ready; token++) {
 		next = ring_take(r, 1);

@@ -154,7 +154,7 @@ class Chunk:
     input_sum: int = 0
     result_sum: int = 0
     claimed: int = 0
-    done: int = 0
+    done: int = 0  # the complement of a generation: its result has been refused
     sent_us: int = 0
     attempt: int = 0
 
@@ -169,6 +169,7 @@ class Memory:
     :param next_generation: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
     :param quench_us: Requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is.
+    :param settled: Generation of which the process has found all results that it needs to be what their checks say.
     :param orders: Given and not taken.
     :param asks: What the programs want sent: launches and requests.
     :param carried: For so many of these a frame is under way that takes one.
@@ -187,6 +188,7 @@ class Memory:
     rtt_sum_us: int = 0
     rtt_max_us: int = 0
     quench_us: int = 0
+    settled: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
     orders: deque[OrderEntry] = field(default_factory=deque)
     carried: int = 0

@@ -28,6 +28,7 @@ class Process:
         self._block = self._last = 1
         self._overdue: NDArray[np.bool_] = np.zeros(0, bool)
         self._before = -1
+        self._chased = self._allowed = 0
 
     def begin(self, generation: int, total: int, length: int, tag: int, block: int = 1, last: int | None = None) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet.
@@ -42,6 +43,7 @@ class Process:
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self._block, self._last = block, total if last is None else last
         self._overdue, self._before = np.zeros(total, bool), -1
+        self._chased, self._allowed = 0, self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
         """Lay a chunk's input where the programs read it; to be done before it is published."""
@@ -93,13 +95,15 @@ class Process:
         wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
         for chunk in wrong:
             self.refuse(chunk)
+        if not wrong:
+            memory.settled = memory.generation
         return not wrong
 
     def refuse(self, chunk: int) -> None:
         """A result is not what its check says: do without, and have it sent again (``ring_refuse``)."""
         memory, record = self.memory, self.memory.chunks[chunk]
         memory.stored -= 1
-        record.claimed = record.done = 0
+        record.claimed, record.done = 0, ~memory.generation & 0xFFFFFFFF
         if chunk % memory.config.ranks == memory.config.rank:
             self.order(Order.LAUNCH, memory.generation, chunk, record.attempt + 1 & 0xFF)
         else:
@@ -109,14 +113,16 @@ class Process:
         """Nothing has come for a moment: ask for what every rank has published, which is all of the latest result's block.
 
         ``ring_chase`` of ``testbed/native/ring_wait.h``. Of those chunks, what is missing is lost, not late. If nothing of this
-        rank's own is under way, it begins with new tokens.
+        rank's own is under way, it begins with new tokens. What it may ask for halves as long as nothing comes (``allowance``).
         """
         memory, rank, ranks = self.memory, self.memory.config.rank, self.memory.config.ranks
         generation, next_slot, total = memory.generation, memory.next_slot, self._overdue.size
         absent = [chunk for chunk in range(total) if memory.chunks[chunk].done != generation]
+        most = self.window * ranks
+        come, self._chased = memory.stored - self._chased, memory.stored
+        allowed = self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
         if not absent:
             return
-        most = self.window * ranks
         seen = range(absent[0], min(total, absent[0] + _CHASED * most))
         absent = [chunk for chunk in absent if chunk in seen]
         here = max((chunk + 1 for chunk in seen if chunk not in absent), default=absent[0])
@@ -126,13 +132,13 @@ class Process:
             mine = chunk % ranks == rank
             launched = mine and chunk < memory.ready and chunk // ranks < next_slot
             flying |= launched
-            if not most or chunk >= published:
+            if not allowed or chunk >= published:
                 continue
             if launched:
                 self.order(Order.LAUNCH, generation, chunk, memory.chunks[chunk].attempt + 1 & 0xFF)
             elif not mine:
                 self.order(Order.REQUEST, generation, chunk)
-            most -= launched or not mine
+            allowed -= launched or not mine
         if not flying:
             slots = slots_of(rank, ranks, memory.ready)
             for _ in range(min(self.window, max(0, slots - next_slot))):

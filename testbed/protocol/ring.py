@@ -13,7 +13,7 @@ from collections.abc import Callable
 from testbed.protocol.generation import generation_after
 from testbed.protocol.memory import PARKING, PARKING_TRIES, Event, EventKind, Order, OrderEntry
 from testbed.protocol.sending import U32, U64, Sender
-from testbed.protocol.wire import BLOCK, USEFUL, VERSION, Frame, Kind, checksum, seal
+from testbed.protocol.wire import BLOCK, DOUBT, USEFUL, VERSION, Frame, Kind, checksum, seal
 
 __all__ = ["Rank"]
 
@@ -72,7 +72,7 @@ class Rank(Sender):
         hop = (config.rank - header.chunk) % config.ranks
         if not hop or header.hop != hop:
             return self._drop("bad_rank")
-        if self.chunks[header.chunk].done == header.generation:
+        if self._holds(frame):
             return self._answer(frame)
         if header.generation not in (self.generation, generation_after(self.generation)):
             return self._drop("bad_generation")
@@ -102,7 +102,7 @@ class Rank(Sender):
         """Somebody lacks a result: send it, begin its first lap again, or pass the request on towards its owner."""
         header, config = frame.header, self.config
         chunk, mine = self.chunks[header.chunk], header.chunk % config.ranks == config.rank
-        held = chunk.done == header.generation
+        held = self._holds(frame)
         asker = config.after if config.upstream else header.last
         if not self._is_from(frame, asker) or not (mine or config.upstream):
             return self._drop("bad_rank")
@@ -121,7 +121,7 @@ class Rank(Sender):
             header.attempt = chunk.attempt & 0xFF
             return self._answer(frame)
         if mine:
-            return self._launch(frame, header.chunk, chunk.attempt + 1, now)
+            return self._launch(frame, header.chunk, chunk.attempt + 1, now, header.flags & DOUBT)
         if header.hop + 1 >= config.ranks:
             return self._drop("bad_rank")
         header.hop += 1
@@ -226,21 +226,22 @@ class Rank(Sender):
         return self._on_reduce(bell, now) if self._find_chunk(bell) else None
 
     def _reduce(self, frame: Frame, now: int) -> Frame | None:
-        """Lap one, input ready: add it; the last rank of the lap has the sum."""
+        """Lap one, input ready: add it; the last rank of the lap has the sum, and keeps what it holds in doubt."""
         header, config = frame.header, self.config
         words = header.length // 8
-        mine = self.chunks[header.chunk].input_sum
+        mine, keep = self.chunks[header.chunk].input_sum, self.chunks[header.chunk].done != self.generation
         frame.payload[:words] += self.inputs[header.chunk, : min(words, frame.payload.size)]
-        if header.hop + 1 < config.ranks:
-            if frame.payload.size < words:
-                return self._drop("bad_length")
+        last = header.hop + 1 >= config.ranks
+        if not (last and keep) and frame.payload.size < words:
+            return self._drop("bad_length")
+        if not last:
             header.checksum = header.checksum + mine & U64
             header.hop += 1
             return self._send(frame, config.after, header.length)
         expected = header.checksum - seal(header) + mine & U64
-        if not self._store(frame, expected, now):
+        if keep and not self._store(frame, expected, now):
             return None
-        header.kind, header.hop, header.last, header.flags = Kind.RESULT, 1, config.before, USEFUL
+        header.kind, header.hop, header.last, header.flags = Kind.RESULT, 1, config.before, USEFUL if keep else 0
         header.checksum = expected + seal(header) & U64
         return self._send(frame, config.after, header.length)
 

@@ -39,7 +39,7 @@ class RingHeader(Packet):
         ByteField("attempt", 0),
         ByteField("hop", 0),
         ByteField("last", 0),
-        FlagsField("flags", 0, 8, ["useful"]),
+        FlagsField("flags", 0, 8, ["useful", "spread", "doubt"]),
         LEShortField("length", 0),
         XLEShortField("tag", 0),
     ]

@@ -6,7 +6,7 @@ Twin of ``bpf/include/ring_work.h``, ``ring_gap.h`` and the sending half of ``ri
 from __future__ import annotations
 
 from testbed.protocol.memory import ASKS, Memory, Order, OrderEntry, Tensor
-from testbed.protocol.wire import FRAME_BYTES, Frame, Kind, seal
+from testbed.protocol.wire import DOUBT, FRAME_BYTES, Frame, Kind, seal
 
 __all__ = ["Sender"]
 
@@ -64,19 +64,24 @@ class Sender(Memory):
         chunk.sent_us = now
         chunk.attempt += 1
         header.kind, header.generation, header.chunk = Kind.REQUEST, order.generation, order.chunk
-        header.attempt, header.hop, header.last, header.flags = chunk.attempt & 0xFF, 0, config.rank, 0
+        header.attempt, header.hop, header.last = chunk.attempt & 0xFF, 0, config.rank
+        header.flags = DOUBT if self._refused(order.chunk) else 0
         header.tag = tensor.tag
         self._count("resent")
         return self._send(frame, config.before if config.upstream else order.chunk % config.ranks, tensor.length)
 
-    def _launch(self, frame: Frame, index: int, attempt: int, now: int) -> Frame | None:
-        """The frame becomes this rank's own chunk ``index`` on its first lap."""
+    def _launch(self, frame: Frame, index: int, attempt: int, now: int, doubt: int = 0) -> Frame | None:
+        """The frame becomes this rank's own chunk ``index`` on its first lap.
+
+        :param doubt: `DOUBT` if a rank that asks is in doubt, or 0.
+        """
         header, chunk, tensor = frame.header, self.chunks[index], self._tensor(self.generation)
         frame.resize(tensor.length)
         frame.payload[:] = self.inputs[index, : tensor.length // 8]
         chunk.sent_us, chunk.attempt = now, attempt & 0xFF
         header.kind, header.generation, header.chunk = Kind.REDUCE, self.generation, index
-        header.attempt, header.hop, header.last, header.flags = attempt & 0xFF, 1, 0, 0
+        header.attempt, header.hop, header.last = attempt & 0xFF, 1, 0
+        header.flags = DOUBT if self._refused(index) else doubt
         header.tag, header.length = tensor.tag, tensor.length
         header.checksum = chunk.input_sum + seal(header) & U64
         return self._send(frame, self.config.after, tensor.length)
@@ -129,6 +134,16 @@ class Sender(Memory):
         """Has the chunk been sent or asked for a moment ago? All ranks that lack it ask at once."""
         sent = self.chunks[index].sent_us
         return sent != 0 and (now - sent & U32) < self.quench_us
+
+    def _refused(self, index: int) -> bool:
+        """Has this rank's process refused a result of the chunk in this generation?"""
+        return self.chunks[index].done == ~self.generation & U32
+
+    def _holds(self, frame: Frame) -> bool:
+        """Does this rank hold the result that the frame is about, and one that will do (``holds`` of ``ring_work.h``)?"""
+        header = frame.header
+        held = self.chunks[header.chunk].done == header.generation
+        return held and (not header.flags & DOUBT or self.settled == header.generation)
 
     def _tensor(self, generation: int) -> Tensor:
         return self.tensors[generation & 1]

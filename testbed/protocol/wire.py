@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BLOCK",
+    "DOUBT",
     "FRAME_BYTES",
     "MAGIC",
     "MAX_PAYLOAD",
@@ -61,6 +62,8 @@ MAX_PAYLOAD = 54 * BLOCK
 MAX_RANKS = 32
 USEFUL = 1
 """Flag: a rank of this lap stored a result that it did not have."""
+DOUBT = 4
+"""Flag: whoever asks has refused a result of this chunk: only one of a settled generation will do, or a new sum."""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 

@@ -111,7 +111,7 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
-        for name in ("stored", "wake_at", "rtt_samples", "quench_us"):
+        for name in ("stored", "wake_at", "rtt_samples", "quench_us", "settled"):
             assert getattr(control, name) == getattr(rank, name), name
         waiting = control.ordered - control.taken & 0xFFFFFFFF
         entries = (self.orders[(control.taken + index) % ORDERS] for index in range(waiting))
@@ -212,6 +212,11 @@ class TwinProcess(Process):
         if outermost:
             self._in_c = False
             self.native.replay(self.memory.generation, self.memory.ready)
+
+    def verify(self) -> bool:
+        good = super().verify()
+        self.kernel.control.settled = self.memory.settled
+        return good
 
     def refuse(self, chunk: int) -> None:
         self._in_c = True

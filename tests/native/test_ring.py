@@ -64,6 +64,8 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
                 memory.next_slot += value
                 native.control.next += value
             elif name == "stored":
+                memory.stored += memory.chunks[value].done != generation
+                native.control.stored = memory.stored
                 memory.chunks[value].done = native.records[value].done = generation
                 memory.chunks[value].attempt = native.records[value].attempt = value * 97 & 0xFF
             elif name == "chase":
@@ -83,6 +85,29 @@ def test_same_orders_and_the_same_memory(who, generation, operations) -> None:
             tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
             assert [(tensor.total, tensor.length, tensor.tag) for tensor in control.tensors] == tensors
             assert [entry.state for entry in native.parking] == [FREE if p is None else PARKED for p in memory.parking]
+
+
+def test_a_silent_process_asks_for_less_and_less() -> None:
+    """What nobody answers may stand in a queue, which asking makes longer; results raise what may be asked for again."""
+    window, ranks, total = 16, 2, 64
+    memory = Memory(config(0, ranks, chunks=total))
+    process = Process(memory, window)
+    asked = []
+    with NativeProcess(0, ranks, window) as native:
+        process.begin(1, total, BLOCK, 0, last=0)
+        native.begin(1, total, BLOCK, 0)
+        for come in (1, 0, 0, 0, 0, 0, 0, 0, 3, 5, 0):
+            for chunk in range(memory.stored, memory.stored + come):
+                memory.chunks[chunk].done = native.records[chunk].done = 1
+            memory.stored += come
+            native.control.stored = memory.stored
+            process.chase()
+            native.chase(total, 1, 0)
+            assert native.waiting() == list(memory.orders)
+            asked.append(len(memory.orders))
+            memory.orders.clear()
+            native.control.taken = native.control.ordered
+    assert asked == [32, 16, 8, 4, 2, 1, 1, 1, 4, 9, 4]
 
 
 def test_a_full_queue_takes_no_more_orders() -> None:
