@@ -30,7 +30,7 @@ __all__ = ["Arena"]
 
 OPEN_DEADLINE = 60.0  # seconds for all ranks to open their groups
 DEADLINE = 60.0  # seconds for a scenario's all-reduces
-GIVE_UP_DEADLINE = 20.0  # seconds for ranks to notice that one is silent: the timeout that they have then, and much more
+GIVE_UP_DEADLINE = 20.0  # seconds for ranks to notice that one is silent: twice their timeout
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 
 

@@ -10,6 +10,8 @@ from testbed.errors import TestbedError
 from testbed.fabric.clean import clean
 from testbed.fabric.processes import processes_of
 from testbed.fabric.state import ROOT, new_run_id
+from testbed.kernel.compile import compile_all
+from testbed.native import compile_native, names
 from testbed.soak.arena import Arena
 from testbed.soak.draw import draw
 from testbed.soak.findings import Finding, keep
@@ -52,6 +54,10 @@ class Soak:
         :param progress: Told of each scenario before it is played.
         :raises TestbedError: One has failed; the text says which and how to play it again.
         """
+        # Not by all ranks at once, in the time that they have to meet.
+        compile_all()
+        for name in names():
+            compile_native(name)
         try:
             for number in self._numbers():
                 scenario = draw(self.seed, number)
