@@ -140,6 +140,8 @@ class Mesh(Closing):
             vertices=len(self._positions),
             peer=self._peers,
         )
+        #: Whether any peer needs a vertex of this rank's.
+        self.sends = any(map(len, halo.sends))
         first = np.cumsum([0, *(len(source) for source in halo.sources)])
         self._arrays: list[NDArray[Any]] = [matrix]  # which the structures point to
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
@@ -155,11 +157,6 @@ class Mesh(Closing):
     def send_seconds(self) -> float:
         """Time spent gathering and sending, cumulative."""
         return float(self._mesh.send_ns * 1e-9)
-
-    @property
-    def sends(self) -> bool:
-        """Whether any peer needs a vertex of this rank's."""
-        return any(peer.serves for peer in self._peers)
 
     def exchange(self, x: Embeddings, odd: bool) -> list[int]:
         """Send what peers need of `x`, and fill the matrix with what they send.
