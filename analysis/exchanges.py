@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures import STYLE
+from testbed.bench.sizes import format_size
 
 __all__ = ["draw"]
 
@@ -52,6 +53,10 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str, words: str) -> None:
     markers = dict(zip(sorted(table[by].unique()), MARKERS * len(table), strict=False))
+    places = sorted(table[x].unique())
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [format_size(int(place)) for place in places])
+    axes.minorticks_off()
     for (exchange, value), rows in table.groupby(["exchange", by], sort=False):
         colour, dash = EXCHANGE_STYLES[str(exchange)]
         style = {"color": colour, "linestyle": dash, "marker": markers[value], "fillstyle": "none", "markersize": 5}
@@ -59,7 +64,6 @@ def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str, words: str)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
