@@ -12,7 +12,7 @@ from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.row import Turn
-from testbed.collectives.group import Affinity, GroupSpec, Lanes, make_groups
+from testbed.collectives.group import MAX_WINDOW, Affinity, GroupSpec, Lanes, make_groups
 from testbed.collectives.registry import check_mtu
 from testbed.collectives.transport import Counters
 from testbed.errors import KernelError, SpecError, TestbedError
@@ -42,6 +42,7 @@ class Options:
     :param iterations: Timed exchanges of each name and case.
     :param warmup: Untimed ones before each turn.
     :param lanes: Quantized type of exchanges that quantize.
+    :param window: Frames in flight of in-kernel exchanges.
     :param processing: Of `ExchangeSpec`.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
@@ -51,6 +52,7 @@ class Options:
     iterations: int = 20
     warmup: int = 3
     lanes: Lanes = "int32"
+    window: int = 32
     processing: Processing = "pinned"
     affinity: Affinity = "rank"
     seed: int = 0
@@ -66,6 +68,8 @@ class Options:
         for key, allowed in (("lanes", Lanes), ("processing", Processing), ("affinity", Affinity)):
             if (value := getattr(self, key)) not in get_args(allowed):
                 raise SpecError(f"--{key}: {value!r}: allowed is {' or '.join(get_args(allowed))}")
+        if not 1 <= self.window <= MAX_WINDOW:
+            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing")
         check_mtu(self.plan.mtu, (EXCHANGES[name].all_reduce for name in self.exchanges), "--mtu")
@@ -84,6 +88,7 @@ class Options:
             "offload": "on" if self.plan.offload else "off",
             "topology": self.plan.topology,
             "lanes": self.lanes,
+            "window": self.window,
             "processing": self.processing,
             "affinity": self.affinity,
             "seed": self.seed,
@@ -187,7 +192,7 @@ class Session:
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
             self._workers = stack.enter_context(Workers(self._fabric, affinity=options.affinity))
-            shown = ("lanes", "processing", "iterations", "warmup", "affinity", "seed")
+            shown = ("lanes", "window", "processing", "iterations", "warmup", "affinity", "seed")
             self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
             self._stack = stack.pop_all()
         return self
@@ -232,7 +237,7 @@ class Session:
             self._call(rank.open_all_reduce, [{"name": name, "spec": spec} for spec in self._make_groups(capacity=ALL_REDUCE)])
 
     def _open(self, name: str, case: Case) -> None:
-        groups = self._make_groups()
+        groups = self._make_groups(window=self.options.window)
         barrier = str(self._fabric.directory / f"barrier-{self._groups}")
         processing = self.options.processing
         specs = [

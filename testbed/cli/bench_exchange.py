@@ -23,6 +23,7 @@ Switch = Annotated[str, typer.Option(help="Switches: xdp or bridge.")]
 Mtu = Annotated[int, typer.Option(help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge.")]
 Offload = Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")]
 Lanes = Annotated[str, typer.Option(help="Quantized type of pinch: int16 or int32.")]
+Window = Annotated[int, typer.Option(help="Frames in flight a rank, of pinch, 1 to 256.")]
 Processing = Annotated[
     str, typer.Option(help="Where pinch aggregates: pinned, on the receiving rank's CPU, or spread, where frames arrive.")
 ]
@@ -67,6 +68,7 @@ def broadcast(
     mtu: Mtu = 1500,
     offload: Offload = "on",
     lanes: Lanes = "int32",
+    window: Window = 32,
     processing: Processing = "pinned",
     affinity: Affinity = "rank",
     iterations: Iterations = 50,
@@ -94,6 +96,7 @@ def broadcast(
         iterations=iterations,
         warmup=warmup,
         lanes=lanes,  # type: ignore[arg-type]  # Options checks it
+        window=window,
         processing=processing,  # type: ignore[arg-type]
         affinity=affinity,  # type: ignore[arg-type]
         seed=seed,
@@ -115,6 +118,7 @@ def aggregate(
     mtu: Mtu = 1500,
     offload: Offload = "on",
     lanes: Lanes = "int32",
+    window: Window = 32,
     processing: Processing = "pinned",
     affinity: Affinity = "rank",
     iterations: Iterations = 20,
@@ -135,6 +139,7 @@ def aggregate(
         iterations=iterations,
         warmup=warmup,
         lanes=lanes,  # type: ignore[arg-type]  # Options checks it
+        window=window,
         processing=processing,  # type: ignore[arg-type]
         affinity=affinity,  # type: ignore[arg-type]
         seed=seed,
