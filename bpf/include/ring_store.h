@@ -201,12 +201,13 @@ static __always_inline enum outcome reduce(struct work *w)
 {
 	void *input = bpf_map_lookup_elem(&inputs, &w->index);
 	void *result = bpf_map_lookup_elem(&results, &w->index);
-	bool last = w->frame->hop + 1 >= config.ranks, keep = last && claim(w);
+	bool last = w->frame->hop + 1 >= config.ranks, keep;
 	__u64 sum, expected;
 	int error;
 
 	if (!input || !result)
 		return GONE;
+	keep = last && claim(w);
 	if (last && !keep && !(w->frame->flags & RING_FLAG_DOUBT))
 		return drop(w, RING_DUPLICATE);
 	expected = w->frame->checksum + w->chunk->input_sum - (last ? seal(w) : 0);

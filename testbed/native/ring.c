@@ -195,8 +195,8 @@ int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 }
 
 /* A result is not what its check says: do without, and have it sent again, but not by ranks that have yet to look (`holds` of
- * bpf/include/ring_work.h). Whoever has given it an answer meanwhile drops that (`claimed`). In this order: what is stored next
- * must find that it is the last.
+ * bpf/include/ring_work.h). In this order: what is stored next must find that it is the last, and can be stored from the moment on at
+ * which `claimed` is free, when nothing may be written to `done` any more.
  */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
@@ -207,8 +207,8 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 	r->refused++;
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&record->claimed, 0, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&record->done, ~generation, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&record->claimed, 0, __ATOMIC_SEQ_CST);
 	if (chunk % r->ranks == r->rank)
 		ring_order(r, LAUNCH, generation, chunk, (record->attempt + 1) & 0xff);
 	else

@@ -12,7 +12,7 @@ from scapy.layers.l2 import Ether
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
 from testbed.protocol.memory import ORDERS, PARKING, PARKING_TRIES, Event, EventKind, Order
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import FRAME_BYTES, PORT, Kind, checksum, decode, seal
+from testbed.protocol.wire import DOUBT, FRAME_BYTES, PORT, Kind, checksum, decode, seal
 from tests.kernel.packets import (
     GENERATION,
     LENGTH,
@@ -196,6 +196,22 @@ ROWS = [
         {"kind": Kind.RESULT, "chunk": 1, "hop": 1, "last": 0, "attempt": 1},
         words=total_of(1),
         before=(result(1),),
+    ),
+    Row(
+        "request in doubt for a chunk that is done, before the process has looked",
+        packet(kind=Kind.REQUEST, chunk=1, last=2, source=2, flags=DOUBT),
+        SENT | {"resent": 1},
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "attempt": 1, "flags": DOUBT},
+        words=input_of(RANK, 1),
+        before=(result(1),),
+    ),
+    Row(
+        "lap one in doubt of a chunk that is done, before the process has looked",
+        reduce(2, flags=DOUBT),
+        SENT,
+        {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "last": 0, "flags": 0},
+        words=total_of(2),
+        before=(reduce(2),),
     ),
     Row("request for a chunk not launched", packet(kind=Kind.REQUEST, chunk=4), {"bad_generation": 1}),
     Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
