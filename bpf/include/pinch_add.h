@@ -37,13 +37,38 @@ static __always_inline void widen(__u64 word, __u64 *wide)
 	}
 }
 
-static __always_inline __u64 greater(__u64 a, __u64 b)
+/* All ones if a number is negative. No branch, which clang would make of it, nor an arithmetic shift, at which the verifier would take both
+ * ways: at every word its states would double.
+ */
+static __always_inline __u64 if_negative(__s64 number)
 {
-	__s32 low = (__s32)a > (__s32)b ? a : b, high = (__s32)(a >> 32) > (__s32)(b >> 32) ? a >> 32 : b >> 32;
+	__u64 mask;
 
-	if (config.bits == 32)
-		return (__s64)a > (__s64)b ? a : b;
-	return (__u32)low | (__u64)(__u32)high << 32;
+	asm volatile("" : "+r"(number));
+	mask = 0 - ((__u64)number >> 63);
+	asm volatile("" : "+r"(mask));
+	return mask;
+}
+
+static __always_inline __u64 greater_lane(__u64 a, __u64 b)
+{
+	__u64 less = if_negative(((__s64)a >> 1) - ((__s64)b >> 1) - (~a & b & 1));
+
+	return a ^ ((a ^ b) & less);
+}
+
+static __always_inline __u64 greater_lanes(__u64 a, __u64 b)
+{
+	__u64 low = if_negative((__s64)(__s32)a - (__s32)b), high = if_negative(((__s64)a >> 32) - ((__s64)b >> 32));
+
+	return a ^ ((a ^ b) & ((low & 0xffffffff) | high << 32));
+}
+
+static __always_inline __u64 combine(__u64 to, __u64 wide, __s64 weight, __u32 aggregation, __u32 bits)
+{
+	if (aggregation == PINCH_MAX)
+		return bits == 32 ? greater_lane(to, wide) : greater_lanes(to, wide);
+	return to + (aggregation == PINCH_WEIGHTED ? wide * weight : wide);
 }
 
 /* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more. */
@@ -60,33 +85,36 @@ static __always_inline __u64 *accumulator_of(struct row_work *row, __u32 k, __u3
 	return to ? to + offset : NULL;
 }
 
+/* `aggregation` and `bits` are constants, so that there is a loop for each, and eight words in a round: the verifier walks through all. */
+static __always_inline void add_words(__u64 *to, const __u64 *wide, __s64 weight, __u32 aggregation, __u32 bits)
+{
+	__u32 i = 0;
+
+	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= 2 * config.words; i += 8) {
+#pragma unroll
+		for (int j = 0; j < 8; j++)
+			to[i + j] = combine(to[i + j], wide[i + j], weight, aggregation, bits);
+	}
+	for (; i < PINCH_MAX_WIDE && i < 2 * config.words; i++)
+		to[i] = combine(to[i], wide[i], weight, aggregation, bits);
+}
+
 static __always_inline void add_row(struct row_work *row, __u32 k, __u64 *to)
 {
+	struct pinch_edge *edge;
 	__u32 index = row->first + k;
-	const __u64 *wide = row->wide;
-	__s64 weight = 1;
 
-	if (config.aggregation == PINCH_SUM && config.words % 4 == 0) {
-		for (__u32 i = 0; i < PINCH_MAX_WIDE && i < 2 * config.words; i += 8) {
-#pragma unroll
-			for (int j = 0; j < 8; j++)
-				to[i + j] += wide[i + j];
-		}
-		return;
-	}
-	if (config.aggregation == PINCH_WEIGHTED) {
-		struct pinch_edge *edge = bpf_map_lookup_elem(&edges, &index);
-
-		if (edge)
-			weight = edge->weight;
-	}
-	for (__u32 i = 0; i < PINCH_MAX_WIDE && i < 2 * config.words; i++) {
-		if (config.aggregation == PINCH_MAX)
-			to[i] = greater(to[i], wide[i]);
-		else if (config.aggregation == PINCH_WEIGHTED)
-			to[i] += wide[i] * weight;
+	if (config.aggregation == PINCH_SUM) {
+		add_words(to, row->wide, 1, PINCH_SUM, 0);
+	} else if (config.aggregation == PINCH_MAX) {
+		if (config.bits == 32)
+			add_words(to, row->wide, 1, PINCH_MAX, 32);
 		else
-			to[i] += wide[i];
+			add_words(to, row->wide, 1, PINCH_MAX, 16);
+	} else {
+		edge = bpf_map_lookup_elem(&edges, &index);
+		if (edge)
+			add_words(to, row->wide, edge->weight, PINCH_WEIGHTED, 0);
 	}
 }
 
@@ -99,9 +127,10 @@ static long add_edges(__u32 k, struct row_work *row)
 	if (offset > 2 * config.words * (config.parts - 1))
 		return 1;
 	a = accumulator_of(row, 4 * k, offset);
-	b = accumulator_of(row, 4 * k + 1, offset);
-	c = accumulator_of(row, 4 * k + 2, offset);
-	d = accumulator_of(row, 4 * k + 3, offset);
+	/* Where there is none, there is no next: the verifier walks through the loops of add_row in five states then, not in sixteen. */
+	b = a ? accumulator_of(row, 4 * k + 1, offset) : NULL;
+	c = b ? accumulator_of(row, 4 * k + 2, offset) : NULL;
+	d = c ? accumulator_of(row, 4 * k + 3, offset) : NULL;
 	if (b)
 		(void)*(volatile __u64 *)b;
 	if (c)
@@ -119,10 +148,28 @@ static long add_edges(__u32 k, struct row_work *row)
 	return 0;
 }
 
+/* The same for one: four loops over maxima are too many instructions for the verifier. */
+static long add_edge(__u32 k, struct row_work *row)
+{
+	__u32 offset = row->offset;
+	__u64 *to;
+
+	if (offset > 2 * config.words * (config.parts - 1))
+		return 1;
+	to = accumulator_of(row, k, offset);
+	if (!to)
+		return 1;
+	add_row(row, k, to);
+	return 0;
+}
+
 /* Add the row at hand to all of `count` neighbours. */
 static __always_inline void add_all(struct row_work *row)
 {
-	bpf_loop((row->count + 3) / 4, add_edges, row, 0);
+	if (config.aggregation == PINCH_MAX)
+		bpf_loop(row->count, add_edge, row, 0);
+	else
+		bpf_loop((row->count + 3) / 4, add_edges, row, 0);
 }
 
 /* The first accumulator of this CPU's bank. */
