@@ -54,18 +54,20 @@ def values(run: Run, metric: str, transport: str) -> list[float]:
 
 @pytest.mark.net
 def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
-    scenario = tiny(exchange={"transports": ["pinch", "tcp-pull", "tcp-push", "gloo"]})
+    """For 50 epochs: loss within 1e-3 at each, test accuracy within half a point."""
+    exchange = {"transports": ["pinch", "tcp-pull", "tcp-push", "gloo"], "turn": 25}
+    scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
     losses, accuracy = single_process(scenario)
     assert run.full_graph
     assert run.transports == ["pinch", "tcp-pull", "tcp-push", "gloo"]
     for transport in run.transports:
-        # Lanes of 32 bits are as fine as float32's own rounding.
-        np.testing.assert_allclose(values(run, "loss", transport), losses, atol=1e-5)
-        assert values(run, "test_accuracy", transport) == [pytest.approx(accuracy, abs=0.02)]
+        assert len(values(run, "loss", transport)) == 50
+        np.testing.assert_allclose(values(run, "loss", transport), losses, atol=1e-3)
+        assert values(run, "test_accuracy", transport) == [pytest.approx(accuracy, abs=0.005)]
         assert 0 < values(run, "edge_cut_share", transport)[0] < 1
         rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
-        last = rows[rows["epoch"] == 4].set_index("metric")["value"]
+        last = rows[rows["epoch"] == 49].set_index("metric")["value"]
         assert sum(last[f"{part}_time"] for part in FULL_PHASES) == pytest.approx(last["epoch_time"])
         assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
         assert 0 < sum(last[f"{phase}_time"] for phase in PHASES) <= last["communication_time"] < last["epoch_time"]
