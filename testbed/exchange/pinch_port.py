@@ -61,7 +61,7 @@ class PinchPort(Closing):
         self.cpu = self.homes[self.group.rank] if pinned else maps.ANYWHERE
         self.banks = 1 if pinned else cpus[-1] + 1
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
-        self.acked_words = -(-self.capacity // 32)
+        self.acked_words = max(-(-self.capacity // 32), 1)
         self.doorbell: socket.socket | None = None
         self._objects: list[BpfObject] = []
         try:
