@@ -222,7 +222,8 @@ class Runner:
         options, by_reference, fd, run = self.options, ctypes.byref(self.options), self.program.fd, self.run
         verdicts, start = set(), frames.ctypes.data
         for index, length in enumerate(lengths.tolist()):
-            options.data_in, options.data_size_in, options.data_size_out = start + index * WIDTH, length, len(self.room)
+            place = start + index * frames.strides[0]
+            options.data_in, options.data_size_in, options.data_size_out = place, length, len(self.room)
             check(run(fd, by_reference), "test run")
             verdicts.add(options.retval)
         return verdicts

@@ -1,0 +1,255 @@
+"""Ranks of an exchange, loaded in a namespace of their own, and the frames that they would send each other."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from socket import AF_PACKET, SOCK_RAW, socket
+
+import numpy as np
+
+from testbed.closing import Closing
+from testbed.collectives.group import Lanes, make_groups
+from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
+from testbed.exchange.pinch_layout import ACK_WORDS, Bundles, RowLayout, bundle
+from testbed.exchange.pinch_maps import ACK_BEHIND
+from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_port import PinchPort
+from testbed.exchange.pinch_tables import make_tables
+from testbed.kernel import Program, TestRun
+from testbed.plan import plan_fabric
+from testbed.probes.namespace import Namespace
+from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, seal
+from tests.exchange import pinch_twin as twin
+from tests.exchange.reference import Partitioned
+
+__all__ = ["GENERATION", "Loaded", "ack", "bits", "frame", "received", "said"]
+
+GENERATION = 5
+ETH_P_ALL = 3
+DEVICES = (("eth0", "wire"), ("bell0", "bell1"))
+
+
+@contextmanager
+def namespace() -> Iterator[None]:
+    """Devices of the names that a host has, with nothing behind them."""
+    with Namespace() as made, made.entered():
+        for near, far in DEVICES:
+            made.run(f"ip link add {near} type veth peer name {far}", f"ip link set {near} up", f"ip link set {far} up")
+        yield
+
+
+class NoDispatcher:
+    """Tests hand frames to programs themselves."""
+
+    def add(self, *programs: object) -> None:
+        pass
+
+    def remove(self, group: int) -> None:
+        pass
+
+
+class Loaded(Closing):
+    """Ranks of one exchange, each with programs and maps of its own, as far as they are asked for.
+
+    Rank `r`'s embeddings are those of `graph`'s vertices that it owns; all are to be quantized with the exponent that they need.
+    """
+
+    def __init__(
+        self,
+        graph: Partitioned,
+        x: np.ndarray,
+        kind: Aggregation = "sum",
+        lanes: Lanes = "int16",
+        *,
+        ranks: Sequence[int] = (0,),
+        processing: Processing = "spread",
+        mtu: int = 1500,
+        generation: int = GENERATION,
+    ) -> None:
+        self.graph, self.x, self.kind, self.generation = graph, x, kind, generation
+        self.bits = 16 if lanes == "int16" else 32
+        self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
+        self.exponent = twin.magnitude(x)
+        self.lanes = twin.Format(self.bits).quantize(x, self.exponent)
+        self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
+        self.bundles = [bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables]
+        self.groups = make_groups(plan_fabric(hosts=graph.world).hosts, group_id=3, lanes=lanes, mtu=mtu)
+        self.ports: dict[int, PinchPort] = {}
+        with ExitStack() as stack:
+            stack.enter_context(namespace())
+            for rank in ranks:
+                spec = ExchangeSpec(self.groups[rank], graph.halos[rank], x.shape[1], kind, processing=processing)
+                port = PinchPort(NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank))
+                self.ports[rank] = stack.enter_context(port)
+                self.open(rank, generation)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def numbers(self, rank: int) -> Numbers:
+        return Numbers(self.layout, self.kind, self.tables[rank].scale)
+
+    def open(self, rank: int, generation: int) -> None:
+        """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
+        port = self.ports[rank]
+        for name in ("seen", "acked"):
+            port._objects[0].maps[name].view()[:] = 0
+        self.numbers(rank).reset(port.accumulators)
+        port.address(self.bundles[rank])
+        port.open(generation)
+        senders = [sender for sender, _ in self.numbers_to(rank)]
+        port.expect(np.bincount(senders, minlength=self.graph.world))
+        port.control.copies = 0  # until something is sent
+        port._consumer[0] = port._producer[0]
+        counters = port._counters
+        counters.update(0, bytes(counters.stride * counters.per_cpu))
+
+    def numbers_to(self, rank: int) -> list[tuple[int, int]]:
+        """Sender and number of all frames that are for a rank."""
+        found = []
+        for sender, bundles in enumerate(self.bundles):
+            for number, to in enumerate(np.repeat(bundles.to, self.layout.parts).tolist()):
+                if to >> rank & 1:
+                    found.append((sender, number))
+        return found
+
+    def payload(self, sender: int, number: int) -> Words:
+        """Of a rank's frame."""
+        bundles, which = self.bundles[sender], number // self.layout.parts
+        one = Bundles(bundles.order[bundles.starts[which] : bundles.starts[which + 1]], np.arange(2), bundles.to[:1])
+        one.starts[1] = len(one.order)
+        mine = self.lanes[self.graph.halos[sender].owned]
+        return twin.payloads(self.layout, one, mine)[number % self.layout.parts]
+
+    def embed(self, sender: int, number: int, to: int, **fields: int) -> bytes:
+        """A rank's frame as it reaches another."""
+        return frame(self.ports[to], self.payload(sender, number), sender, **{"chunk": number, "generation": self.generation} | fields)
+
+    def frames_to(self, rank: int, **fields: int) -> list[bytes]:
+        return [self.embed(sender, number, rank, **fields) for sender, number in self.numbers_to(rank)]
+
+    def publish(self, rank: int) -> int:
+        """Have all of a rank's frames in place; how many they are."""
+        port, bundles = self.ports[rank], self.bundles[rank]
+        count = len(bundles.to) * self.layout.parts
+        mine = np.ascontiguousarray(self.x[self.graph.halos[rank].owned])
+        self.numbers(rank).fill(mine, bundles, 0, count, port.payloads, port.frames, self.exponent)
+        port.control.copies = int(port.frames["copies"][:count].sum())
+        port.control.progress = port.generation << 32 | count
+        return count
+
+    def program(self, rank: int, name: str) -> Program:
+        return next(one.programs[name] for one in self.ports[rank]._objects if name in one.programs)
+
+    def run(self, rank: int, name: str, data: bytes) -> TestRun:
+        return self.program(rank, name).test_run(data)
+
+    def link(self, rank: int, data: bytes) -> TestRun:
+        return self.run(rank, "pinch_link", data)
+
+    def work(self, rank: int) -> TestRun:
+        """Go on with what has been set aside."""
+        return self.run(rank, "pinch_bell", self.ports[rank]._work)
+
+    def counters(self, rank: int) -> dict[str, int]:
+        """Those that are not zero."""
+        return {name: count for name, count in self.ports[rank].counters().items() if count}
+
+    def results(self, rank: int) -> np.ndarray:
+        """The aggregates so far; accumulators stay, but for maxima."""
+        port = self.ports[rank]
+        out = np.empty((self.graph.halos[rank].num_owned, self.x.shape[1]), np.float32)
+        self.numbers(rank).collect(port.accumulators, self.tables[rank].targets, port.banks, out, self.exponent, clear=False)
+        return out
+
+    def expected(self, rank: int) -> np.ndarray:
+        return twin.aggregates(self.graph, self.x, self.kind, self.bits)[rank]
+
+    def events(self, rank: int) -> list[int]:
+        """Generations that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
+        port = self.ports[rank]
+        _, _, data = port._objects[0].maps["events"].ring_buffer()
+        found = []
+        while port._consumer[0] < port._producer[0]:
+            place = int(port._consumer[0]) % (data.size // 2) + 8
+            found.append(int(data[place : place + 8].view(np.uint64)[0]))
+            port._consumer[0] += 16
+        return found
+
+    def memory(self, rank: int) -> dict[str, bytes]:
+        """All that programs can write to, but for counters and what they work in."""
+        tables = self.ports[rank]._objects[0].maps
+        left_out = {"counters", "scratch", "events", "both", "cpus"}
+        shared = {name: table for name, table in tables.items() if name not in left_out and not name.startswith(".")}
+        found = {name: table.view(np.uint8).tobytes() for name, table in shared.items() if name != "stash"}
+        stash = shared["stash"]
+        found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
+        return found | {"events": self.ports[rank]._producer.tobytes()}
+
+    @contextmanager
+    def wire(self) -> Iterator[socket]:
+        """Where frames come out that are sent by the link."""
+        with socket(AF_PACKET, SOCK_RAW, 0) as tap:
+            tap.bind(("wire", ETH_P_ALL))
+            tap.settimeout(5)
+            yield tap
+
+
+def checksum(header: Header, payload: Words) -> int:
+    """That of a whole frame."""
+    sealed = {name: getattr(header, name) for name in ("kind", "generation", "chunk", "length", "tag")}
+    return twin.check(payload) + seal(Header(**sealed)) & (1 << 64) - 1
+
+
+def received(tap: socket) -> list[bytes]:
+    """The exchange's frames that a socket holds."""
+    found = []
+    tap.setblocking(False)
+    while True:
+        try:
+            data = tap.recv(4096)
+        except BlockingIOError:
+            return found
+        if decode(data) is not None:
+            found.append(data)
+
+
+def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, **fields: int) -> bytes:
+    """A frame to a port's rank; fields that are not given are those of a good one."""
+    group = port.group
+    tag, length = int(port.control.tag), 8 * payload.size
+    good = {"group": group.group_id, "cookie": group.cookie, "last": sender, "tag": tag, "length": length, "kind": kind}
+    header = Header(**good | fields)
+    if "checksum" not in fields:
+        header.checksum = checksum(header, payload)
+    ends = [Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)]
+    return encode(Frame(header, payload, *ends))
+
+
+def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], **fields: int) -> bytes:
+    """An acknowledgement by another rank: of what it has, as much as there is room for around a frame."""
+    first = max(chunk // 32 - ACK_BEHIND, 0)
+    words = np.zeros(ACK_WORDS, np.uint64)
+    for number in have:
+        if 0 <= number // 32 - first < ACK_WORDS:
+            words[number // 32 - first] |= np.uint64(1 << number % 32)
+    return frame(port, words, sender, PinchKind.ACK, chunk=chunk, **{"generation": port.generation} | fields)
+
+
+def said(data: bytes) -> Frame:
+    """The acknowledgement that a frame has become, checked as its receiver would."""
+    found = decode(data)
+    assert found is not None
+    header = found.header
+    assert header.kind == PinchKind.ACK
+    assert (header.length, found.payload.size, found.trailer) == (8 * ACK_WORDS, ACK_WORDS, b"")
+    assert (found.payload >> np.uint64(32) == 0).all()
+    assert header.checksum == checksum(header, found.payload)
+    assert encode(found) == data  # lengths, addresses and IPv4's check
+    return found
+
+
+def bits(found: Frame) -> set[int]:
+    """Frames that an acknowledgement says have come."""
+    first = max(found.header.chunk // 32 - ACK_BEHIND, 0)
+    return {32 * (first + i) + b for i, word in enumerate(found.payload.tolist()) for b in range(32) if word >> b & 1}

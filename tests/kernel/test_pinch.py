@@ -1,0 +1,371 @@
+"""The programs of an exchange, frame by frame, against numpy: what is summed up, answered, set aside, noted and sent."""
+
+import os
+from collections.abc import Iterator
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from testbed.exchange.pinch_maps import ACK_BEHIND, BATCH
+from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
+from testbed.protocol.wire import PinchKind, decode
+from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+from tests.kernel.pinch import GENERATION, Loaded, ack, bits, frame, received, said
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
+
+GRAPH = draw_partitioned(0, 60, 500, 3)
+ASK = 1
+SHOT = 2  # TC_ACT_SHOT
+GRID = [
+    *((kind, lanes, 64, 1500) for kind in ("sum", "weighted", "max") for lanes in ("int16", "int32")),
+    *(("sum", lanes, dim, 1500) for lanes in ("int16", "int32") for dim in (1, 3, 509)),
+    *(("weighted", "int16", dim, 1500) for dim in (5, 512)),
+    *((kind, "int32", 512, 576) for kind in ("sum", "weighted", "max")),
+    *(("max", lanes, dim, 3506) for lanes in ("int16", "int32") for dim in (511, 512)),
+    ("weighted", "int32", 510, 3506),
+]
+
+
+def small(dim: int = 8, **options) -> Loaded:
+    return Loaded(GRAPH, embeddings(0, GRAPH, dim), **options)
+
+
+def many(vertices: int = 4000, **options) -> Loaded:
+    """Of a thousand frames and more, one vertex each."""
+    target = np.arange(vertices // 2)
+    graph = Partitioned(
+        np.concatenate([np.arange(vertices // 2 + 1), np.full(vertices // 2, vertices // 2)]),
+        (target + vertices // 2).astype(np.int32),
+        np.ones(vertices // 2, np.float32),
+        (np.arange(vertices) >= vertices // 2).astype(np.int32),
+        2,
+    )
+    return Loaded(graph, embeddings(0, graph, 128), lanes="int32", mtu=576, **options)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    with small(60, ranks=(0, 1, 2), lanes="int32", mtu=576) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def long() -> Iterator[Loaded]:
+    with many(ranks=(0, 1)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("kind", "lanes", "dim", "mtu"), GRID)
+def test_accumulators_are_those_of_numpy(kind, lanes, dim, mtu) -> None:
+    with Loaded(GRAPH, embeddings(1, GRAPH, dim), kind, lanes, mtu=mtu) as loaded:
+        frames = loaded.frames_to(0)
+        for data in frames:
+            assert loaded.events(0) == []
+            assert loaded.link(0, data).retval == XDP_DROP
+        assert loaded.events(0) == [GENERATION]
+        np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+        halo, parts = GRAPH.halos[0], loaded.layout.parts
+        carried = sum(len(np.flatnonzero(tables.masks & 1)) for tables in loaded.tables[1:]) * parts
+        counters = loaded.counters(0)
+        assert counters["received"] == loaded.ports[0].control.received == len(frames)
+        assert (counters["vertices"], counters["edges"]) == (carried, len(halo.indices) * parts)
+        assert counters.keys() <= {"received", "vertices", "edges", "unused"}
+        assert loaded.ports[0].peers["received"].sum() == len(frames)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: one bank")
+def test_each_cpu_has_a_bank_and_the_process_adds_them_up() -> None:
+    cpus = sorted(os.sched_getaffinity(1))
+    try:
+        with small() as loaded:
+            for cpu, data in zip(cycle(cpus), loaded.frames_to(0)):
+                os.sched_setaffinity(0, {cpu})
+                loaded.link(0, data)
+            port = loaded.ports[0]
+            banks = port.accumulators.reshape(port.banks, -1).any(axis=1)
+            assert banks[cpus].all() or len(loaded.frames_to(0)) < len(cpus)
+            np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+    finally:
+        os.sched_setaffinity(0, {cpus[0]})
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
+def test_frames_are_handed_to_the_cpu_that_aggregates() -> None:
+    here = min(os.sched_getaffinity(0))
+    with small(ranks=(0, 1), processing="pinned") as loaded:
+        for rank, port in loaded.ports.items():
+            frames = loaded.frames_to(rank)
+            verdicts = {loaded.link(rank, data).retval for data in frames}
+            if port.cpu == here:
+                assert verdicts == {XDP_DROP}
+                assert "remote" not in loaded.counters(rank)
+            else:
+                assert verdicts == {XDP_REDIRECT}
+                assert loaded.counters(rank) == {"remote": len(frames)}
+                continue  # programs of CPU maps have no test runs
+            np.testing.assert_array_equal(loaded.results(rank), loaded.expected(rank))
+
+
+def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
+    loaded.open(0, GENERATION)
+    numbers = loaded.numbers_to(0)
+    for sender, number in numbers:
+        loaded.link(0, loaded.embed(sender, number, 0))
+    before = loaded.memory(0)
+    for sender, number in numbers:
+        run = loaded.link(0, loaded.embed(sender, number, 0, attempt=1))
+        assert run.retval == XDP_TX
+        answer = said(run.data)
+        assert (answer.header.last, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
+        assert answer.destination.ip == loaded.groups[0].members[sender].ip
+        assert bits(answer) == {n for s, n in numbers if s == sender}
+    assert loaded.memory(0) == before
+    assert loaded.counters(0)["duplicate"] == loaded.counters(0)["acks"] == len(numbers)
+    np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
+    """In any order, with holes: the words from twelve before the frame's to three behind it."""
+    long.open(0, GENERATION)
+    random = np.random.default_rng(0)
+    numbers = [number for _, number in long.numbers_to(0)]
+    assert len(numbers) > 32 * 20
+    come: set[int] = set()
+    for number in random.permutation(numbers).tolist():
+        asked = random.random() < 0.1
+        run = long.link(0, long.embed(1, number, 0, flags=ASK * asked))
+        come.add(number)
+        assert run.retval == (XDP_TX if asked else XDP_DROP)
+        if asked:
+            first = 32 * max(number // 32 - ACK_BEHIND, 0)
+            assert bits(said(run.data)) == {other for other in come if first <= other < first + 32 * 16}
+    np.testing.assert_array_equal(long.results(0), long.expected(0))
+
+
+def test_frames_of_the_exchange_before_are_acknowledged_as_a_whole(loaded) -> None:
+    loaded.open(0, GENERATION)
+    before = loaded.memory(0)
+    for sender, number in loaded.numbers_to(0):
+        run = loaded.link(0, loaded.embed(sender, number, 0, generation=GENERATION - 1))
+        assert run.retval == XDP_TX
+        answer = said(run.data)
+        assert answer.header.generation == GENERATION - 1
+        assert (answer.payload == 0xFFFFFFFF).all()
+    assert loaded.memory(0) == before
+
+
+def test_nothing_comes_before_the_first_exchange(loaded) -> None:
+    loaded.open(0, 1)
+    assert loaded.link(0, loaded.embed(1, 0, 0, generation=0)).retval == XDP_DROP
+    assert loaded.counters(0) == {"bad_generation": 1}
+
+
+def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
+    """Rank 1's two vertices have many neighbours at rank 0, its others one each."""
+    fans, others = 700, 40
+    target = np.concatenate([np.arange(fans), np.arange(fans), np.arange(others)])
+    source = np.concatenate([np.full(fans, fans), np.full(fans, fans + 1), fans + 2 + np.arange(others)])
+    order = np.argsort(target, kind="stable")
+    n = fans + 2 + others
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=n))])
+    weights = np.random.default_rng(0).uniform(-1, 1, len(order)).astype(np.float32)
+    graph = Partitioned(indptr, source[order].astype(np.int32), weights, (np.arange(n) >= fans).astype(np.int32), 2)
+    return Loaded(graph, embeddings(0, graph, 512 if parts else 64), "weighted", "int32", ranks=ranks)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
+    with hub(parts) as loaded:
+        port, tables = loaded.ports[0], loaded.tables[0]
+        assert tables.hubs == 2 * loaded.layout.parts
+        slices = -(-700 // tables.slice) * tables.hubs
+        verdicts = [loaded.link(0, data).retval for data in loaded.frames_to(0)]
+        assert verdicts.count(XDP_REDIRECT) in range(1, tables.hubs + 1)  # to the doorbell, to go on
+        assert loaded.events(0) == []
+        assert port.control.owed == slices > tables.hubs
+        edges = loaded.counters(0)["edges"]
+        assert edges == 40 * loaded.layout.parts
+        for done in range(1, slices + 1):
+            assert not port.done
+            run = loaded.work(0)
+            assert run.retval == XDP_REDIRECT
+            now = loaded.counters(0)["edges"]
+            assert 0 < now - edges <= tables.slice
+            edges = now
+            assert port.control.owed == slices - done
+        assert loaded.events(0) == [GENERATION]
+        assert loaded.counters(0)["slices"] == slices
+        assert loaded.work(0).retval == XDP_DROP
+        np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
+    """By a copy each: the acknowledgement goes to both ends, and at the doorbell it carries on."""
+    with hub(False) as loaded:
+        run = loaded.link(0, loaded.embed(1, 0, 0, flags=ASK))
+        assert run.retval == XDP_REDIRECT
+        assert bits(said(run.data)) == {0}
+        copy = loaded.run(0, "pinch_bell", run.data)
+        assert copy.retval == XDP_REDIRECT
+        assert loaded.counters(0)["slices"] == 1
+
+
+def test_hubs_of_an_exchange_that_is_over_are_left_alone() -> None:
+    with hub(False) as loaded:
+        loaded.link(0, loaded.embed(1, 0, 0))
+        loaded.ports[0].open(GENERATION + 1)
+        loaded.ports[0].control.queued = 1
+        before = loaded.memory(0)
+        assert loaded.work(0).retval == XDP_DROP
+        assert loaded.memory(0) == before
+
+
+def flying(loaded: Loaded, rank: int) -> int:
+    return int(loaded.ports[rank].flows["flying"].sum())
+
+
+def test_acknowledgements_at_the_sender(long) -> None:
+    """Each frame counts once, whatever order they come in; what has been acknowledged is no longer under way."""
+    long.open(1, GENERATION)
+    port, count = long.ports[1], long.publish(1)
+    port.expect(np.zeros(2, np.int64))
+    port.flows["next"], port.flows["flying"] = count, count
+    have: set[int] = set()
+    for last in (40, 20, 900, count - 1):
+        new = {number for number in range(last + 1) if number // 32 >= last // 32 - ACK_BEHIND and number % 7} | have
+        run = long.link(1, ack(port, 0, last, sorted(new)))
+        window = {n for n in new if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16}
+        have |= window
+        assert port.control.acked == port.peers["acked"][0] == len(have)
+        assert flying(long, 1) == count - len(have)
+        assert set(range(count)) - set(port.lacking(0).tolist()) == have
+        # There are holes in words before its own, so it goes on as a bell.
+        assert run.retval == (XDP_REDIRECT if last > 32 else XDP_DROP), last
+        if run.retval == XDP_REDIRECT:
+            assert decode(run.data).header.kind == PinchKind.BELL
+    assert long.events(1) == []
+    for last in (*range(31, count, 32), count - 1):
+        long.link(1, ack(port, 0, last, range(count)))
+    assert (port.control.acked, flying(long, 1), len(port.lacking(0))) == (count, 0, 0)
+    assert long.events(1) == [GENERATION]
+    assert port.done
+    before = long.memory(1)
+    before.pop("peers")
+    long.link(1, ack(port, 0, 5, range(count)))  # once more
+    after = long.memory(1)
+    after.pop("peers")
+    assert after == before
+
+
+def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> None:
+    loaded.open(1, GENERATION)
+    port, count = loaded.ports[1], loaded.publish(1)
+    port.flows["next"] = count
+    mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
+    loaded.link(1, ack(port, 0, mine[-1], range(count)))
+    assert port.control.acked == len(mine)
+    assert port.lacking(0).size == 0
+    assert port.lacking(2).size == len([number for sender, number in loaded.numbers_to(2) if sender == 1])
+
+
+def test_bells_pass_and_grow(loaded) -> None:
+    loaded.open(1, GENERATION)
+    loaded.publish(1)
+    loaded.ports[1].flows["next"] = 0
+    mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
+    rung = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
+    assert rung.retval == XDP_REDIRECT
+    run = loaded.run(1, "pinch_bell", rung.data)
+    assert run.retval == XDP_PASS
+    assert len(run.data) == 80 + max(loaded.layout.payload, 128)
+
+
+def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
+    """All of them, whole and addressed, so that receivers sum up what they should."""
+    for rank in range(3):
+        loaded.open(rank, GENERATION)
+    for rank, port in loaded.ports.items():
+        count = loaded.publish(rank)
+        with loaded.wire() as tap:
+            bell = bytes(port._bells)[: len(port._work)]
+            while int(port.flows["next"].max()) < count:
+                before = int(port.flows["next"].max())
+                flying_before = flying(loaded, rank)
+                assert loaded.run(rank, "pinch_send", bell).retval == SHOT
+                now = int(port.flows["next"].max())
+                assert before < now <= before + BATCH
+                assert flying(loaded, rank) - flying_before == int(port.frames["copies"][before:now].sum())
+                port.flows["flying"] = 0
+            sent = received(tap)
+        assert loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
+        assert loaded.counters(rank)["sent_bytes"] == sum(map(len, sent))
+        for data in sent:
+            found = decode(data)
+            to = int(found.destination.ip.rpartition(".")[2]) - 1
+            number = found.header.chunk
+            assert data == loaded.embed(rank, number, to, flags=int(port.frames["ask"][number]) >> to & 1)
+            loaded.link(to, data)
+    for rank in range(3):
+        np.testing.assert_array_equal(loaded.results(rank), loaded.expected(rank))
+
+
+def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
+    long.open(1, GENERATION)
+    port, bell = long.ports[1], bytes(long.ports[1]._bells)[: len(long.ports[1]._work)]
+    count = long.publish(1)
+    window = int(port.control.window)
+    with long.wire() as tap:
+        for _ in range(window):
+            long.run(1, "pinch_send", bell)
+        assert flying(long, 1) == len(received(tap)) == window < count
+        long.link(1, ack(port, 0, 4, range(5)))
+        long.run(1, "pinch_send", bell)
+        assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))
+
+
+def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
+    loaded.open(1, GENERATION)
+    port, bell = loaded.ports[1], bytes(loaded.ports[1]._bells)[: len(loaded.ports[1]._work)]
+    count = loaded.publish(1)
+    to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
+    with loaded.wire() as tap:
+        port.order(np.array([to_both]))
+        loaded.run(1, "pinch_send", bell)
+        received(tap)  # what was sent for the first time; what has not been sent is not sent again
+        assert loaded.counters(1).get("resent", 0) == 0
+        port.flows["next"] = count
+        for lacking in (2, 1, 0):
+            port.order(np.array([to_both]))
+            loaded.run(1, "pinch_send", bell)
+            sent = [decode(data) for data in received(tap)]
+            assert len(sent) == lacking
+            assert all((one.header.chunk, one.header.flags) == (to_both, ASK) for one in sent)
+            loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
+        assert port.control.taken == port.control.ordered
+        port.order(np.array([to_both]))  # of an exchange that is over
+        port.open(GENERATION + 1)
+        loaded.run(1, "pinch_send", bell)
+        assert received(tap) == []
+
+
+def test_a_hole_that_later_frames_have_overtaken_is_sent_again(long) -> None:
+    long.open(1, GENERATION)
+    port = long.ports[1]
+    count = long.publish(1)
+    port.flows["next"], port.frames["sent_us"] = count, 1
+    have = set(range(64)) - {30, 62}
+    run = long.link(1, ack(port, 0, 63, sorted(have)))
+    assert run.retval == XDP_REDIRECT
+    with long.wire() as tap:
+        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
+        assert [decode(data).header.chunk for data in received(tap)] == [30]  # the other may still come
+        assert long.counters(1)["gaps"] == 1
+        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
+        assert received(tap) == []  # not so soon
+
+
+def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
+    port = loaded.ports[0]
+    assert loaded.run(0, "pinch_order", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP

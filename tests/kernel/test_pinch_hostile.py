@@ -1,0 +1,224 @@
+"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped, and no map changed.
+
+``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets; not set: 30,000.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
+from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
+from tests.exchange.reference import draw_partitioned, embeddings
+from tests.kernel.pinch import GENERATION, Loaded, ack, frame
+from tests.kernel.test_hostile_frames import FIELDS, Runner
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
+
+FRAMES = int(os.environ.get("TESTBED_HOSTILE_FRAMES", "30_000"))
+BATCH = 500
+ROOM = 1024
+GRAPH = draw_partitioned(0, 60, 500, 3)
+SENDER = 1
+SEALED = [(45, 1), (56, 4), (60, 4), (64, 8), (76, 2), (78, 2)]
+"""Offsets and widths of the header's fields that the checksum covers, and the checksum."""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Loaded]:
+    with Loaded(GRAPH, embeddings(0, GRAPH, 30), lanes="int32", mtu=576) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh(loaded) -> Loaded:
+    """In the middle of an exchange: one frame has come, all have been sent, none is acknowledged."""
+    enter(loaded)
+    loaded.link(0, loaded.embed(SENDER, 0, 0))
+    return loaded
+
+
+def enter(loaded: Loaded) -> None:
+    loaded.open(0, GENERATION)
+    loaded.ports[0].flows["next"] = loaded.publish(0)
+
+
+def outside(data: bytes) -> bytes:
+    found = decode(data)
+    assert found is not None
+    return encode(replace(found, source=Endpoint("02:00:00:00:00:63", "10.0.0.99")))
+
+
+def changed(data: bytes, place: int, value: int) -> bytes:
+    return data[:place] + bytes([value]) + data[place + 1 :]
+
+
+def embed(loaded: Loaded, **fields: int) -> bytes:
+    """The second frame of a rank that has sent one."""
+    return loaded.embed(SENDER, 1, 0, **fields)
+
+
+def sized(loaded: Loaded, length: int) -> bytes:
+    """A payload of another length, with the right checksum."""
+    return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, chunk=1, generation=GENERATION)
+
+
+def answer(loaded: Loaded, **fields: int) -> bytes:
+    return ack(loaded.ports[0], fields.pop("sender", SENDER), fields.pop("chunk", 1), range(2), **fields)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
+    "cookie of another run": ("bad_cookie", lambda on: embed(on, cookie=1)),
+    "cookie of another run, acknowledgement": ("bad_cookie", lambda on: answer(on, cookie=1)),
+    "another version": ("bad_cookie", lambda on: embed(on, version=2)),
+    "the exchange before the last": ("bad_generation", lambda on: embed(on, generation=GENERATION - 2)),
+    "the next exchange": ("bad_generation", lambda on: embed(on, generation=GENERATION + 1)),
+    "half the range away": ("bad_generation", lambda on: embed(on, generation=GENERATION + 0x80000000)),
+    "no generation": ("bad_generation", lambda on: embed(on, generation=0)),
+    "acknowledgement, exchange before": ("bad_generation", lambda on: answer(on, generation=GENERATION - 1)),
+    "acknowledgement, next exchange": ("bad_generation", lambda on: answer(on, generation=GENERATION + 1)),
+    "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
+    "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
+    "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
+    "no payload": ("bad_length", lambda on: sized(on, 0)),
+    "no row": ("bad_length", lambda on: sized(on, 8)),
+    "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
+    "more rows than fit": ("bad_length", lambda on: sized(on, on.layout.length(on.layout.rows + 1))),
+    "half a word": ("bad_length", lambda on: embed(on, length=132)),
+    "payload that is not there": ("bad_length", lambda on: embed(on)[:-8]),
+    "more payload than is there": ("bad_length", lambda on: embed(on, length=0xFFB8)),
+    "acknowledgement with too little": ("bad_length", lambda on: answer(on)[:-8]),
+    "acknowledgement of another length": ("bad_length", lambda on: answer(on, length=120)),
+    "another layout": ("bad_tensor", lambda on: embed(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "in another rank's name": ("bad_rank", lambda on: embed(on, last=2)),
+    "in this rank's own name": ("bad_rank", lambda on: embed(on, last=0)),
+    "a rank that there is not": ("bad_rank", lambda on: embed(on, last=3)),
+    "a rank beyond the mask": ("bad_rank", lambda on: embed(on, last=255)),
+    "a host outside": ("bad_rank", lambda on: outside(embed(on))),
+    "acknowledgement of a host outside": ("bad_rank", lambda on: outside(answer(on))),
+    "acknowledgement in another rank's name": ("bad_rank", lambda on: answer(on, last=2)),
+    "a bell that comes by the link": ("bad_kind", lambda on: embed(on, kind=PinchKind.BELL)),
+    "no kind": ("bad_kind", lambda on: embed(on, kind=0)),
+    "another kind": ("bad_kind", lambda on: embed(on, kind=255)),
+    "wrong sum": ("bad_checksum", lambda on: embed(on, checksum=1)),
+    "acknowledgement with a wrong sum": ("bad_checksum", lambda on: answer(on, checksum=1)),
+    "another frame's number": ("bad_checksum", lambda on: changed(embed(on), 60, 2)),
+    "the next exchange, as if of this one": ("bad_checksum", lambda on: changed(embed(on, generation=9), 56, GENERATION)),
+    "an acknowledgement that says it is a frame": ("bad_checksum", lambda on: changed(answer(on), 45, PinchKind.EMBED)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_frames_are_counted_and_change_nothing(fresh, name) -> None:
+    reason, make = REFUSED[name]
+    counted, before = fresh.counters(0), fresh.memory(0)
+    assert fresh.link(0, make(fresh)).retval == XDP_DROP
+    assert fresh.memory(0) == before
+    assert fresh.counters(0) == counted | {reason: 1}
+
+
+def test_every_reason_is_met(loaded) -> None:
+    assert {reason for reason, _ in REFUSED.values()} == {name for name in loaded.ports[0].counters() if name.startswith("bad")}
+
+
+def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
+    """One to three bits, of other places each."""
+    damaged = bytearray(data)
+    for place in random.choice(places, random.integers(1, 4), replace=False).tolist():
+        damaged[place] ^= 1 << random.integers(8)
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("kind", ["embed", "ack"])
+def test_flipped_bits_are_refused(fresh, kind) -> None:
+    """Wherever the checksum reaches. A frame whose number is now that of one that has come, or of the exchange before, is
+    answered as such: that changes nothing either.
+    """
+    random = np.random.default_rng(0)
+    header = [place + i for place, width in SEALED for i in range(width)]
+    before, answered = fresh.memory(0), 0
+    good = embed(fresh) if kind == "embed" else answer(fresh)
+    for turn in range(3000):
+        places = header if turn % 2 else list(range(FRAME_BYTES, len(good)))
+        if kind == "ack" and not turn % 2:
+            places = [place for place in places if place % 8 < 4]  # what is read of its words
+        data = flip(random, good, places)
+        run = fresh.link(0, data)
+        if run.retval == XDP_TX:
+            found = decode(data)
+            assert found.header.generation == GENERATION - 1 or (found.header.generation, found.header.chunk) == (GENERATION, 0)
+            answered += 1
+        else:
+            assert run.retval == XDP_DROP
+    assert fresh.memory(0) == before
+    assert answered < 300
+    reasons = {name for name in fresh.counters(0) if name.startswith("bad")}
+    assert reasons >= {"bad_kind", "bad_generation", "bad_chunk", "bad_length", "bad_checksum"}
+
+
+class Mutations:
+    """Good frames of all kinds with flipped bits, other values in fields, cut or grown; reproducible."""
+
+    def __init__(self, loaded: Loaded, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        port = loaded.ports[0]
+        made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, generation=GENERATION - 1)]
+        made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
+        made += [bytes(port._bells)[: len(port._work)], port._work]
+        self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
+        self.lengths = np.array([len(data) for data in made])
+
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        random, rows = self.random, np.arange(count)
+        chosen = random.integers(len(self.good), size=count)
+        frames, lengths = self.good[chosen], self.lengths[chosen]
+        flips = random.integers(0, 6, count)
+        in_payload = random.random(count) < 0.4
+        for step in range(5):
+            place = np.where(in_payload, random.integers(FRAME_BYTES, 600, count), random.integers(0, FRAME_BYTES, count))
+            frames[rows, place] ^= np.where(step < flips, 1 << random.integers(8, size=count), 0).astype(np.uint8)
+        for row in rows[random.random(count) < 0.4]:
+            place, width = FIELDS[random.integers(len(FIELDS))]
+            value = random.choice((0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1)
+            frames[row, place : place + value.size] = value
+        cut = random.random(count) < 0.1
+        lengths[cut] = random.integers(14, ROOM + 1, count)[cut]
+        return frames, lengths
+
+
+def test_mutated_frames_add_nothing_but_what_was_sent(loaded) -> None:
+    """Each frame once, if its sender's is among them: after the rest has come, the sums are right."""
+    mutations = Mutations(loaded, seed=1)
+    runner = Runner(loaded.program(0, "pinch_link"))
+    numbers = loaded.numbers_to(0)
+    good = loaded.frames_to(0)
+    counted: dict[str, int] = {}
+    verdicts: set[int] = set()
+    for _ in range(max(FRAMES // BATCH, 1)):
+        enter(loaded)
+        verdicts |= runner(*mutations.draw(BATCH))
+        port = loaded.ports[0]
+        assert port.control.received <= len(numbers)
+        assert port.control.acked <= int(port.frames["copies"].sum())
+        for name, count in loaded.counters(0).items():
+            counted[name] = counted.get(name, 0) + count
+        for data in good:
+            loaded.link(0, data)
+        assert port.control.received == len(numbers)
+        np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+    assert verdicts <= {XDP_DROP, XDP_TX, XDP_REDIRECT}  # never XDP_ABORTED
+    assert all(counted[reason] for reason, _ in REFUSED.values())
+    assert counted["received"] > FRAMES // 100
+
+
+def test_mutated_frames_at_the_doorbell(loaded) -> None:
+    mutations = Mutations(loaded, seed=2)
+    enter(loaded)
+    before = loaded.memory(0)
+    for name in ("pinch_bell", "pinch_order"):
+        runner = Runner(loaded.program(0, name))
+        assert runner(*mutations.draw(FRAMES // 10)) <= {XDP_DROP, XDP_PASS, XDP_REDIRECT}
+        assert loaded.memory(0) == before

@@ -1,0 +1,103 @@
+"""Two CPUs, the same frame at the same time: it is added once, and not a summand is lost."""
+
+import os
+
+import numpy as np
+import pytest
+
+from testbed.exchange.pinch_maps import ORDERS
+from tests.exchange.reference import Partitioned, embeddings
+from tests.kernel.pinch import GENERATION, Loaded, ack
+from tests.kernel.test_pinch import hub
+from tests.kernel.test_ring_race import Pair
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: nothing can race"),
+]
+
+ROUNDS = 1500
+
+
+def frames_of_one_vertex(neighbours: int, **options) -> Loaded:
+    """Rank 0's few vertices take in messages of all of rank 1's many, each in a frame of its own."""
+    targets, sources = 8, ROUNDS
+    near = [np.arange(v, sources, targets)[:, None] + np.arange(neighbours) for v in range(targets)]
+    source = [targets + each.ravel() % sources for each in near]
+    indptr = np.concatenate([np.cumsum([0, *map(len, source)]), np.full(sources, sum(map(len, source)))])
+    owner = (np.arange(targets + sources) >= targets).astype(np.int32)
+    weights = np.random.default_rng(0).uniform(-1, 1, indptr[-1]).astype(np.float32)
+    graph = Partitioned(indptr, np.concatenate(source).astype(np.int32), weights, owner, 2)
+    return Loaded(graph, embeddings(0, graph, 128), lanes="int32", mtu=576, **options)
+
+
+@pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
+def test_a_frame_and_its_duplicate(kind) -> None:
+    with frames_of_one_vertex(3, kind=kind) as loaded:
+        frames = loaded.frames_to(0)
+        rounds = len(frames)
+        Pair(lambda turn: loaded.link(0, frames[turn])).run(rounds)
+        counters, port = loaded.counters(0), loaded.ports[0]
+        assert counters["received"] == port.control.received == port.peers["received"][1] == rounds
+        assert counters["duplicate"] + counters.get("contended", 0) == rounds
+        assert counters.get("bad_checksum", 0) == 0
+        assert set(loaded.events(0)) == {GENERATION}
+        np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_different_frames_for_the_same_accumulators() -> None:
+    with frames_of_one_vertex(8) as loaded:
+        frames = loaded.frames_to(0)
+        rounds = len(frames) // 2
+        pids = sorted(os.sched_getaffinity(0))[:2]
+
+        def work(turn: int) -> None:
+            loaded.link(0, frames[2 * turn + (os.sched_getaffinity(0) == {pids[1]})])
+
+        Pair(work).run(rounds)
+        for data in frames[2 * rounds :]:
+            loaded.link(0, data)
+        assert loaded.counters(0)["received"] == len(frames)
+        np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_slices_of_hubs_are_added_once() -> None:
+    with hub(True) as loaded:
+        for generation in range(GENERATION, GENERATION + 40):
+            loaded.generation = generation
+            loaded.open(0, generation)
+            for data in loaded.frames_to(0):
+                loaded.link(0, data)
+            slices = int(loaded.ports[0].control.owed)
+            Pair(lambda _: loaded.work(0)).run(slices)
+            assert loaded.ports[0].control.owed == 0
+            assert loaded.counters(0)["slices"] == slices
+            assert set(loaded.events(0)) == {generation}
+            np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_an_acknowledgement_and_its_duplicate() -> None:
+    with frames_of_one_vertex(1, ranks=(1,)) as loaded:
+        port, count = loaded.ports[1], loaded.publish(1)
+        port.expect(np.zeros(2, np.int64))
+        port.flows["next"], port.flows["flying"] = count, count
+        answers = [ack(port, 0, number, range(number + 1)) for number in range(count)]
+        Pair(lambda turn: loaded.link(1, answers[turn])).run(count)
+        assert port.control.acked == port.peers["acked"][0] == count
+        assert int(port.flows["flying"].sum()) == 0
+        assert set(loaded.events(1)) == {GENERATION}
+
+
+def test_frames_and_orders_are_sent_once() -> None:
+    """Both CPUs serve bells: none is lost, none is sent twice."""
+    with frames_of_one_vertex(1, ranks=(1,)) as loaded:
+        port, count = loaded.ports[1], loaded.publish(1)
+        port.control.window = 1 << 30
+        bell = bytes(port._bells)[: len(port._work)]
+        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(count // 32 + 10)
+        assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
+        port.order(np.arange(ORDERS))
+        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(ORDERS // 32 + 10)
+        assert port.control.taken == ORDERS
+        assert loaded.counters(1)["resent"] == ORDERS
+        assert (port.frames["attempt"][:ORDERS] == 1).all()
