@@ -177,8 +177,8 @@ static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, 
 	if (w.news) {
 		__sync_fetch_and_add(&p->acked, w.news);
 		__sync_fetch_and_add(&flow->flying, -w.news);
-		if (__sync_fetch_and_add(&c->acked, w.news) + w.news == c->copies)
-			wake(generation);
+		__sync_fetch_and_add(&c->acked, w.news);
+		check_complete(c, generation);
 		measure(c, frame);
 	}
 	return w.holes || *(volatile __u32 *)&flow->next < (__u32)c->progress;

@@ -15,13 +15,6 @@ static __always_inline __u32 slices_of(__u32 neighbours)
 	return (neighbours + config.slice - 1) / config.slice;
 }
 
-/* All has come when what is owed of it is added as well. */
-static __always_inline void check_complete(struct pinch_control *c, __u32 generation)
-{
-	if (*(volatile __u32 *)&c->received == c->expected && !*(volatile __u32 *)&c->owed)
-		wake(generation);
-}
-
 /* Set a row aside, in slot `index`. */
 static __always_inline void set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
 {

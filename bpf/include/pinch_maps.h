@@ -99,7 +99,7 @@ struct {
 	__type(value, __u64[PINCH_COUNTERS]);
 } counters SEC(".maps");
 
-/* All has come, or all has been acknowledged: the value is the generation. */
+/* An exchange is complete: the value is the generation. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

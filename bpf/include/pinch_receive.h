@@ -204,7 +204,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	count(PINCH_EDGES, w.edges);
 	__sync_fetch_and_add(&peer->received, 1);
 	__sync_fetch_and_add(&peer->heard, 1);
-	if (__sync_fetch_and_add(&c->received, 1) + 1 == c->expected)
-		check_complete(c, generation);
+	__sync_fetch_and_add(&c->received, 1);
+	check_complete(c, generation);
 	return next | (w.hubs ? GO_ON : DONE);
 }

@@ -87,11 +87,14 @@ static __always_inline __u32 ack_first(__u32 chunk)
 	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
 }
 
-static __always_inline void wake(__u32 generation)
+/* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
+static __always_inline void check_complete(struct pinch_control *c, __u32 generation)
 {
 	__u64 event = generation;
 
-	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+	if (*(volatile __u32 *)&c->received == c->expected && !*(volatile __u32 *)&c->owed &&
+	    *(volatile __u32 *)&c->acked == c->copies)
+		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
 /* The flow that this CPU sends. */

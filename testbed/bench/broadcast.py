@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from testbed.bench.exchange_rank import LARGEST
 from testbed.bench.exchange_session import Case, Measured
 from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
 from testbed.bench.sizes import format_size
 from testbed.errors import SpecError
+from testbed.exchange.agreement import exponent_of
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
 
@@ -79,7 +81,7 @@ def make_case(size: int, receivers: int) -> Case:
     indptr = np.concatenate([np.zeros(n, np.int64), np.arange(n * receivers + 1)])
     indices = np.tile(np.arange(n, dtype=np.int32), receivers)
     halos = make_halos(indptr, indices, np.repeat(np.arange(world, dtype=np.int32), n), world)
-    return Case(f"{format_size(size)} to {receivers}", halos, dim)
+    return Case(f"{format_size(size)} to {receivers}", halos, dim, exponent_of(LARGEST))
 
 
 def header_lines() -> list[str]:

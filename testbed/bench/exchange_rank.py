@@ -19,7 +19,7 @@ from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.registry import EXCHANGES, open_exchange
 from testbed.worker import WorkerContext
 
-__all__ = [
+__all__ = ["LARGEST",
     "close_all_reduce",
     "close_rank",
     "count_syscalls",
@@ -30,7 +30,7 @@ __all__ = [
     "run_turn",
 ]
 
-MOST = 100  # magnitude of a value
+LARGEST = 100  # magnitude of a value
 TOLERANCE = 1e-4  # a summand; values are whole numbers, so what is missing or added twice is off by 1 at least
 
 
@@ -59,7 +59,7 @@ def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
     mixed *= np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    magnitudes = (mixed >> np.uint64(40)) % np.uint64(MOST) + np.uint64(1)
+    magnitudes = (mixed >> np.uint64(40)) % np.uint64(LARGEST) + np.uint64(1)
     return np.where(mixed >> np.uint64(63), np.float32(1), np.float32(-1)) * magnitudes.astype(np.float32)
 
 

@@ -97,11 +97,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """What is exchanged: `halos`, one a rank, on as many of the first hosts; `dim` elements an embedding; `words` says it."""
+    """What is exchanged: `halos`, one a rank, on as many of the first hosts; `dim` elements an embedding; `words` says it.
+
+    :param exponent: Of `ExchangeSpec`: known beforehand, or None.
+    """
 
     words: str
     halos: tuple[Halo, ...]
     dim: int
+    exponent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,8 @@ class Session:
         barrier = str(self._fabric.directory / f"barrier-{self._groups}")
         processing = self.options.processing
         specs = [
-            ExchangeSpec(group, halo, case.dim, processing=processing) for group, halo in zip(groups, case.halos, strict=True)
+            ExchangeSpec(group, halo, case.dim, processing=processing, exponent=case.exponent)
+            for group, halo in zip(groups, case.halos, strict=True)
         ]
         self._call(rank.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
 

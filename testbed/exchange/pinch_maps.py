@@ -201,8 +201,6 @@ class NativePinch(ctypes.Structure):
         ("bell_length", c_uint32),
         ("doorbell", c_int32),
         ("events", c_int32),
-        ("yields", c_uint32),
-        ("pad", c_uint32),
         ("quantize_ns", c_uint64),
         ("send_ns", c_uint64),
         ("wait_ns", c_uint64),

@@ -38,8 +38,6 @@ _MOST_FLYING = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
 _BLOCKS, _LEAST_BLOCK = 4, 64
 """Parts in which frames are published, and the least: while the kernel sends one, the process quantizes the next."""
-_YIELDS = 64
-"""Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small exchange takes."""
 _PARKING = 256  # frames that may wait for the CPU that aggregates
 
 
@@ -174,7 +172,6 @@ class PinchPort(Closing):
             bell_length=len(self._work),
             doorbell=self.doorbell.fileno(),
             events=self._events.fd,
-            yields=_YIELDS,
         )
         self._address = ctypes.addressof(self._native)
         library = load("pinch")

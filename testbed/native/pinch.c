@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -28,8 +27,6 @@ struct pinch {
 	const uint64_t *producer;
 	uint32_t bell_count, bell_length;
 	int32_t doorbell, events;
-	uint32_t yields; /* before a wait sleeps */
-	uint32_t pad;
 	uint64_t quantize_ns, send_ns, wait_ns;
 };
 
@@ -41,13 +38,18 @@ static uint64_t now_ns(void)
 	return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
-/* Ring for every flow. Returns 0 or an errno. */
+/* Ring for every flow, by one system call. Returns 0 or an errno. */
 int pinch_ring(struct pinch *p)
 {
-	for (uint32_t i = 0; i < p->bell_count; i++)
-		if (send(p->doorbell, p->bells + (size_t)i * p->bell_length, p->bell_length, 0) < 0)
-			return errno;
-	return 0;
+	struct mmsghdr messages[p->bell_count];
+	struct iovec parts[p->bell_count];
+
+	memset(messages, 0, sizeof(messages));
+	for (uint32_t i = 0; i < p->bell_count; i++) {
+		parts[i] = (struct iovec){ (char *)p->bells + (size_t)i * p->bell_length, p->bell_length };
+		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
+	}
+	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
 }
 
 /* Fill all frames of `bundles` bundles, `block` bundles at a time, and have each block sent while the next is filled. Returns 0 or an errno. */
@@ -81,17 +83,13 @@ bool pinch_done(const struct pinch *p)
 	return c->received == c->expected && !c->owed && c->acked == c->copies;
 }
 
-/* Sleep until an exchange is complete (1) or time is up (0); negative: errno. Other ranks may have the CPU first, a few times: when all is
- * about to come, that is sooner than a sleep and an interrupt.
- */
+/* Sleep until an exchange is complete (1) or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
 {
 	struct pollfd events = { .fd = p->events, .events = POLLIN };
 	uint64_t began = now_ns(), end = began + timeout_ns;
 	int result = 0;
 
-	for (uint32_t i = 0; i < p->yields && !pinch_done(p); i++)
-		sched_yield();
 	while (!pinch_done(p)) {
 		int64_t left = (int64_t)(end - now_ns());
 		struct timespec pause = { left / 1000000000, left % 1000000000 };
