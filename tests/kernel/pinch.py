@@ -50,7 +50,7 @@ class NoDispatcher:
 class Loaded(Closing):
     """Ranks of one exchange, each with programs and maps of its own, as far as they are asked for.
 
-    Rank `r`'s embeddings are those of `graph`'s vertices that it owns; all are to be quantized with the exponent that they need.
+    A rank's embeddings are those of the vertices that it owns; all are quantized with the exponent that they need together.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class Loaded(Closing):
 
     def embed(self, sender: int, number: int, to: int, **fields: int) -> bytes:
         """A rank's frame as it reaches another."""
-        return frame(self.ports[to], self.payload(sender, number), sender, **{"chunk": number, "generation": self.generation} | fields)
+        fields = {"chunk": number, "generation": self.generation} | fields
+        return frame(self.ports[to], self.payload(sender, number), sender, **fields)
 
     def frames_to(self, rank: int, **fields: int) -> list[bytes]:
         return [self.embed(sender, number, rank, **fields) for sender, number in self.numbers_to(rank)]
