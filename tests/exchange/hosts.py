@@ -20,7 +20,7 @@ from tests.exchange.reference import Partitioned
 
 __all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts"]
 
-NAMES = ["tcp-push", "tcp-pull", "gloo"]
+NAMES = ["pinch", "tcp-push", "tcp-pull", "gloo"]
 WITHIN = 60.0  # seconds for a call
 
 Bounds = list[np.ndarray]
