@@ -1,0 +1,145 @@
+"""The exchange in the kernel on some of a fabric's hosts, checked bit for bit."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from testbed.closing import Closing
+from testbed.collectives.group import GroupSpec, Lanes, make_groups
+from testbed.collectives.registry import open_transport
+from testbed.errors import CollectiveError
+from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.registry import open_exchange
+from testbed.fabric import Fabric
+from testbed.worker import WorkerContext, Workers
+from tests.exchange import hosts, pinch_twin
+from tests.exchange.reference import Partitioned
+
+__all__ = ["Opened", "PinchHosts", "assert_exact"]
+
+WITHIN = 60.0  # seconds for a call
+
+
+def open_in(context: WorkerContext, ring: GroupSpec, spec: ExchangeSpec) -> None:
+    """Open an exchange, and an all-reduce of its own."""
+    with ExitStack() as stack:
+        transport = stack.enter_context(open_transport("xdp-ring", context, ring))
+        transport.connect()
+        exchange = stack.enter_context(open_exchange("pinch", context, spec, transport))
+        exchange.connect()
+        context.objects[f"pinch/{spec.group.group_id}"] = exchange, stack.pop_all()
+
+
+def aggregate_in(context: WorkerContext, number: int, inputs: list[Any], times: int = 1) -> list[Any]:
+    """Aggregate some embeddings, all of them so many times; results or errors of the last time."""
+    exchange, _ = context.objects[f"pinch/{number}"]
+    results: list[Any] = []
+    for _ in range(times):
+        results = []
+        for x in inputs:
+            try:
+                results.append(exchange.aggregate(x))
+            except CollectiveError as error:
+                results.append(error)
+    return results
+
+
+def measures_in(context: WorkerContext, number: int) -> dict[str, float]:
+    """What has been counted."""
+    exchange, _ = context.objects[f"pinch/{number}"]
+    return {**exchange.measures(), **exchange._port.counters()}
+
+
+def close_in(context: WorkerContext, number: int) -> None:
+    """Close an exchange and its all-reduce."""
+    _, stack = context.objects.pop(f"pinch/{number}")
+    stack.close()
+
+
+def assert_exact(graph: Partitioned, kind: Aggregation, lanes: Lanes, x: np.ndarray, results: Sequence[Any]) -> None:
+    """Every rank has the sums that its lanes come to, bit for bit."""
+    expected = pinch_twin.aggregates(graph, x, kind, 16 if lanes == "int16" else 32)
+    for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        assert isinstance(result, np.ndarray), (rank, result)
+        np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")
+
+
+class Opened(Closing):
+    """One exchange, open on the first of a fabric's hosts."""
+
+    def __init__(
+        self,
+        on: "PinchHosts",
+        graph: Partitioned,
+        dim: int,
+        kind: Aggregation,
+        lanes: Lanes,
+        timeout: float,
+        options: dict[str, Any],
+    ) -> None:
+        self.on, self.graph, self.kind, self.lanes = on, graph, kind, lanes
+        self.names = list(on.fabric.hosts)[: graph.world]
+        self.open = False
+        rings = on.groups(graph.world, capacity=1 << 14, timeout=timeout)
+        groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
+        self.number = groups[0].group_id
+        specs = [ExchangeSpec(group, halo, dim, kind, **options) for group, halo in zip(groups, graph.halos, strict=True)]
+        self.call(open_in, [{"ring": ring, "spec": spec} for ring, spec in zip(rings, specs, strict=True)])
+        self.open = True
+
+    def call(self, function: Callable[..., Any], arguments: list[dict[str, Any]], **options: Any) -> list[Any]:
+        by_host = dict(zip(self.names, arguments, strict=True))
+        return list(self.on.workers.call_all(function, by_host, timeout=WITHIN, **options).values())
+
+    def arguments(self, inputs: Sequence[np.ndarray], **more: Any) -> list[dict[str, Any]]:
+        parts = [self.graph.split(x) for x in inputs]
+        return [{"number": self.number, "inputs": [part[rank] for part in parts], **more} for rank in range(self.graph.world)]
+
+    def aggregate(self, inputs: Sequence[np.ndarray], times: int = 1) -> list[list[Any]]:
+        """Results of all ranks, by input."""
+        by_rank = self.call(aggregate_in, self.arguments(inputs, times=times))
+        return [[results[turn] for results in by_rank] for turn in range(len(inputs))]
+
+    def check(self, inputs: Sequence[np.ndarray], times: int = 1) -> None:
+        for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
+            assert_exact(self.graph, self.kind, self.lanes, x, results)
+
+    def measures(self) -> dict[str, float]:
+        """Sums over ranks."""
+        found = self.call(measures_in, [{"number": self.number}] * self.graph.world)
+        return {name: sum(each[name] for each in found) for name in found[0]}
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self.call(close_in, [{"number": self.number}] * self.graph.world, errors="return")
+
+
+class PinchHosts:
+    """A fabric on the datapath that the exchange needs."""
+
+    def __init__(self, fabric: Fabric, workers: Workers) -> None:
+        self.fabric, self.workers = fabric, workers
+        if fabric.datapath != "xdp":
+            fabric.set_datapath("xdp")
+
+    def groups(self, ranks: int, **options: Any) -> tuple[GroupSpec, ...]:
+        plan, directory = self.fabric.plan, str(self.fabric.directory)
+        return make_groups(plan.hosts[:ranks], group_id=next(hosts._GROUPS), mtu=plan.mtu, rendezvous=directory, **options)
+
+    def open(
+        self,
+        graph: Partitioned,
+        dim: int,
+        kind: Aggregation = "sum",
+        lanes: Lanes = "int16",
+        timeout: float = 30.0,
+        **options: Any,
+    ) -> Opened:
+        """Open an exchange on as many hosts as the graph has ranks.
+
+        :param options: Of `ExchangeSpec`.
+        """
+        return Opened(self, graph, dim, kind, lanes, timeout, options)

@@ -1,0 +1,115 @@
+"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs; interrupted links and hosts.
+
+Each cell asserts four things: aggregates exact bit for bit, an end in bounded time, faults that have fired, and nothing left.
+"""
+
+import time
+
+import pytest
+
+from testbed.errors import CollectiveError, WorkerDied
+from testbed.testing import assert_faults_fired, pairwise
+from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
+from tests.exchange.reference import draw_partitioned, embeddings
+
+pytestmark = pytest.mark.net
+
+HOSTS = 8
+
+NONE = (0.0, "")
+FAULTS = {
+    "loss": [NONE, (0.01, "drop p=0.01"), (0.2, "drop p=0.2")],
+    "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
+    "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
+    "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
+    "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=5ms jitter=5ms distribution=uniform")],
+    "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
+}
+FACTORS = {
+    "switch": ["xdp", "bridge"],
+    "ranks": [2, 3, 4, HOSTS],
+    "lanes": ["int16", "int32"],
+    "kind": ["sum", "weighted", "max"],
+    "processing": ["spread", "pinned"],
+    "dim": [1, 64, 512],
+    **FAULTS,
+}
+SIZES = {1: (3000, 20_000), 64: (1500, 12_000), 512: (300, 2400)}  # vertices and entries
+TURNS = 3
+WORST = {"kind": "weighted", "dim": 64, **{name: levels[-1] for name, levels in FAULTS.items()}}
+CELLS = [
+    *pairwise(FACTORS, seed=2),
+    {"switch": "xdp", "ranks": 4, "lanes": "int16", "processing": "pinned", **WORST},
+    {"switch": "bridge", "ranks": HOSTS, "lanes": "int32", "processing": "spread", **WORST},
+]
+EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
+
+
+def parameters():
+    """Return cells as parameters, those of one fabric in a row, each with its number as the seed."""
+    found = []
+    for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
+        setting = "-".join(str(cell[name]) for name in ("switch", "ranks", "lanes", "kind", "processing", "dim"))
+        marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
+        found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
+    return found
+
+
+@pytest.mark.parametrize(("cell", "seed"), parameters())
+def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell, seed):
+    wanted = [cell[name] for name in FAULTS if cell[name] != NONE]
+    graph = draw_partitioned(seed, *SIZES[cell["dim"]], cell["ranks"], hub=2000)
+    inputs = [embeddings(turn, graph, cell["dim"]) for turn in range(TURNS)]
+    hosts = PinchHosts(fabric, workers)
+    with hosts.open(graph, cell["dim"], cell["kind"], cell["lanes"], processing=cell["processing"]) as exchange:
+        before = exchange.measures()["sent"]
+        with faults(*(words for _, words in wanted), seed=seed) as injected:
+            exchange.check(inputs)
+        frames = exchange.measures()["sent"] - before
+        for p, words in wanted:
+            if frames * p > 100:  # a drop may hide a frame from what comes behind it; that none is left has no chance
+                assert_faults_fired(injected, words.split()[0])
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("words", ["drop p=0.2 kind=embed", "drop p=0.5 kind=ack", "corrupt p=0.1 bits=3 kind=embed,ack"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_frames_of_one_kind(fabric, workers, faults, words):
+    graph = draw_partitioned(0, 2000, 16_000, 4)
+    with PinchHosts(fabric, workers).open(graph, 64) as exchange:
+        with faults(words) as injected:
+            exchange.check([embeddings(turn, graph, 64) for turn in range(TURNS)])
+        assert_faults_fired(injected)
+        assert exchange.measures()["resent"] > 0
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_aggregates_are_exact_after_an_interruption(fabric, workers, faults, assert_nothing_left, event):
+    graph = draw_partitioned(0, 2000, 16_000, 4)
+    with PinchHosts(fabric, workers).open(graph, 64, "weighted") as exchange:
+        with faults(f"{event} at=20ms") as injected:
+            turn = 0
+            while turn < 3 or not any(entry.ended for entry in injected.timeline.log()):
+                exchange.check([embeddings(turn, graph, 64)])
+                turn += 1
+        assert_faults_fired(injected)
+    assert_nothing_left()
+
+
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
+    graph = draw_partitioned(0, 2000, 16_000, 4)
+    exchange = PinchHosts(fabric, workers).open(graph, 64, timeout=1.0)
+    arguments = dict(zip(exchange.names, exchange.arguments([embeddings(0, graph, 64)]), strict=True))
+    errors = {}
+    with faults("kill host=h2 at=50ms", "drop p=0.01"):
+        while len(errors) < 3:  # who has all already fails in the next exchange
+            start = time.monotonic()
+            outcomes = workers.call_all(aggregate_in, arguments, timeout=WITHIN, errors="return")
+            assert time.monotonic() - start < 3 * 1.0
+            alive = {host: outcome[0] for host, outcome in outcomes.items() if not isinstance(outcome, WorkerDied)}
+            errors |= {host: outcome for host, outcome in alive.items() if isinstance(outcome, CollectiveError)}
+    assert sorted(errors) == ["h1", "h3", "h4"]
+    for error in errors.values():
+        assert "rank 1 (h2)" in str(error)
