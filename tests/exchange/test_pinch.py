@@ -1,0 +1,231 @@
+"""The exchange in the kernel on real hosts, bit for bit: many in a row, two at once, frames of earlier ones, a cache."""
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
+
+import numpy as np
+import pytest
+
+from testbed.exchange.pinch_layout import RowLayout
+from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_tables import make_tables
+from testbed.fabric.namespace import inside
+from testbed.protocol.wire import PinchKind, decode
+from testbed.testing import assert_faults_fired
+from tests.exchange.pinch_hosts import PinchHosts, aggregate_in, assert_exact
+from tests.exchange.pinch_twin import Format, exact, magnitude
+from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+
+pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
+
+SO_RCVBUFFORCE = 33  # asm-generic/socket.h
+ETH_P_ALL = 3
+
+both_lanes = pytest.mark.parametrize("lanes", ["int16", "int32"])
+
+
+@pytest.fixture
+def hosts(fabric, workers) -> PinchHosts:
+    return PinchHosts(fabric, workers)
+
+
+@both_lanes
+@pytest.mark.parametrize("kind", ["sum", "weighted", "max"])
+def test_aggregates_are_exact(hosts, lanes, kind, assert_nothing_left) -> None:
+    for ranks, processing in ((2, "pinned"), (4, "spread")):
+        graph = draw_partitioned(ranks, 500, 4000, ranks, hub=3000)
+        with hosts.open(graph, 100, kind, lanes, processing=processing) as exchange:
+            exchange.check([embeddings(turn, graph, 100) for turn in range(3)])
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("mtu", [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506)])
+def test_other_mtus(hosts, mtu) -> None:
+    graph = draw_partitioned(0, 200, 1500, 3)
+    for dim, kind, lanes in ((5, "sum", "int16"), (512, "weighted", "int32"), (512, "max", "int16")):
+        with hosts.open(graph, dim, kind, lanes) as exchange:
+            exchange.check([embeddings(0, graph, dim)])
+
+
+def test_magnitudes_from_one_exchange_to_the_next(hosts) -> None:
+    """Ranks do not settle on a scale that some of them have left."""
+    graph = draw_partitioned(0, 200, 2000, 4)
+    x = embeddings(0, graph, 8) / np.float32(4096)
+    scales = [np.float32(10.0**power) for power in (0, 30, -30, 0, -36, 5)]
+    with hosts.open(graph, 8) as exchange:
+        exchange.check([x * scale for scale in scales] + [np.zeros_like(x), x])
+
+
+def test_a_thousand_in_a_row(hosts) -> None:
+    graph = draw_partitioned(0, 300, 2000, 4)
+    with hosts.open(graph, 16) as exchange:
+        exchange.check([embeddings(turn, graph, 16) for turn in range(4)], times=250)
+
+
+def both_in(context, one, other, inputs, times):
+    """Aggregate in two exchanges at once, from a thread each."""
+    results = {}
+
+    def work(number: int) -> None:
+        results[number] = aggregate_in(context, number, inputs, times)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results[one], results[other]
+
+
+def test_two_at_once_on_the_same_hosts(hosts) -> None:
+    graph = draw_partitioned(0, 1000, 8000, 4)
+    x = embeddings(0, graph, 64)
+    with hosts.open(graph, 64) as one, hosts.open(graph, 64, "max", "int32", processing="spread") as other:
+        arguments = [
+            {"one": one.number, "other": other.number, "inputs": each["inputs"], "times": 30} for each in one.arguments([x])
+        ]
+        by_rank = one.call(both_in, arguments)
+        for exchange, which in ((one, 0), (other, 1)):
+            assert_exact(graph, exchange.kind, exchange.lanes, x, [results[which][0] for results in by_rank])
+
+
+def received(tap: socket) -> Iterator[bytes]:
+    """The exchange's frames that a socket holds."""
+    while True:
+        try:
+            data = tap.recv(4096)
+        except BlockingIOError:
+            return
+        found = decode(data)
+        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK):
+            yield data
+
+
+def replay(fabric, frames: list[bytes]) -> None:
+    with inside(fabric.hosts["h4"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)) as wire:
+        wire.bind(("eth0", 0))
+        for data in frames:
+            wire.send(data)
+
+
+@pytest.mark.fabric(hosts=4, switch="bridge", datapath="xdp")
+def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric) -> None:
+    """From a host outside, with the cookie that still holds. A bridge shows what a switch program does not."""
+    graph = draw_partitioned(0, 400, 4000, 3, hub=1000)
+    with (
+        hosts.open(graph, 64, "weighted") as exchange,
+        inside(fabric.switches["s1"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL))) as tap,
+    ):
+        tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
+        tap.setblocking(False)
+        exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
+        recorded = sorted(set(received(tap)))
+        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK}
+        before = exchange.measures()["bad_generation"]
+        replayed = threading.Thread(target=replay, args=(fabric, recorded))
+        replayed.start()
+        turn = 3
+        while replayed.is_alive() or turn < 6:
+            exchange.check([embeddings(turn, graph, 64)])
+            turn += 1
+        replayed.join()
+        assert exchange.measures()["bad_generation"] > before
+
+
+# With a cache.
+
+
+def moving(graph: Partitioned, dim: int, turns: int, share: float = 0.3, step: float = 0.1) -> list[np.ndarray]:
+    """Embeddings of which some change a little from turn to turn."""
+    random = np.random.default_rng(0)
+    x = random.uniform(-1, 1, (len(graph.owner), dim)).astype(np.float32)
+    x[0, 0] = 0.99  # holds the scale
+    found = []
+    for _ in range(turns):
+        moved = random.random(len(x)) < share
+        moved[0] = False
+        x = np.clip(x + moved[:, None] * random.uniform(-step, step, x.shape), -0.9999, 0.9999).astype(np.float32)
+        found.append(x)
+    return found
+
+
+def cached(graph: Partitioned, kind: str, lanes: str, x: np.ndarray, exponent: int) -> list[np.ndarray]:
+    """What a cache of bound 0 gives: what none gives with half the range."""
+    form = Format(16 if lanes == "int16" else 32, halved=True)
+    return exact(graph, form.quantize(x, exponent), kind, form, exponent)
+
+
+@both_lanes
+@pytest.mark.parametrize(("kind", "words"), [("sum", ()), ("weighted", ("drop p=0.05", "duplicate p=0.05"))])
+def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, words) -> None:
+    graph = draw_partitioned(0, 500, 4000, 4, hub=1000)
+    inputs = moving(graph, 16, 6)
+    with hosts.open(graph, 16, kind, lanes, bound=0.0) as exchange:
+        with faults(*words) as injected:
+            results = exchange.aggregate(inputs)
+        if words:
+            assert_faults_fired(injected)
+        measures = exchange.measures()
+    for x, of_ranks in zip(inputs, results, strict=True):
+        for found, wanted in zip(of_ranks, cached(graph, kind, lanes, x, 0), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    outgoing = sum(len(np.unique(np.concatenate(halo.sends))) for halo in graph.halos)
+    assert measures["cache_lookups"] == len(inputs) * outgoing
+    still = [(after == before).all(axis=1) for before, after in pairwise(inputs)]
+    sends = np.concatenate([halo.owned[np.unique(np.concatenate(halo.sends))] for halo in graph.halos])
+    # Some that have moved less than a step have moved by no lane.
+    assert measures["cache_hits"] >= sum(int(each[sends].sum()) for each in still) > 0
+    assert measures["bytes_saved"] > 0
+
+
+@both_lanes
+def test_a_scale_that_is_outgrown_or_wasted(hosts, lanes) -> None:
+    """All begin anew, and the scale is that of the magnitudes then; in between, the one that holds."""
+    graph = draw_partitioned(0, 300, 2000, 4)
+    inputs, exponents, scale = [], [], None
+    for power in (0, 3, 2, 0, -1, -1, -20, -20, 0):
+        x = moving(graph, 8, 1)[0] * np.float32(2.0**power)
+        assert magnitude(x) == power
+        if scale is None or not scale - 3 <= power <= scale:
+            scale = power
+        inputs.append(x)
+        exponents.append(scale)
+    with hosts.open(graph, 8, "sum", lanes, bound=0.0) as exchange:
+        results = exchange.aggregate(inputs)
+    for x, exponent, of_ranks in zip(inputs, exponents, results, strict=True):
+        for found, wanted in zip(of_ranks, cached(graph, "sum", lanes, x, exponent), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("words", [(), ("drop p=0.05", "reorder p=0.05 behind=5")])
+def test_aggregates_stay_within_the_bound(hosts, faults, words) -> None:
+    graph = draw_partitioned(0, 500, 4000, 4)
+    inputs, bound = moving(graph, 16, 12, share=1.0, step=0.02), 0.05
+    with hosts.open(graph, 16, "weighted", "int16", bound=bound, staleness=4) as exchange:
+        with faults(*words):
+            results = exchange.aggregate(inputs)
+        measures = exchange.measures()
+    layout = RowLayout.plan(16, 16, 1500)
+    off = 0.0
+    for x, of_ranks in zip(inputs, results, strict=True):
+        for halo, found, wanted in zip(graph.halos, of_ranks, graph.aggregates(x, "weighted"), strict=True):
+            scale = make_tables(halo, layout, "weighted").scale
+            most = Numbers(layout, "weighted", scale, halved=True).error_bound(halo, 1.0, bound)
+            assert (np.abs(found - wanted) <= most).all()
+            off = max(off, float(np.abs(found - wanted).max()))
+    assert off > 1e-3  # what is left out shows
+    assert 0 < measures["cache_hits"] <= measures["cache_lookups"] * 3 / 4 + 1
+
+
+def test_no_vertex_is_older_than_staleness(hosts) -> None:
+    """Embeddings that stop moving are right so many exchanges later, however large the bound."""
+    graph = draw_partitioned(0, 300, 2000, 4)
+    first = moving(graph, 8, 1)[0]
+    then = np.clip(first * np.float32(0.9), -1, 1).astype(np.float32)
+    then[0, 0] = first[0, 0]
+    with hosts.open(graph, 8, "sum", "int16", bound=10.0, staleness=3) as exchange:
+        results = exchange.aggregate([first] + [then] * 3)
+    for found, wanted in zip(results[-1], cached(graph, "sum", "int16", then, 0), strict=True):
+        np.testing.assert_array_equal(found, wanted)
