@@ -15,7 +15,8 @@ struct send_work {
 	struct __sk_buff *skb;
 	struct pinch_control *control;
 	struct pinch_flow *flow;
-	__u32 homes; /* ranks of the flow */
+	__u32 here;  /* its number */
+	__u32 homes; /* its ranks */
 	__u32 generation;
 	__u32 peer; /* who may have holes */
 	__u32 word; /* of its bitmap, where to look */
@@ -96,7 +97,7 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 	struct pinch_flow *flow = bpf_map_lookup_elem(&flows, &number);
 
 	/* What has not been sent yet is not sent again. */
-	if (flow && w->number < *(volatile __u32 *)&flow->next && w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
+	if (flow && w->number < next_of(number, flow, *(volatile __u32 *)&flow->next) && w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
 		w->lacking |= 1u << rank % 32;
 	return 0;
 }
@@ -156,7 +157,8 @@ static long send_hole(__u32 i, struct send_work *w)
 /* New frames, as far as the window goes. */
 static long send_new(__u32 i, struct send_work *w)
 {
-	__u32 number = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
+	__u32 next = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
+	__u32 number = next_of(w->here, w->flow, next);
 	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
 
@@ -166,7 +168,7 @@ static long send_new(__u32 i, struct send_work *w)
 	copies = popcount(to);
 	if (flying && flying + copies > w->control->window)
 		return 1;
-	if (__sync_val_compare_and_swap(&w->flow->next, number, number + 1) != number || !to)
+	if (__sync_val_compare_and_swap(&w->flow->next, next, next + 1) != next)
 		return 0;
 	__sync_fetch_and_add(&w->flow->flying, copies);
 	send_frame(w, number, frame, to);
@@ -183,6 +185,7 @@ int pinch_send(struct __sk_buff *skb)
 	w.flow = bpf_map_lookup_elem(&flows, &here);
 	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || bell.cookie != config.cookie)
 		return TC_ACT_SHOT;
+	w.here = here;
 	w.homes = config.homes[here % PINCH_MAX_FLOWS];
 	w.generation = generation_of(w.control->progress);
 	if (w.control->taken != w.control->ordered)

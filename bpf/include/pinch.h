@@ -45,6 +45,7 @@ struct pinch_config {
 	__u32 banks;	/* one for each CPU that aggregates */
 	__u32 cpu;	/* that aggregates; PINCH_ANYWHERE: where frames arrive */
 	__u32 slice;	/* neighbours that a vertex is added to in one run */
+	__u32 capacity;	/* frames */
 	__u32 acked_words; /* of each peer's bitmap of acknowledged frames */
 	__u32 gap;	/* frames by which a later one must have overtaken one that is sent again */
 	__u32 uplink;	/* ifindex */
@@ -80,9 +81,10 @@ struct pinch_control {
 
 /* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */
 struct pinch_flow {
-	__u32 next;   /* frame to be sent next */
+	__u32 total;  /* frames in its schedule */
+	__u32 next;   /* of these, to be sent next */
 	__u32 flying; /* copies under way */
-	__u32 pad[14];
+	__u32 pad[13];
 };
 
 /* A frame to send. */

@@ -181,5 +181,5 @@ static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, 
 		check_complete(c, generation);
 		measure(c, frame);
 	}
-	return w.holes || *(volatile __u32 *)&flow->next < (__u32)c->progress;
+	return w.holes || next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
 }

@@ -17,6 +17,7 @@ const volatile struct pinch_config config = {};
 
 PINCH_ARRAY(control, struct pinch_control);
 PINCH_ARRAY(flows, struct pinch_flow);
+PINCH_ARRAY(schedule, __u64);		   /* numbers of each flow's frames, ascending: `capacity` a flow */
 PINCH_ARRAY(frames, struct pinch_frame);   /* to send, by number */
 PINCH_ARRAY(vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
 PINCH_ARRAY(edges, struct pinch_edge);

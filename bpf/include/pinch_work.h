@@ -109,6 +109,15 @@ static __always_inline __u32 flow_to(__u32 rank)
 	return config.cpu == PINCH_ANYWHERE ? 0 : config.home[rank % RING_MAX_RANKS];
 }
 
+/* The frame that a flow sends next; all ones when it has sent all. What comes before it has been sent. */
+static __always_inline __u32 next_of(__u32 flow_number, struct pinch_flow *flow, __u32 next)
+{
+	__u32 index = flow_number * config.capacity + next;
+	__u64 *number = bpf_map_lookup_elem(&schedule, &index);
+
+	return next < flow->total && number ? *number : 0xffffffff;
+}
+
 /* Headers from a rank to another. `length` is the payload's. */
 static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length)
 {

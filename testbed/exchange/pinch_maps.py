@@ -89,7 +89,7 @@ EDGE = np.dtype([("target", "<u4"), ("weight", "<i4")])
 """``struct pinch_edge``."""
 HUB = np.dtype([("first", "<u4"), ("count", "<u4"), ("part", "<u4"), ("next", "<u4")])
 """``struct pinch_hub``."""
-FLOW = np.dtype([("next", "<u4"), ("flying", "<u4"), ("pad", "<u4", 14)])
+FLOW = np.dtype([("total", "<u4"), ("next", "<u4"), ("flying", "<u4"), ("pad", "<u4", 13)])
 """``struct pinch_flow``."""
 PEER = np.dtype([("received", "<u4"), ("acked", "<u4"), ("heard", "<u8")])
 """``struct pinch_peer``."""
@@ -127,6 +127,7 @@ class Config(ctypes.Structure):
         ("banks", c_uint32),
         ("cpu", c_uint32),
         ("slice", c_uint32),
+        ("capacity", c_uint32),
         ("acked_words", c_uint32),
         ("gap", c_uint32),
         ("uplink", c_uint32),

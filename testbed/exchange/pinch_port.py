@@ -90,6 +90,7 @@ class PinchPort(Closing):
             banks=self.banks,
             cpu=self.cpu,
             slice=tables.slice,
+            capacity=self.capacity,
             acked_words=self.acked_words,
             gap=_GAP,
             uplink=socket.if_nametoindex(LINK),
@@ -117,6 +118,7 @@ class PinchPort(Closing):
             "accumulators": self.banks * self.targets,
             "cpus": max(self.homes) + 1,
             "flows": max(self.homes) + 1,
+            "schedule": (max(self.homes) + 1) * self.capacity,
         }
         values = {"payloads": layout.payload, "stash": 8 * layout.words, "accumulators": 8 * layout.wide}
         receive = BpfObject("aggregate", config, {name: max(size, 1) for name, size in sizes.items()}, values)
@@ -128,6 +130,7 @@ class PinchPort(Closing):
         shared = self._objects[0].maps
         self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
         self.flows = shared["flows"].view(maps.FLOW).reshape(-1)
+        self._schedule = shared["schedule"].view(np.uint64).reshape(-1)
         self.frames = shared["frames"].view(maps.FRAME).reshape(-1)
         self.payloads: NDArray[np.uint8] = shared["payloads"].view(np.uint8)
         self.accumulators: NDArray[np.uint64] = shared["accumulators"].view(np.uint64)
@@ -211,6 +214,11 @@ class PinchPort(Closing):
                 np.bitwise_or.at(self._wanted[rank], mine // 32, np.uint64(1) << (mine % 32).astype(np.uint64))
         frames["to"], frames["ask"] = to, ask
         frames["copies"] = np.bitwise_count(to)
+        for flow in set(self.homes):
+            ranks = np.uint32(sum(1 << rank for rank, home in enumerate(self.homes) if home == flow))
+            numbers = np.flatnonzero(to & ranks)
+            self._schedule[flow * self.capacity :][: len(numbers)] = numbers
+            self.flows["total"][flow] = len(numbers)
         self.control.window = window
         self._copies = int(frames["copies"].sum())
 
@@ -286,8 +294,9 @@ class PinchPort(Closing):
         missing = self._wanted[rank] & ~have & np.uint64(0xFFFFFFFF)
         bits = np.unpackbits(missing.astype("<u4").view(np.uint8), bitorder="little")
         numbers: NDArray[np.int64] = np.flatnonzero(bits)
-        sent = int(self.flows["next"][self.homes[rank]])
-        return numbers[: np.searchsorted(numbers, sent)]
+        flow = self.homes[rank]
+        sent = self._schedule[flow * self.capacity :][: int(self.flows["next"][flow])]
+        return numbers[np.isin(numbers, sent.astype(np.int64))]
 
     def absent(self, rank: int) -> bool:
         """Whether a rank still has something to send, or to acknowledge."""
