@@ -148,11 +148,14 @@ class Numbers:
     ) -> None:
         """Read the aggregates, all banks together.
 
-        :param targets: int32, shape (owned,): the row of `out` that each accumulator is for.
+        :param targets: int32: the row of `out` that each accumulator is for; other rows get 0 (a maximum: -inf).
         :param clear: Have nothing received afterwards (a maximum always has).
         """
+        if len(targets) < len(out):
+            out.fill(-np.inf if self.none else 0)
         step = 1.0 / (self.factor(exponent) * self.scale)
-        self._collect(self.format, accumulators.ctypes.data, targets.ctypes.data, len(out), banks, out.ctypes.data, step, clear)
+        addresses = accumulators.ctypes.data, targets.ctypes.data
+        self._collect(self.format, *addresses, len(targets), banks, out.ctypes.data, step, clear)
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.

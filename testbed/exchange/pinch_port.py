@@ -51,7 +51,7 @@ class PinchPort(Closing):
     def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: RowLayout, tables: Tables, numbers: Numbers) -> None:
         self.spec, self.layout, self.dispatcher = spec, layout, dispatcher
         self.group = spec.group
-        self.targets = spec.halo.num_owned
+        self.targets = len(tables.targets)
         cpus = sorted(os.sched_getaffinity(1))
         pinned = spec.processing == "pinned" or cpus[-1] >= _MOST_BANKS
         #: The CPU that aggregates for each rank; 0 stands for all where frames are aggregated anywhere.
@@ -225,18 +225,19 @@ class PinchPort(Closing):
     def open(self, generation: int) -> None:
         """Take frames of a generation in from here on; there is nothing to send yet.
 
-        All frames of the one before have been acknowledged, and none of this one come before every rank has called `agree`.
-        What still can come is bells: they must find no frame to send before they find `next` at its beginning.
+        All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from
+        the moment that `progress` says so, hence all counts begin before it; but bells must find no frame to send before they find
+        `next` at its beginning.
         """
         control = self.control
         self.generation = generation
         control.expected = control.copies = maps.UNKNOWN
-        control.progress = generation << 32
-        self.flows["next"] = 0
-        self.flows["flying"] = 0
         control.acked = control.received = control.owed = control.queued = control.served = 0
         self.peers["received"] = 0
         self.peers["acked"] = 0
+        control.progress = generation << 32
+        self.flows["next"] = 0
+        self.flows["flying"] = 0
 
     def expect(self, counts: NDArray[np.int64]) -> None:
         """Say how much there is to come: frames of each rank, and acknowledgements."""

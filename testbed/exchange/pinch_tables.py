@@ -30,8 +30,8 @@ class Tables:
     :param masks: uint32: the ranks that need each, a bit each.
     :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
     :param edges: `EDGE`: accumulators of neighbours here.
-    :param targets: int32: the position whose accumulator each one is. They are in the order in which frames come to them, for
-        the sake of the CPU's caches: most vertices have few neighbours.
+    :param targets: int32: the position that each accumulator is for. Only vertices with neighbours on other ranks have one,
+        in the order in which frames come to them, for the sake of the CPU's caches: most have few.
     :param hubs: Slots that the parts of vertices with many neighbours take.
     :param slice: Neighbours that one run adds a vertex to.
     :param sources: Where each rank's vertices and frames begin.
@@ -73,9 +73,9 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     edges = np.zeros(len(order), EDGE)
     target = np.repeat(np.arange(halo.num_owned), degree)[order]
     touched, first_touch = np.unique(target, return_index=True)
-    targets = np.concatenate([touched[np.argsort(first_touch)], np.flatnonzero(degree == 0)]).astype(np.int32)
+    targets = touched[np.argsort(first_touch)].astype(np.int32)
     place = np.empty(halo.num_owned, np.uint32)
-    place[targets] = np.arange(halo.num_owned)
+    place[targets] = np.arange(len(targets))
     edges["target"] = place[target]
     scale = 1.0
     if aggregation == "weighted":
