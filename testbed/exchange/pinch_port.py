@@ -225,9 +225,9 @@ class PinchPort(Closing):
     def open(self, generation: int) -> None:
         """Take frames of a generation in from here on; there is nothing to send yet.
 
-        All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from
-        the moment that `progress` says so, hence all counts begin before it; but bells must find no frame to send before they find
-        `next` at its beginning.
+        All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count
+        from the moment that `progress` says so, hence all counts begin before it; but bells must find no frame to send before
+        they find `next` at its beginning.
         """
         control = self.control
         self.generation = generation

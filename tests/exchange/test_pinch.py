@@ -8,6 +8,7 @@ from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 import numpy as np
 import pytest
 
+from testbed.errors import CollectiveError
 from testbed.exchange.pinch_layout import RowLayout
 from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import make_tables
@@ -132,6 +133,43 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
             turn += 1
         replayed.join()
         assert exchange.measures()["bad_generation"] > before
+
+
+# With a scale that is known.
+
+
+@both_lanes
+@pytest.mark.parametrize("words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")])
+def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> None:
+    """Nothing holds them together but frames: some are an exchange ahead of others."""
+    graph, form = draw_partitioned(0, 400, 3000, 4, hub=2000), Format(16 if lanes == "int16" else 32)
+    inputs = [embeddings(turn, graph, 32) for turn in range(10)]
+    with hosts.open(graph, 32, "sum", lanes, exponent=11) as exchange:
+        with faults(*words) as injected:
+            results = exchange.aggregate(inputs, times=3)
+        if words:
+            assert_faults_fired(injected)
+    for x, of_ranks in zip(inputs, results, strict=True):
+        assert magnitude(x) <= 11
+        for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 11), "sum", form, 11), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [(4.0, "of 2**2 or more, which exponent = 2 leaves out"), (np.nan, "that are not finite")]
+)
+def test_values_beyond_a_known_scale(hosts, value, what) -> None:
+    """The rank that has them says so; the others miss it."""
+    graph = draw_partitioned(0, 200, 2000, 3)
+    x = np.full((200, 4), 3.99, np.float32)
+    with hosts.open(graph, 4, timeout=1.0, exponent=2) as exchange:
+        assert all(isinstance(result, np.ndarray) for result in exchange.aggregate([x])[0])
+        x[graph.halos[1].owned[0], 1] = value
+        for rank, error in enumerate(exchange.aggregate([x])[0]):
+            assert isinstance(error, CollectiveError)
+            assert (f"rank 1 (h2) has embeddings {what}" if rank == 1 else "rank 1 (h2) silent for 1 s") in str(error)
+        for rank, error in enumerate(exchange.aggregate([x])[0]):
+            assert "this exchange has failed before, open it again: " in str(error), rank
 
 
 # With a cache.

@@ -1,0 +1,45 @@
+"""What an exchange refuses before it is opened."""
+
+import pytest
+
+from testbed.collectives.group import make_groups
+from testbed.errors import SpecError
+from testbed.exchange.halo import make_halos
+from testbed.exchange.interface import ExchangeSpec
+from testbed.plan import plan_fabric
+from tests.exchange.reference import draw_partitioned
+
+GRAPH = draw_partitioned(0, 20, 50, 2)
+GROUP = make_groups(plan_fabric(hosts=2).hosts)[0]
+WEIGHED = GRAPH.halos[0]
+BARE = make_halos(GRAPH.indptr, GRAPH.indices, GRAPH.owner, 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dim": 0}, "dim = 0: allowed is 1..512"),
+        ({"dim": 513}, "dim = 513: allowed is 1..512"),
+        ({"bound": -0.5}, "bound = -0.5: allowed is 0 or more, finite"),
+        ({"bound": float("inf")}, "bound = inf: allowed is 0 or more, finite"),
+        ({"bound": float("nan")}, "bound = nan: allowed is 0 or more, finite"),
+        (
+            {"bound": 0.0, "aggregation": "max"},
+            "bound: allowed with aggregation sum or weighted: a maximum cannot be taken back",
+        ),
+        ({"aggregation": "weighted", "halo": BARE}, "aggregation = 'weighted': allowed is a halo with weights"),
+        ({"staleness": 0}, "staleness = 0: allowed is 1 exchange or more"),
+        ({"exponent": 128}, "exponent = 128: allowed is -126..127, without bound"),
+        ({"exponent": -127}, "exponent = -127: allowed is -126..127, without bound"),
+        ({"exponent": 1, "bound": 0.0}, "exponent = 1: allowed is -126..127, without bound"),
+    ],
+)
+def test_specs_outside_of_what_is_allowed(options, text) -> None:
+    with pytest.raises(SpecError) as caught:
+        ExchangeSpec(**{"group": GROUP, "halo": WEIGHED, "dim": 4} | options)
+    assert str(caught.value) == f"exchange: {text}"
+
+
+def test_specs_that_are_allowed() -> None:
+    for options in ({}, {"aggregation": "weighted"}, {"bound": 0.0, "staleness": 1}, {"exponent": -126}):
+        ExchangeSpec(GROUP, WEIGHED, 512, **options)
