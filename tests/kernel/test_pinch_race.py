@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from testbed.exchange.pinch_maps import ORDERS
+from testbed.kernel import XDP_TX
 from tests.exchange.reference import Partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack
 from tests.kernel.test_pinch import hub
-from tests.kernel.test_ring_race import Pair
+from tests.kernel.test_ring_race import PATIENCE, Pair
 
 pytestmark = [
     pytest.mark.kernel,
@@ -101,3 +102,26 @@ def test_frames_and_orders_are_sent_once() -> None:
         assert port.control.taken == ORDERS
         assert loaded.counters(1)["resent"] == ORDERS
         assert (port.frames["attempt"][:ORDERS] == 1).all()
+
+
+def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
+    """From the first that is not refused, each counts."""
+    rounds, cpu = 1000, min(os.sched_getaffinity(0))
+    with hub(False) as loaded:
+        port, frames = loaded.ports[0], []
+        for generation in range(GENERATION + 1, GENERATION + 1 + rounds):
+            loaded.generation = generation
+            frames.append(loaded.embed(1, 0, 0))
+
+        def work(turn: int) -> None:
+            if os.sched_getaffinity(0) == {cpu}:
+                assert not turn or port.control.received == port.peers["received"][1] == 1
+                port.open(GENERATION + 1 + turn)
+                return
+            for _ in range(PATIENCE):
+                if loaded.link(0, frames[turn]).retval == XDP_TX:  # it has come before
+                    return
+            raise TimeoutError
+
+        Pair(work).run(rounds)
+        assert loaded.counters(0)["received"] == rounds
