@@ -177,7 +177,9 @@ class Phase:
         """
         for index in range(len(self.scenario.groups)):
             self._check_group(index, report)
-        alive = [name for name in self.names if not isinstance(self.works[name], Exception)]
+        # Who is to be killed may have been before the end of its work, or since, or has outlived it.
+        killed = self._victim if self.scenario.ending == "kill" else None
+        alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
         sent = self.arena.workers.call_all(rank.count_frames, alive)
         report.sent = sum(sent.values(), report.sent)
         self.arena.workers.call_all(rank.close_groups, alive)

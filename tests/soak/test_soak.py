@@ -13,6 +13,7 @@ import pytest
 from testbed.errors import TestbedError
 from testbed.fabric.state import ROOT
 from testbed.soak import session
+from testbed.soak.arena import Phase
 from testbed.soak.draw import draw
 from testbed.soak.report import Coverage
 from testbed.soak.scenario import Group, Shape, Summand
@@ -56,6 +57,19 @@ def test_scenarios_of_every_kind_pass(play):
     assert coverage.fired.keys() >= {"drop", "corrupt", "duplicate", "pause", "delay", "partition", "kill"}
     assert coverage.records > 0
     assert coverage.collectives >= 9 + 9 + 9 + 9 + 6 + 12
+
+
+def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
+    reduce = Phase.reduce
+
+    def reduce_and_die(phase):
+        reduce(phase)
+        if phase.scenario.ending == "kill":
+            phase.arena.workers.kill("h3")
+
+    monkeypatch.setattr(Phase, "reduce", reduce_and_die)
+    coverage = play(replace(SCENARIO, faults=("kill hosts=h3 at=60s",), ending="kill"))
+    assert coverage.collectives == 9 + 6, "three all-reduces of three ranks, and of the two that are left"
 
 
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
