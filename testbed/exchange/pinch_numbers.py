@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import c_double, c_size_t, c_uint32, c_void_p
+from ctypes import c_double, c_uint32, c_void_p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,15 +62,16 @@ class Numbers:
         ]  # fmt: skip
         self._changed.restype = c_uint32
         self._absmax = library.pinch_absmax
-        self._absmax.argtypes, self._absmax.restype = [c_void_p, c_size_t], c_uint32
+        self._absmax.argtypes, self._absmax.restype = [pointer, c_void_p, c_void_p, c_uint32], c_uint32
 
     def factor(self, exponent: int) -> float:
         """What values are multiplied by."""
         return self.limit / 2.0**exponent
 
-    def absmax(self, x: Embeddings) -> float:
-        """The largest magnitude; infinity or NaN if there is one."""
-        return float(np.uint32(self._absmax(x.ctypes.data, x.size)).view(np.float32))
+    def absmax(self, x: Embeddings, positions: NDArray[np.int32]) -> float:
+        """The largest magnitude in these rows; infinity or NaN if there is one."""
+        most = self._absmax(self.format, x.ctypes.data, positions.ctypes.data, len(positions))
+        return float(np.uint32(most).view(np.float32))
 
     def reset(self, accumulators: NDArray[np.uint64]) -> None:
         """Have nothing received."""

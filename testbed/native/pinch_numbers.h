@@ -281,8 +281,15 @@ void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const i
 	}
 }
 
-/* The largest magnitude as the bits of a float; see lanes_absmax. */
-uint32_t pinch_absmax(const float *x, size_t n)
+/* The largest magnitude in `n` rows, as the bits of a float; see lanes_absmax. */
+uint32_t pinch_absmax(const struct pinch_format *f, const float *x, const int32_t *positions, uint32_t n)
 {
-	return lanes_absmax(x, n);
+	uint32_t most = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t row = lanes_absmax(x + (size_t)positions[i] * f->dim, f->dim);
+
+		most = row > most ? row : most;
+	}
+	return most;
 }

@@ -13,7 +13,7 @@ from testbed.exchange.pinch_tables import weight_scale
 from testbed.protocol.wire import Words
 from tests.exchange.reference import Partitioned
 
-__all__ = ["Format", "aggregates", "changed", "check", "exact", "integers", "magnitude", "payloads", "place_weights", "rows"]
+__all__ = ["Format", "aggregates", "changed", "check", "exact", "integers", "magnitude", "payloads", "place_weights", "rows", "sent"]
 
 STEP = 8  # PINCH_STEP
 FLOAT32 = np.finfo(np.float32)
@@ -56,8 +56,13 @@ class Format:
             return (sums.astype(np.float64) * step).astype(np.float32)
 
 
+def sent(graph: Partitioned) -> NDArray[np.int64]:
+    """Vertices that some rank sends."""
+    return np.unique(np.concatenate([halo.owned[positions] for halo in graph.halos for positions in halo.sends]))
+
+
 def magnitude(x: NDArray[np.float32]) -> int:
-    """The exponent that a group agrees on whose embeddings these are."""
+    """The exponent that a group agrees on who send these embeddings."""
     return exponent_of(float(np.abs(x).max(initial=0.0)))
 
 
@@ -148,5 +153,5 @@ def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregat
 
 def aggregates(graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int) -> list[NDArray[Any]]:
     """What each rank's `aggregate` must give without a cache."""
-    form, exponent = Format(bits), magnitude(x)
+    form, exponent = Format(bits), magnitude(x[sent(graph)])
     return exact(graph, form.quantize(x, exponent), aggregation, form, exponent)

@@ -176,12 +176,10 @@ def test_a_maximum_of_nothing(bits) -> None:
     assert (out == -np.inf).all()
 
 
-def test_the_largest_magnitude() -> None:
-    made = numbers(3, 16)
-    assert made.absmax(np.array([[1, -7, 3]], np.float32)) == 7
-    assert made.absmax(np.zeros((0, 3), np.float32)) == 0
-    assert made.absmax(np.array([[1, -np.inf, 3]], np.float32)) == np.inf
-    assert np.isnan(made.absmax(np.array([[1, np.nan, np.inf]], np.float32)))
+def test_the_largest_magnitude_of_some_rows() -> None:
+    made, x = numbers(3, 16), np.array([[1, -7, 3], [0, 9, 0], [1, -np.inf, 3], [1, np.nan, np.inf]], np.float32)
+    for rows, most in (([], 0), ([0], 7), ([0, 1], 9), ([1, 2], np.inf), ([2, 3], np.nan)):
+        np.testing.assert_equal(made.absmax(x, np.array(rows, np.int32)), most)
 
 
 @pytest.mark.parametrize("words", [1, 2, 17, 187, MAX_WORDS])
