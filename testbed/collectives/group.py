@@ -29,6 +29,7 @@ RecoveryFrom = Literal["origin", "upstream"]
 MAX_RANKS = 32
 MAX_WINDOW = 256
 MAX_GAP = 4096
+MAX_YIELDS = 10_000
 MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
 MTU_RANGE = (576, 9000)  # RFC 791's least datagram; the largest jumbo frame in common use
 
@@ -67,6 +68,8 @@ class GroupSpec:
     :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
     :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.
     :param affinity: ``rank`` pins each rank's process to CPU ``rank % cpus``; ``none`` pins nothing.
+    :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel all-reduces): sleep and
+        interrupt cost more than a small collective takes, where all ranks come at once.
     :param rendezvous: Directory that all ranks can write (the run's), for transports that meet through files.
     :raises SpecError: A field is outside of what is allowed here.
     """
@@ -84,6 +87,7 @@ class GroupSpec:
     timeout: float = 10.0
     on_overflow: OnOverflow = "error"
     affinity: Affinity = "none"
+    yields: int = 64
     rendezvous: str = ""
 
     def __post_init__(self) -> None:
@@ -108,6 +112,7 @@ class GroupSpec:
         require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
         require(self.recovery in get_args(RecoveryFrom), "recovery", " or ".join(get_args(RecoveryFrom)))
         require(0 <= self.gap <= MAX_GAP, "gap", f"0..{MAX_GAP} chunks")
+        require(0 <= self.yields <= MAX_YIELDS, "yields", f"0..{MAX_YIELDS}")
         require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
         require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))
         require(self.affinity in get_args(Affinity), "affinity", " or ".join(get_args(Affinity)))

@@ -41,8 +41,6 @@ _QUENCH_US = 500
 """Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known."""
 _CHASE_NS = 500_000
 """How long nothing may come, near the end of a collective, before what is missing is asked for."""
-_YIELDS = 64
-"""Times that a wait gives way to others before it sleeps: sleep and interrupt cost more than a small collective takes."""
 
 
 class Outcome(IntEnum):
@@ -157,7 +155,7 @@ class RingPort:
             lanes=NativeLanes(lanes),
             chunk_bytes=self.chunk_bytes,
             window=self.spec.window,
-            yields=_YIELDS,
+            yields=self.spec.yields,
             slack=SLACK,
             chase_ns=_CHASE_NS,
             consumer=self._consumer.ctypes.data,

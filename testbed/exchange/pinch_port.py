@@ -36,8 +36,6 @@ _MOST_BANKS = 8
 _ACK_EVERY = 8
 _MOST_FLYING = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
-_BLOCKS, _LEAST_BLOCK = 4, 64
-"""Parts in which frames are published, and the least: while the kernel sends one, the process quantizes the next."""
 _PARKING = 256  # frames that may wait for the CPU that aggregates
 
 
@@ -182,7 +180,7 @@ class PinchPort(Closing):
         self._send, self._wait, self._ring, self._done = (
             getattr(library, f"pinch_{name}") for name in ("send", "wait", "ring", "done")
         )
-        self._send.argtypes = [pointer, pointer, pointer, pointer, u32, u32, ctypes.c_double, pointer]
+        self._send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
         self._wait.argtypes = [pointer, ctypes.c_int64]
         self._ring.argtypes = [pointer]
         self._done.argtypes, self._done.restype = [pointer], ctypes.c_bool
@@ -246,14 +244,13 @@ class PinchPort(Closing):
         self.control.copies = self._copies
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
-        """Quantize and send, in blocks.
+        """Quantize and send.
 
         :param last: See `Numbers.fill`.
         """
-        count = len(bundles.to)
         addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
-        block = max(-(-count // _BLOCKS), _LEAST_BLOCK)
-        self._check(self._send(self._address, *addresses, count, block, factor, None if last is None else last.ctypes.data))
+        before = None if last is None else last.ctypes.data
+        self._check(self._send(self._address, *addresses, len(bundles.to), factor, before))
 
     def ring(self, work: bool = False) -> None:
         """Get every flow going: a system call each, which may carry frames for a while.

@@ -52,27 +52,20 @@ int pinch_ring(struct pinch *p)
 	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
 }
 
-/* Fill all frames of `bundles` bundles, `block` bundles at a time, and have each block sent while the next is filled. Returns 0 or an errno. */
-int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts, uint32_t bundles, uint32_t block, double factor,
-	       int32_t *last)
+/* Fill all frames of `bundles` bundles and have them sent. Returns 0 or an errno. */
+int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts, uint32_t bundles, double factor, int32_t *last)
 {
-	uint32_t parts = p->format.parts, end;
+	uint32_t frames = bundles * p->format.parts;
+	uint64_t began = now_ns(), filled;
 	int error;
 
-	for (uint32_t first = 0; first < bundles; first = end) {
-		uint64_t began = now_ns(), filled;
-
-		end = bundles - first < 2 * block ? bundles : first + block;
-		pinch_fill(&p->format, x, order, starts, first * parts, end * parts, p->payloads, p->frames, factor, last);
-		filled = now_ns();
-		p->quantize_ns += filled - began;
-		__atomic_store_n(&p->control->progress, (p->control->progress >> 32 << 32) | (end * parts), __ATOMIC_SEQ_CST);
-		error = pinch_ring(p);
-		p->send_ns += now_ns() - filled;
-		if (error)
-			return error;
-	}
-	return 0;
+	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
+	filled = now_ns();
+	__atomic_store_n(&p->control->progress, (p->control->progress >> 32 << 32) | frames, __ATOMIC_SEQ_CST);
+	error = frames ? pinch_ring(p) : 0;
+	p->quantize_ns += filled - began;
+	p->send_ns += now_ns() - filled;
+	return error;
 }
 
 /* Whether all has come, been added, and been acknowledged. */

@@ -50,7 +50,8 @@ class FullGraph(Turns):
     def open(self, transport: str, names: list[str]) -> None:
         """See `Turns.open`."""
         terms = self.terms.model_dump(include={"lanes", "window", "timeout", "affinity"})
-        reduce = self.groups(capacity=self.capacity, **terms)
+        # Ranks come at different times, from computing: giving way to each other would be system calls for nothing.
+        reduce = self.groups(capacity=self.capacity, yields=0, **terms)
         groups = {slot: self.groups(**terms) for slot in self.planned}
         calls = {
             name: {

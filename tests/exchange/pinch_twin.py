@@ -13,7 +13,19 @@ from testbed.exchange.pinch_tables import weight_scale
 from testbed.protocol.wire import Words
 from tests.exchange.reference import Partitioned
 
-__all__ = ["Format", "aggregates", "changed", "check", "exact", "integers", "magnitude", "payloads", "place_weights", "rows", "sent"]
+__all__ = [
+    "Format",
+    "aggregates",
+    "changed",
+    "check",
+    "exact",
+    "integers",
+    "magnitude",
+    "payloads",
+    "place_weights",
+    "rows",
+    "sent",
+]
 
 STEP = 8  # PINCH_STEP
 FLOAT32 = np.finfo(np.float32)
