@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,9 @@ def suite(
 @pytest.fixture
 def public_path(tmp_path: Path) -> Path:
     """Return a directory that every user may enter."""
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents[:3]):  # with workers of pytest-xdist there is one level more
+        if parent.owner() == tmp_path.owner() and parent != Path(tempfile.gettempdir()):
+            parent.chmod(0o755)
     return tmp_path
 
 

@@ -68,7 +68,7 @@ class Loaded(Closing):
         self.graph, self.x, self.kind, self.generation = graph, x, kind, generation
         self.bits = 16 if lanes == "int16" else 32
         self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
-        self.exponent = twin.magnitude(x)
+        self.exponent = twin.magnitude(x[twin.sent(graph)])
         self.lanes = twin.Format(self.bits).quantize(x, self.exponent)
         self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
         self.bundles = [bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables]
