@@ -7,8 +7,8 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -67,11 +67,12 @@ class Fabric:
             self._turn_signals_into_exceptions(stack)
             pid = os.getpid()
             controller = ProcessEntry("controller", pid, start_time(pid) or 0)
-            directories = [str(self.directory)]
-            self.state.create(State(self.run_id, controller, self.plan.to_dict(), directories=directories))
-            stack.callback(self.state.remove)
-            self.directory.mkdir(mode=0o700)
-            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)])
+            with _signals_later():  # what is made is on the stack before anything can interrupt
+                self.state.create(state)
+                stack.callback(self.state.remove)
+                self.directory.mkdir(mode=0o700)
+                stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
             self._write_hosts_file()
             stack.callback(self._terminate)
             self._build()
@@ -224,3 +225,13 @@ class Fabric:
                 stack.callback(signal.signal, number, handler)
                 if number != signal.SIGINT:
                     signal.signal(number, leave)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let signals that end the process wait; they are seen on the way out."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

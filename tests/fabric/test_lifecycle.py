@@ -15,7 +15,7 @@ from testbed.errors import FabricError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.fabric.cgroup import find_hierarchy
 from testbed.fabric.clean import clean
-from testbed.fabric.state import StateFile, new_run_id
+from testbed.fabric.state import State, StateFile, new_run_id
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.fabric.helpers import namespaces, traces, wait_until
@@ -75,6 +75,21 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("testbed.fabric.nodes.HOLDER", ["mnexec", "-n", "sh", "-c", "echo no room >&2", "sh"])
     with pytest.raises(FabricError, match="the namespaces of h1 did not come up: no room"), fabric:
         pass
+    assert traces(fabric.run_id) == []
+
+
+def test_an_interrupt_at_the_first_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the state file's creation and the note that it is to be removed."""
+    fabric = Fabric(plan_fabric("star", 2))
+    create = fabric.state.create
+
+    def create_and_interrupt(state: State) -> None:
+        create(state)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(fabric.state, "create", create_and_interrupt)
+    with pytest.raises(KeyboardInterrupt), fabric:
+        pytest.fail("it was not interrupted")
     assert traces(fabric.run_id) == []
 
 
