@@ -230,8 +230,15 @@ class Fabric:
 @contextmanager
 def _signals_later() -> Iterator[None]:
     """Let signals that end the process wait; they are seen on the way out."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread alone
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda seen, _frame: came.append(seen)) for number in SIGNALS}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
