@@ -234,7 +234,11 @@ def _signals_later() -> Iterator[None]:
         yield  # Python handles signals in the main thread alone
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda seen, _frame: came.append(seen)) for number in SIGNALS}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
         yield
     finally:
