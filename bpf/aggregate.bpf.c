@@ -7,6 +7,7 @@
  * the window now has room for (bpf/broadcast.bpf.c): in steady state no process runs.
  */
 #include "pinch_ack.h"
+#include "pinch_meet.h"
 
 /* Where the frame goes, as enum pinch_next says. */
 static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __u32 next, bool by_link)
@@ -29,6 +30,23 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	return bpf_redirect(config.bell, 0);
 }
 
+/* A hello has come: it goes back as an answer, or as the last one that was missing becomes a bell for each flow. */
+static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
+{
+	__u32 next = on_hello(ctx, c);
+	struct ring_frame *f;
+
+	if (next == MET_ANSWER)
+		return XDP_TX;
+	f = frame_of(ctx);
+	if (next == MET_DONE || !f)
+		return XDP_DROP;
+	f->kind = PINCH_BELL;
+	f->last = config.rank;
+	f->flags = BELL_FOR_ALL;
+	return bpf_redirect_map(&fan, 0, BPF_F_BROADCAST);
+}
+
 static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 {
 	struct pinch_control *c = control_of();
@@ -47,6 +65,8 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		f->kind = PINCH_BELL;
 		return bpf_redirect(config.bell, 0);
 	}
+	if (f->kind == PINCH_HELLO)
+		return greet(ctx, c);
 	count(PINCH_BAD_KIND, 1);
 	return XDP_DROP;
 }
@@ -78,6 +98,14 @@ int pinch_link(struct xdp_md *ctx)
 	return receive(ctx, true);
 }
 
+/* The flow that one of several equal bells is for: they come one after the other, on one CPU. */
+static __always_inline __u32 next_in_fan(void)
+{
+	__u64 *table = counters_of();
+
+	return table && config.fan ? config.fan_cpu[table[PINCH_FANNED]++ % config.fan % PINCH_MAX_FLOWS] : 0;
+}
+
 /* At the doorbell's far end: bells go on to the program that sends; the rest is about hubs. */
 SEC("xdp")
 int pinch_bell(struct xdp_md *ctx)
@@ -88,12 +116,18 @@ int pinch_bell(struct xdp_md *ctx)
 
 	if (!f || !c || is_foreign(f))
 		return XDP_DROP;
+	if (f->kind == PINCH_GREET)
+		return XDP_PASS;
 	if (f->kind == PINCH_BELL) {
-		/* The process has rung for the flow of a CPU. */
-		if (f->last == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
+		if (f->last == config.rank && f->flags & BELL_FOR_ALL)
+			f->chunk = next_in_fan();
+		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
+		if (grow > 0)
+			bpf_xdp_adjust_tail(ctx, grow);
+		f = frame_of(ctx);
+		/* One that no acknowledgement has become is for the flow of a CPU. */
+		if (f && f->last == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&cpus, f->chunk, XDP_DROP);
-		if (grow > 0 && bpf_xdp_adjust_tail(ctx, grow))
-			return XDP_DROP;
 		return XDP_PASS;
 	}
 	if (elsewhere())

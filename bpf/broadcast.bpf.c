@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Broadcast in TC (after PINCH, MLArchSys 2024): a bell becomes frames of embeddings, each cloned to exactly the ranks that need it.
  *
- * A bell comes from the process, or is an acknowledgement that has just opened the window. It is filled from the map, addressed, and
- * cloned to the link, frame after frame and rank after rank; what was the bell is dropped in the end. First come frames that the process
- * has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
+ * A bell comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
+ * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the bell is dropped in the end.
+ * First come frames that the process has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
  */
-#include "pinch_work.h"
+#include "pinch_hello.h"
 
 #include <linux/pkt_cls.h>
 
@@ -49,11 +49,12 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 {
 	struct copy_work copy = { .skb = w->skb, .to = to, .ask = frame->attempt ? to : frame->ask, .length = frame->length };
 	void *payload = bpf_map_lookup_elem(&payloads, &number);
-	__u32 length = frame->length, copies = popcount(to);
+	__u32 length = frame->length, copies = popcount(to), size = sizeof(copy.head) + length;
 
 	if (!payload || length < 8 || length > config.payload)
 		return false;
-	if (bpf_skb_change_tail(w->skb, sizeof(copy.head) + length, 0) ||
+	size = size < PINCH_LEAST_BYTES ? PINCH_LEAST_BYTES : size;
+	if (bpf_skb_change_tail(w->skb, size, 0) ||
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
 	copy.head.magic = RING_MAGIC;
@@ -70,7 +71,7 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	frame->sent_us = now_us();
 	bpf_loop(config.ranks, send_copy, &copy, 0);
 	count(PINCH_SENT, copies);
-	count(PINCH_SENT_BYTES, copies * (sizeof(copy.head) + length));
+	count(PINCH_SENT_BYTES, copies * size);
 	if (frame->attempt)
 		count(PINCH_RESENT, copies);
 	return true;
@@ -162,7 +163,8 @@ static long send_new(__u32 i, struct send_work *w)
 	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
 
-	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress)
+	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress ||
+	    generation_of(*(volatile __u64 *)&w->control->met) != w->generation)
 		return 1;
 	to = frame->to & w->homes;
 	copies = popcount(to);
@@ -175,6 +177,39 @@ static long send_new(__u32 i, struct send_work *w)
 	return 0;
 }
 
+struct greet_work {
+	struct pinch_hello hello;
+	struct __sk_buff *skb;
+	__u32 generation;
+	__u16 tag;
+	__u8 attempt;
+};
+
+/* Say hello to a rank, the first time or if nothing has come from it. Whose hello is here asks for this rank's by itself. */
+static long send_hello(__u32 rank, struct greet_work *w)
+{
+	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
+	__u64 word = peer ? word_of(peer->ours, w->generation) : 0;
+
+	if (rank == config.rank || !word || (w->attempt && word_of(peer->theirs, w->generation)))
+		return 0;
+	write_hello(&w->hello, rank, word, w->tag, w->attempt, w->attempt);
+	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
+		return 1;
+	bpf_clone_redirect(w->skb, config.uplink, 0);
+	count(PINCH_HELLOS, 1);
+	return 0;
+}
+
+static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_control *c, __u8 attempt)
+{
+	struct greet_work w = { .skb = skb, .generation = generation_of(c->progress), .tag = c->tag, .attempt = attempt };
+
+	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
+		bpf_loop(config.ranks, send_hello, &w, 0);
+	meet(c, w.generation);
+}
+
 SEC("tc")
 int pinch_send(struct __sk_buff *skb)
 {
@@ -185,6 +220,11 @@ int pinch_send(struct __sk_buff *skb)
 	w.flow = bpf_map_lookup_elem(&flows, &here);
 	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || bell.cookie != config.cookie)
 		return TC_ACT_SHOT;
+	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
+	if (bell.kind == PINCH_GREET) {
+		greet_all(skb, w.control, bell.attempt);
+		return TC_ACT_SHOT;
+	}
 	w.here = here;
 	w.homes = config.homes[here % PINCH_MAX_FLOWS];
 	w.generation = generation_of(w.control->progress);

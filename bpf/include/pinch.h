@@ -15,10 +15,14 @@
 #define PINCH_MAX_STEPS 54
 #define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
 #define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
+#define PINCH_LEAST_BYTES (sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS) /* of a frame, so that it can turn round as an acknowledgement */
 #define PINCH_BATCH 32		/* frames that a bell sends at most */
 #define PINCH_ORDERS 1024	/* frames that may wait to be sent again; a power of two */
 #define PINCH_ANYWHERE 0xffffffff
 #define PINCH_MAX_FLOWS 64
+#define PINCH_NOT_FINITE 511 /* in a hello, instead of an exponent */
+
+#define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
 
@@ -50,8 +54,9 @@ struct pinch_config {
 	__u32 gap;	/* frames by which a later one must have overtaken one that is sent again */
 	__u32 uplink;	/* ifindex */
 	__u32 bell;	/* ifindex of the doorbell's near end */
-	__u32 flows;	/* one for each CPU that aggregates for some rank, by its number; 1 where frames are aggregated anywhere */
-	__u32 homes[PINCH_MAX_FLOWS]; /* the ranks that each flow goes to, a bit each */
+	__u32 fan;	/* flows that have ranks: one for each CPU that aggregates for some rank; 1 where frames are aggregated anywhere */
+	__u32 homes[PINCH_MAX_FLOWS]; /* the ranks that each flow goes to, a bit each; flows have their CPUs' numbers */
+	__u8 fan_cpu[PINCH_MAX_FLOWS]; /* the CPUs of those that have any */
 	__u8 home[RING_MAX_RANKS];    /* each rank's flow */
 	struct pinch_source sources[RING_MAX_RANKS];
 	struct ring_peer peers[RING_MAX_RANKS];
@@ -62,11 +67,15 @@ struct pinch_control {
 	__u64 progress; /* generation << 32 | frames that may be sent */
 	__u32 tag;
 	__u32 window;	/* copies of frames that a flow may have under way */
-	__u32 expected; /* frames to come; all ones: not known yet */
 	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
 	__u32 quench_us; /* a frame is not sent again sooner, but by the process */
 	__u32 ordered;	/* frames to be sent again, since the start */
-	__u32 pad0[8];
+	__u32 lowest;	/* of all ranks' largest exponent, as hellos have it: payloads hold from here */
+	__u32 highest;	/* to here */
+	__u32 pad0[7];
+	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
+	__u32 unfit;	/* generation that all have entered with payloads that do not */
+	__u32 pad2;
 	__u32 acked;	/* copies acknowledged */
 	__u32 received; /* frames whose vertices are all added, or in `hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */
@@ -76,7 +85,7 @@ struct pinch_control {
 	__u32 rtt_samples; /* of frames sent once, from sending to acknowledgement (RFC 6298, Karn's rule), since the start */
 	__u32 rtt_max_us;
 	__u64 rtt_sum_us;
-	__u32 pad1[6];
+	__u32 pad1[2];
 };
 
 /* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */
@@ -123,7 +132,10 @@ struct pinch_hub {
 struct pinch_peer {
 	__u32 received; /* frames, in this generation */
 	__u32 acked;	/* frames that it has acknowledged, in this generation */
-	__u64 heard;	/* frames and acknowledgements, since the start */
+	__u64 heard;	/* hellos, frames and acknowledgements, since the start */
+	__u64 alive;	/* answers that it has not entered an exchange yet, since the start */
+	__u64 ours[2];	/* hellos to it, of even and of odd generations; of this rank's own record, not used */
+	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
 };
 
 /* Four sums in one: odd multipliers, those of xxHash (github.com/Cyan4973/xxHash) and splitmix64. */
@@ -138,6 +150,8 @@ enum pinch_counter {
 	PINCH_SENT_BYTES,
 	PINCH_RESENT,
 	PINCH_ACKS,	      /* acknowledgements sent */
+	PINCH_HELLOS,	      /* hellos sent */
+	PINCH_FANNED,	      /* bells that a last hello has become */
 	PINCH_RECEIVED,
 	PINCH_VERTICES,	      /* received that have neighbours here */
 	PINCH_UNUSED,	      /* received that have none */

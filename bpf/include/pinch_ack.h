@@ -11,6 +11,8 @@ struct pinch_ack {
 	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have come */
 } __attribute__((packed, aligned(8)));
 
+_Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round in place");
+
 struct ack_work {
 	__u64 words[PINCH_ACK_WORDS];
 	__u64 sum;  /* of the words, which are less than 2^32 */

@@ -85,6 +85,14 @@ struct {
 	__type(value, __u32);
 } both SEC(".maps");
 
+/* The doorbell, once for each flow: a bell for all of them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} fan SEC(".maps");
+
 /* The CPU that aggregates. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);

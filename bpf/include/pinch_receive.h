@@ -2,6 +2,7 @@
 /* A frame of embeddings on its way in: checked, claimed, added to its vertices' neighbours, acknowledged. */
 #pragma once
 
+#include "pinch_hello.h"
 #include "pinch_hub.h"
 
 enum pinch_next {
@@ -139,7 +140,7 @@ static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
 /* Returns a set of enum pinch_next. */
 static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->last, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh;
+	__u32 zero = 0, sender = f->last, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh, come;
 	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
 	struct frame_work w = { .control = c, .bank = bank_of() };
 	struct pinch_peer *peer;
@@ -155,7 +156,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 		return DONE;
 	}
 	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (generation && generation == mine - 1)
+	if (generation && generation_after(generation) == mine)
 		return ACKNOWLEDGE;
 	if (generation != mine) {
 		count(PINCH_BAD_GENERATION, 1);
@@ -202,9 +203,12 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	count(PINCH_VERTICES, w.rows - w.unused);
 	count(PINCH_UNUSED, w.unused);
 	count(PINCH_EDGES, w.edges);
-	__sync_fetch_and_add(&peer->received, 1);
+	come = __sync_fetch_and_add(&peer->received, 1) + 1;
 	__sync_fetch_and_add(&peer->heard, 1);
 	__sync_fetch_and_add(&c->received, 1);
 	check_complete(c, generation);
+	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */
+	if (come == frames_in(word_of(peer->theirs, generation)))
+		next |= ACKNOWLEDGE;
 	return next | (w.hubs ? GO_ON : DONE);
 }

@@ -35,6 +35,12 @@ static __always_inline __u32 generation_of(__u64 word)
 	return word >> 32;
 }
 
+/* Twin: testbed/protocol/generation.py. 1 is not used again, so that neighbours differ in their lowest bit. */
+static __always_inline __u32 generation_after(__u32 generation)
+{
+	return generation == 0xffffffff ? 2 : generation + 1;
+}
+
 static __always_inline __u32 bits_of(__u64 word, __u32 generation)
 {
 	return generation_of(word) == generation ? (__u32)word : 0;
@@ -90,10 +96,10 @@ static __always_inline __u32 ack_first(__u32 chunk)
 /* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
 static __always_inline void check_complete(struct pinch_control *c, __u32 generation)
 {
-	__u64 event = generation;
+	__u64 event = generation, met = *(volatile __u64 *)&c->met;
 
-	if (*(volatile __u32 *)&c->received == c->expected && !*(volatile __u32 *)&c->owed &&
-	    *(volatile __u32 *)&c->acked == c->copies)
+	if (generation_of(met) == generation && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
+	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
 		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 

@@ -28,10 +28,12 @@ enum ring_kind {
 	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
 	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, last = the sender */
 	PINCH_ACK = 7,    /* frames of `chunk`'s surroundings that rank `last` has, as bitmap words */
+	PINCH_HELLO = 8,  /* rank `last` has entered an exchange; what it brings is a word */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
 	RING_BELL = 16,
 	PINCH_BELL = 17, /* there are frames to send */
 	PINCH_WORK = 18, /* there are vertices with many neighbours to go on with */
+	PINCH_GREET = 19, /* there are ranks to say hello to */
 };
 
 #define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */

@@ -12,19 +12,16 @@ from scipy.sparse import csr_array
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
 from testbed.bench.syscalls import SyscallCounter
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.registry import open_transport
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
-from testbed.exchange.registry import EXCHANGES, open_exchange
+from testbed.exchange.registry import open_exchange
 from testbed.worker import WorkerContext
 
-__all__ = ["LARGEST",
-    "close_all_reduce",
+__all__ = [
+    "LARGEST",
     "close_rank",
     "count_syscalls",
     "make_rows",
-    "open_all_reduce",
     "open_rank",
     "prepare_case",
     "run_turn",
@@ -73,22 +70,9 @@ def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int) -> Non
     context.objects["bench/work"] = Work((x, -x), np.empty_like(x), exact, tolerance)
 
 
-def open_all_reduce(context: WorkerContext, name: str, spec: GroupSpec) -> None:
-    """Open the all-reduce that an exchange comes with."""
-    opened = context.objects[f"bench/{name}/all-reduce"] = open_transport(EXCHANGES[name].all_reduce, context, spec)
-    context.resources.callback(close_all_reduce, context, name)
-    opened.connect()
-
-
-def close_all_reduce(context: WorkerContext, name: str) -> None:
-    """Close it, if it is open; another may be opened."""
-    if opened := context.objects.pop(f"bench/{name}/all-reduce", None):
-        opened.close()
-
-
 def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:
     """Open and connect an exchange in this worker."""
-    opened = open_exchange(name, context, spec, context.objects[f"bench/{name}/all-reduce"])
+    opened = open_exchange(name, context, spec)
     context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
     context.resources.callback(close_rank, context, name)
     opened.connect()

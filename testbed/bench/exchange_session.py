@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 MAX_TURNS = 5  # into which each exchange's iterations of a case are cut
 TURN_TIMEOUT = 300.0  # seconds
 SILENCE = 60.0  # seconds that an exchange may take
-ALL_REDUCE = 1 << 16  # elements: enough for what ranks agree on before they exchange
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,7 @@ class Session:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.environment: dict[str, object] = {}
-        self._groups = 0
-        self._ranks = 0  # for which all-reduces are open
+        self._groups = self._ranks = 0
 
     def __enter__(self) -> "Session":
         load, options = load_average(), self.options
@@ -212,8 +210,7 @@ class Session:
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
         self._call(rank.prepare_case, [{"halo": halo, "dim": case.dim, "seed": options.seed} for halo in case.halos])
-        if self._ranks != len(case.halos):
-            self._open_all_reduces(len(case.halos))
+        self._ranks = len(case.halos)
         for name in names:
             self._set_datapath(name)
             self._open(name, case)
@@ -228,17 +225,6 @@ class Session:
             self._set_datapath(name)
             yield combine(case, name, turns[name], self._syscalls(name))
             self._same(rank.close_rank, name)
-
-    def _open_all_reduces(self, ranks: int) -> None:
-        """Open the all-reduces that exchanges come with on the first hosts, in the place of those that are open."""
-        for name in self.options.exchanges:
-            self._set_datapath(name)
-            if self._ranks:
-                self._same(rank.close_all_reduce, name)
-        self._ranks = ranks
-        for name in self.options.exchanges:
-            self._set_datapath(name)
-            self._call(rank.open_all_reduce, [{"name": name, "spec": spec} for spec in self._make_groups(capacity=ALL_REDUCE)])
 
     def _open(self, name: str, case: Case) -> None:
         groups = self._make_groups(window=self.options.window)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
+import struct
 from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
-from testbed.collectives.group import Member
+from testbed.collectives.group import GroupSpec, Member
 from testbed.collectives.lanes import NativeLanes
 from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, EventKind, Order
 from testbed.protocol.wire import (
@@ -54,6 +55,7 @@ __all__ = [
     "RingAsks",
     "RingOrder",
     "Tensor",
+    "make_bell",
     "peer",
 ]
 
@@ -246,3 +248,15 @@ def peer(me: Member, other: Member) -> Peer:
     mac = Endpoint(other.mac, other.ip).mac_bytes
     address = int.from_bytes(ipaddress.IPv4Address(other.ip).packed, "little")
     return Peer((c_uint8 * 6)(*mac), ip_sum(me.ip, other.ip), address)
+
+
+def make_bell(kind: int, group: GroupSpec, size: int, **fields: int) -> bytes:
+    """A frame of a host's own, from its process to its programs; addresses and lengths are the programs' business.
+
+    :param size: Bytes: as long as what it becomes, so that it need not grow.
+    :param fields: Others of the header.
+    """
+    lower = struct.pack("!12xH BB7xB10x HHHH", 0x0800, 0x45, 0, 17, PORT, PORT, 0, 0)  # the dispatcher looks at these
+    frame = Frame(magic=MAGIC, version=VERSION, kind=kind, group=group.group_id, cookie=group.cookie, **fields)
+    ctypes.memmove(frame.lower, lower, len(lower))
+    return bytes(frame).ljust(size, b"\0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,6 +19,7 @@ from testbed.collectives.transport import PHASES
 from testbed.errors import CollectiveError
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
+from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.scale import SLACK
@@ -123,8 +123,7 @@ class RingPort:
             for index in range(width):
                 shared[fan].update(index, far)
         remote = self._object.programs["ring_remote"].fd
-        for cpu in range(shared["cpus"].max_entries):
-            shared["cpus"].update(cpu, struct.pack("=Ii", maps.PARKING, remote))  # struct bpf_cpumap_val
+        fill_cpumap(shared["cpus"], range(shared["cpus"].max_entries), maps.PARKING, remote)
         self._events = shared["events"]
         self._counters = shared["counters"]
         self._consumer, self._producer, self._data = self._events.ring_buffer()
@@ -132,13 +131,8 @@ class RingPort:
     def _connect_doorbell(self, lanes: Lanes) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
-        frame = maps.Frame(
-            magic=maps.MAGIC, version=maps.VERSION, kind=maps.Kind.BELL, group=self.spec.group_id, cookie=self.spec.cookie
-        )
-        # The dispatcher looks at these; addresses and lengths are the programs' business.
-        lower = struct.pack("!12xH BB7xB10x HHHH", 0x0800, 0x45, 0, 17, maps.PORT, maps.PORT, 0, 0)
-        ctypes.memmove(frame.lower, lower, len(lower))
-        self._bell = ctypes.create_string_buffer(bytes(frame), maps.FRAME_BYTES + self.chunk_bytes)
+        bell = maps.make_bell(maps.Kind.BELL, self.spec, maps.FRAME_BYTES + self.chunk_bytes)
+        self._bell = ctypes.create_string_buffer(bell, len(bell))
         self._native = maps.NativeRing(
             control=ctypes.addressof(self.control),
             parking=self.parking.ctypes.data,

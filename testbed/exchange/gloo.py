@@ -11,7 +11,7 @@ import torch
 from testbed.collectives.affinity import apply_affinity
 from testbed.collectives.gloo import check_rendezvous, explain, make_process_group
 from testbed.collectives.interface import read_counters
-from testbed.collectives.transport import Counters, Transport
+from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError
 from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.finite import all_finite, not_finite
@@ -34,8 +34,8 @@ class GlooGather(Exchange):
 
     name: ClassVar[str] = "gloo"
 
-    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
-        super().__init__(context, spec, transport)
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+        super().__init__(context, spec)
         check_rendezvous(spec.group)
         self._group: Any = None
         self._base = Counters()

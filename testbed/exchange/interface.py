@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec
-from testbed.collectives.transport import Counters, Datapath, Transport
+from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import SpecError
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["LEAST_CAPACITY", "MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
 
 Aggregation = Literal["sum", "weighted", "max"]
 """``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
@@ -26,8 +26,6 @@ Processing = Literal["spread", "pinned"]
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
-LEAST_CAPACITY = 1 << 13
-"""Elements that the all-reduce beside an exchange has room for at least, for what 32 ranks have to agree on."""
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 """What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
 
@@ -80,16 +78,14 @@ class Exchange(Closing):
 
     :param context: The worker that the rank runs in.
     :param spec: The exchange, as this rank sees it.
-    :param transport: An all-reduce among the same ranks, connected, with room for `LEAST_CAPACITY`; the caller's to close.
     """
 
     name: ClassVar[str]
     needs: ClassVar[Datapath] = "sockets"
 
-    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         self.context = context
         self.spec = spec
-        self.transport = transport
         self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @property

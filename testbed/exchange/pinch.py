@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.transport import Counters, Datapath, Transport
+from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import CollectiveError
 from testbed.exchange import pinch_maps as maps
-from testbed.exchange.agreement import LEAST_EXPONENT, agree, exponent_of
+from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.pinch_cache import SLACK as CACHE_SLACK
 from testbed.exchange.pinch_cache import Cache
-from testbed.exchange.pinch_layout import RowLayout, bundle
-from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch_numbers import EXPONENTS, LEAST_EXPONENT, SLACK, Numbers, exponent_of
 from testbed.exchange.pinch_port import PinchPort
 from testbed.exchange.pinch_recovery import Recovery
 from testbed.exchange.pinch_tables import make_tables
 from testbed.fabric.dispatch import Dispatcher
 from testbed.protocol.generation import generation_after
+from testbed.protocol.scale import ScaleGuess
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -42,11 +44,14 @@ class Pinch(Exchange):
     name: ClassVar[str] = "pinch"
     needs: ClassVar[Datapath] = "xdp"
 
-    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
-        super().__init__(context, spec, transport)
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+        super().__init__(context, spec)
         self.layout = RowLayout.plan(spec.dim, 16 if spec.group.lanes == "int16" else 32, spec.group.mtu)
         self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
-        self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, halved=spec.bound is not None)
+        self._scale = ScaleGuess(spec.exponent, SLACK)
+        if spec.bound is not None:
+            self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new one costs all that is remembered
+        self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
         self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
         self._generation = 0
         self._port: PinchPort | None = None
@@ -61,15 +66,34 @@ class Pinch(Exchange):
         self._port = port = PinchPort(Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers)
         self._recovery = Recovery(port)
         self._numbers.reset(port.accumulators)
-        self._bundles = bundle(self._tables.outgoing, self._tables.masks, self.layout.rows)
-        port.address(self._bundles)
+        nothing = bundle(self._tables.outgoing[:0], self._tables.masks[:0], self.layout.rows)
+        self._address(nothing)
+        self._advance()
+        port.enter(LEAST_EXPONENT, EXPONENTS)
+        port.greet(1)  # others' hellos have met nobody here
+        port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
+        self._recovery.wait()
+        self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
         self._open()
-        self._counts = agree(self.transport, LEAST_EXPONENT, self._frames_to(), group.members).counts[:, group.rank]
+
+    def _address(self, bundles: Bundles) -> None:
+        assert self._port is not None
+        self._bundles = bundles
+        self._port.address(bundles)
+
+    def _advance(self) -> None:
+        """Take frames of the next generation in."""
+        assert self._port is not None
+        self._generation = generation_after(self._generation)
+        self._port.open(self._generation)
 
     def _open(self) -> None:
-        self._generation = generation_after(self._generation)
-        assert self._port is not None
-        self._port.open(self._generation)
+        """Be ready for the next exchange: others may begin before this rank does."""
+        self._advance()
+        if self.spec.exponent is not None:
+            # Nothing has to be known for it that is not known already.
+            assert self._port is not None
+            self._port.enter(self.spec.exponent, EXPONENTS)
 
     @property
     def phases(self) -> dict[str, float]:
@@ -87,54 +111,67 @@ class Pinch(Exchange):
             self._alone(x, out)
             return
         try:
-            exponent = self._settle(x)
-            port.expect(self._counts)
-            last = self._cache.last if self._cache else None
-            port.send(x, self._bundles, self._numbers.factor(exponent), last)
-            self._recovery.wait()
+            exponent = self._exchange(x)
         except CollectiveError as error:
             self._failed = str(error)
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
             self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
-        self._open()  # others may begin before this rank does
+        self._open()
         self.exchanges += 1
 
-    def _settle(self, x: Embeddings) -> int:
-        """Settle the scale and, with a cache, which vertices are sent.
+    def _exchange(self, x: Embeddings) -> int:
+        """Have all sent and received.
 
-        :returns: The exponent that all ranks use.
+        :returns: The exponent that all ranks have used.
         """
         with self._timed("quantize"):
             absmax = self._numbers.absmax(x, self._tables.outgoing)
         own = exponent_of(absmax) if math.isfinite(absmax) else None
         if self.spec.exponent is not None:
             self._check_known(own, self.spec.exponent)
+            self._send(x, self.spec.exponent)
+            self._recovery.wait()
             return self.spec.exponent
-        if self._cache is None:
-            return self._agree(own)
-        return self._settle_cached(x, own, self._cache)
-
-    def _settle_cached(self, x: Embeddings, own: int | None, cache: Cache) -> int:
-        if own is not None:
-            self._choose(x, cache, cache.guess(own))
-        if cache.settle(self._agree(own)):
-            # Nobody's choice holds with another scale: all begin anew.
+        while (exponent := self._try(x, own)) is None:
+            # All ranks come here, as all know the same, and none has sent anything.
             assert self._port is not None
-            self._numbers.reset(self._port.accumulators)
-            self._choose(x, cache, cache.exponent)
-            self._agree(own)
-        cache.commit()
-        return cache.exponent
+            if self._cache:
+                self._cache.forget()
+                self._numbers.reset(self._port.accumulators)
+            self._advance()
+        if self._cache:
+            self._cache.commit()
+        return exponent
 
-    def _agree(self, own: int | None) -> int:
-        """Meet the others; take in how many frames come from whom."""
-        group = self.spec.group
-        with self._timed("wait"):
-            agreed = agree(self.transport, own, self._frames_to(), group.members)
-        self._counts = agreed.counts[:, group.rank]
-        return agreed.exponent
+    def _try(self, x: Embeddings, own: int | None) -> int | None:
+        """Exchange with the scale that will most likely hold.
+
+        :param own: This rank's largest exponent; None: it has values that are not finite.
+        :returns: It; None: it does not hold, and another is known.
+        """
+        guess, port = self._scale.exponent, self._port
+        assert port is not None
+        holds = range(0) if guess is None else range(max(guess - self._scale.slack, LEAST_EXPONENT), guess + 1)
+        fits = guess is not None and own is not None and own <= guess
+        if fits and self._cache and guess is not None:
+            self._choose(x, self._cache, guess)
+        with self._timed("send"):
+            port.enter(own, holds)
+        if fits and guess is not None:
+            self._send(x, guess)
+        complete = self._recovery.wait()
+        exponents = port.exponents
+        if odd := [rank for rank, exponent in enumerate(exponents) if exponent is None]:
+            raise not_finite(self.spec.group, odd)
+        self._scale.learn(max(exponent for exponent in exponents if exponent is not None))
+        return guess if complete else None
+
+    def _send(self, x: Embeddings, exponent: int) -> None:
+        assert self._port is not None
+        last = self._cache.last if self._cache else None
+        self._port.send(x, self._bundles, self._numbers.factor(exponent), last)
 
     def _check_known(self, own: int | None, exponent: int) -> None:
         if own is None or own > exponent:
@@ -143,17 +180,9 @@ class Pinch(Exchange):
 
     def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
         """Which vertices are sent this time."""
-        assert self._port is not None
         with self._timed("quantize"):
             chosen = cache.choose(x, exponent)
-            self._bundles = bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows)
-            self._port.address(self._bundles)
-
-    def _frames_to(self) -> NDArray[np.int64]:
-        """Number of frames that go to each rank."""
-        ranks = np.arange(self.spec.group.size, dtype=np.uint32)
-        bundles: NDArray[np.int64] = (self._bundles.to[:, None] >> ranks & 1).sum(axis=0, dtype=np.int64)
-        return bundles * self.layout.parts
+            self._address(bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows))
 
     def _alone(self, x: Embeddings, out: Embeddings) -> None:
         out[:] = -np.inf if self.spec.aggregation == "max" else 0
@@ -169,9 +198,9 @@ class Pinch(Exchange):
         if self._port is None:
             return Counters()
         table = self._port.counters()
-        acks = table["acks"]
-        ack_bytes = ctypes.sizeof(maps.AckFrame)
-        return Counters(table["sent"] + acks, table["sent_bytes"] + acks * ack_bytes, table["resent"])
+        acks, hellos = table["acks"], table["hellos"]
+        others = acks * ctypes.sizeof(maps.AckFrame) + hellos * maps.LEAST_BYTES
+        return Counters(table["sent"] + acks + hellos, table["sent_bytes"] + others, table["resent"])
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
         """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`; see `Numbers.error_bound`.
@@ -191,6 +220,7 @@ class Pinch(Exchange):
             "aggregated_vertices": float(table["vertices"]),
             "aggregated_edges": float(table["edges"]),
             "acknowledgements": float(table["acks"]),
+            "hellos": float(table["hellos"]),
             "hub_slices": float(table["slices"]),
             "duplicates": float(table["duplicate"]),
         }

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch_numbers import Numbers
 
-__all__ = ["Cache"]
+__all__ = ["SLACK", "Cache"]
 
-_SLACK = 3
+SLACK = 3
 """Powers of two by which magnitudes may fall short of the scale before a finer one is taken."""
 
 
@@ -37,28 +37,13 @@ class Cache:
         self._copies = np.zeros(spec.halo.num_owned, np.int64)
         for positions in spec.halo.sends:
             self._copies[positions] += 1
-        self._exponent: int | None = None
         self._chosen: NDArray[np.bool_] = np.zeros(0, bool)
         self.hits = self.lookups = self.copies_saved = 0
 
-    @property
-    def exponent(self) -> int:
-        """The scale that holds."""
-        assert self._exponent is not None
-        return self._exponent
-
-    def guess(self, exponent: int) -> int:
-        """The scale that will most likely hold: the one that does, or with none, this rank's."""
-        return exponent if self._exponent is None else self._exponent
-
-    def settle(self, agreed: int) -> bool:
-        """Take in what the group's magnitudes are. Is there a new scale, so that all is forgotten?"""
-        if self._exponent is not None and self._exponent - _SLACK <= agreed <= self._exponent:
-            return False
-        self._exponent = agreed
+    def forget(self) -> None:
+        """There is a new scale: what others have is nothing any more."""
         self.last[:] = 0
         self._age[:] = 0
-        return True
 
     def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
         """Which of the outgoing vertices to send."""

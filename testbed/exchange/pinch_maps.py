@@ -13,18 +13,23 @@ import numpy as np
 
 from testbed.collectives.ring_maps import Peer as Address
 from testbed.exchange.pinch_layout import ACK_WORDS
-from testbed.protocol.wire import MAX_RANKS
+from testbed.protocol.wire import FRAME_BYTES, MAX_RANKS
 
 __all__ = [
     "ACK_BEHIND",
     "ANYWHERE",
     "BATCH",
+    "BELL_FOR_ALL",
     "COUNTERS",
     "EDGE",
+    "EXPONENT_BITS",
     "FLOW",
     "FRAME",
+    "HELLO_BYTES",
     "HUB",
+    "LEAST_BYTES",
     "MAX_FLOWS",
+    "NOT_FINITE",
     "ORDERS",
     "PEER",
     "UNKNOWN",
@@ -36,6 +41,8 @@ __all__ = [
     "Format",
     "NativePinch",
     "Source",
+    "Waited",
+    "frames_in",
 ]
 
 ACK_BEHIND = 12
@@ -44,13 +51,20 @@ ORDERS = 1024
 ANYWHERE = 0xFFFFFFFF
 MAX_FLOWS = 64
 UNKNOWN = 0xFFFFFFFF
-"""Of counts that are agreed on later: no count ever comes to this."""
+"""Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
+NOT_FINITE = 511
+EXPONENT_BITS = 9
+HELLO_BYTES = FRAME_BYTES + 8
+LEAST_BYTES = FRAME_BYTES + 8 * ACK_WORDS
+BELL_FOR_ALL = 1
 
 COUNTERS = (
     "sent",
     "sent_bytes",
     "resent",
     "acks",
+    "hellos",
+    "fanned",
     "received",
     "vertices",
     "unused",
@@ -91,7 +105,9 @@ HUB = np.dtype([("first", "<u4"), ("count", "<u4"), ("part", "<u4"), ("next", "<
 """``struct pinch_hub``."""
 FLOW = np.dtype([("total", "<u4"), ("next", "<u4"), ("flying", "<u4"), ("pad", "<u4", 13)])
 """``struct pinch_flow``."""
-PEER = np.dtype([("received", "<u4"), ("acked", "<u4"), ("heard", "<u8")])
+PEER = np.dtype(
+    [("received", "<u4"), ("acked", "<u4"), ("heard", "<u8"), ("alive", "<u8"), ("ours", "<u8", 2), ("theirs", "<u8", 2)]
+)
 """``struct pinch_peer``."""
 
 
@@ -132,8 +148,9 @@ class Config(ctypes.Structure):
         ("gap", c_uint32),
         ("uplink", c_uint32),
         ("bell", c_uint32),
-        ("flows", c_uint32),
+        ("fan", c_uint32),
         ("homes", c_uint32 * MAX_FLOWS),
+        ("fan_cpu", c_uint8 * MAX_FLOWS),
         ("home", c_uint8 * MAX_RANKS),
         ("sources", Source * MAX_RANKS),
         ("peers", Address * MAX_RANKS),
@@ -147,11 +164,15 @@ class Control(ctypes.Structure):
         ("progress", c_uint64),
         ("tag", c_uint32),
         ("window", c_uint32),
-        ("expected", c_uint32),
         ("copies", c_uint32),
         ("quench_us", c_uint32),
         ("ordered", c_uint32),
-        ("pad0", c_uint32 * 8),
+        ("lowest", c_uint32),
+        ("highest", c_uint32),
+        ("pad0", c_uint32 * 7),
+        ("met", c_uint64),
+        ("unfit", c_uint32),
+        ("pad2", c_uint32),
         ("acked", c_uint32),
         ("received", c_uint32),
         ("owed", c_uint32),
@@ -161,7 +182,7 @@ class Control(ctypes.Structure):
         ("rtt_samples", c_uint32),
         ("rtt_max_us", c_uint32),
         ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 6),
+        ("pad1", c_uint32 * 2),
     ]
 
 
@@ -170,6 +191,15 @@ class AckFrame(ctypes.LittleEndianStructure):
 
     _pack_ = 1
     _fields_ = [("head", c_uint8 * 80), ("words", c_uint64 * ACK_WORDS)]
+
+
+class Waited(IntEnum):
+    """How ``pinch_wait`` of ``testbed/native/pinch.c`` has ended."""
+
+    TIME_UP = 0
+    COMPLETE = 1
+    UNFIT = 2
+    """All ranks have entered, and payloads do not hold."""
 
 
 class Format(ctypes.Structure):
@@ -206,3 +236,8 @@ class NativePinch(ctypes.Structure):
         ("send_ns", c_uint64),
         ("wait_ns", c_uint64),
     ]
+
+
+def frames_in(hello: int) -> int:
+    """The number of frames that a hello announces."""
+    return (hello & 0xFFFFFFFF) >> EXPONENT_BITS

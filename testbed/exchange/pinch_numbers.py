@@ -19,7 +19,19 @@ from testbed.exchange.pinch_layout import Bundles, RowLayout
 from testbed.exchange.pinch_maps import Format
 from testbed.native import load
 
-__all__ = ["Numbers"]
+__all__ = ["EXPONENTS", "LEAST_EXPONENT", "SLACK", "Numbers", "exponent_of"]
+
+LEAST_EXPONENT = -149
+"""Of the least float32 above 0; 0 itself has no less."""
+EXPONENTS = range(LEAST_EXPONENT, 129)
+"""Of all finite float32."""
+SLACK = 1
+"""Bits of precision that the scale of an exchange may waste, so that it need not change whenever magnitudes do."""
+
+
+def exponent_of(absmax: float) -> int:
+    """The least e with ``absmax < 2**e``, for a finite magnitude."""
+    return max(math.frexp(absmax)[1], LEAST_EXPONENT) if absmax else LEAST_EXPONENT
 
 
 class Numbers:
@@ -27,10 +39,14 @@ class Numbers:
 
     :param scale: Of weights; see `Tables`.
     :param halved: Lanes carry differences of two values, and so have half the range.
+    :param slack: Bits by which exponents may be higher than magnitudes need.
     """
 
-    def __init__(self, layout: RowLayout, aggregation: Aggregation, scale: float, halved: bool = False) -> None:
+    def __init__(
+        self, layout: RowLayout, aggregation: Aggregation, scale: float, halved: bool = False, slack: int = SLACK
+    ) -> None:
         self.layout = layout
+        self.slack = slack
         self.aggregation = aggregation
         self.scale = scale
         self.limit = (1 << (layout.bits - (2 if halved else 1))) - 1
@@ -161,12 +177,12 @@ class Numbers:
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.
 
-        Half a step a summand, since a lane is rounded to nearest (a maximum: half a step); with weights also half a step of
-        the weight; with a cache also `bound` a summand; and the rounding of the result to float32, whose steps below its normal
-        range are coarse.
+        Half a step a summand, since a lane is rounded to nearest (a maximum: half a step), of a scale that may be `slack` bits
+        higher than it need be; with weights also half a step of the weight; with a cache also `bound` a summand; and the
+        rounding of the result to float32, whose steps below its normal range are coarse.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
-        step = 2.0 ** math.frexp(absmax)[1] / self.limit if absmax else 0.0
+        step = 2.0 ** (math.frexp(absmax)[1] + self.slack) / self.limit if absmax else 0.0
         each = step / 2 * (1 + 2.0**-20) + bound
         least = np.where(degree > 0, 2.0**-118, 0.0)
         if self.aggregation == "max":

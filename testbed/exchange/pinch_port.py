@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
-import struct
 import zlib
 
 import numpy as np
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from testbed.closing import Closing
 from testbed.collectives import ring_maps
-from testbed.errors import CollectiveError
 from testbed.exchange import pinch_maps as maps
 from testbed.exchange.interface import Embeddings, ExchangeSpec
+from testbed.exchange.pinch_doorbell import Doorbell
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle_bound
-from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_tables import Tables
-from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
+from testbed.fabric.dispatch import BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
-from testbed.kernel.libbpf import explain
+from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
-from testbed.protocol.wire import FRAME_BYTES, MAGIC, PORT, VERSION, PinchKind
+from testbed.protocol.wire import FRAME_BYTES
 
 __all__ = ["PinchPort"]
 
@@ -58,18 +58,17 @@ class PinchPort(Closing):
         self.banks = 1 if pinned else cpus[-1] + 1
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
-        self.doorbell: socket.socket | None = None
-        self._objects: list[BpfObject] = []
-        try:
+        self._frames_to = np.zeros(self.group.size, np.uint64)
+        self._open = contextlib.ExitStack()
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._open)
             self._load(tables)
             self._share(tables)
-            self._connect_doorbell(numbers)
-            receive, send = (loaded.programs for loaded in self._objects)
-            link, bell, order = (receive[f"pinch_{end}"] for end in ("link", "bell", "order"))
-            dispatcher.add(self.group.group_id, link, bell, order, send["pinch_send"])
-        except BaseException:
-            self._close_own()
-            raise
+            self._connect(numbers)
+            link, bell, order = (self._receive.programs[f"pinch_{end}"] for end in ("link", "bell", "order"))
+            dispatcher.add(self.group.group_id, link, bell, order, self._broadcast.programs["pinch_send"])
+            self._open.callback(dispatcher.remove, self.group.group_id)  # frames are strangers' from then on
+            undo.pop_all()
 
     def _load(self, tables: Tables) -> None:
         group, layout = self.group, self.layout
@@ -93,7 +92,7 @@ class PinchPort(Closing):
             gap=_GAP,
             uplink=socket.if_nametoindex(LINK),
             bell=socket.if_nametoindex(BELL_NEAR),
-            flows=max(self.homes) + 1,
+            fan=len(set(self.homes)),
             sources=tables.sources,
         )
         for other in group.members:
@@ -101,6 +100,8 @@ class PinchPort(Closing):
         for rank, home in enumerate(self.homes):
             config.home[rank] = home
             config.homes[home] |= 1 << rank
+        for index, home in enumerate(sorted(set(self.homes))):
+            config.fan_cpu[index] = home
         sizes = {
             "frames": self.capacity,
             "payloads": self.capacity,
@@ -115,24 +116,25 @@ class PinchPort(Closing):
             "orders": maps.ORDERS,
             "accumulators": self.banks * self.targets,
             "cpus": max(self.homes) + 1,
+            "fan": len(set(self.homes)),
             "flows": max(self.homes) + 1,
             "schedule": (max(self.homes) + 1) * self.capacity,
         }
         values = {"payloads": layout.payload, "stash": 8 * layout.words, "accumulators": 8 * layout.wide}
-        receive = BpfObject("aggregate", config, {name: max(size, 1) for name, size in sizes.items()}, values)
-        self._objects.append(receive)
-        shared = {name: found for name, found in receive.maps.items() if not name.startswith(".")}
-        self._objects.append(BpfObject("broadcast", config, reuse=shared))
+        least = {name: max(size, 1) for name, size in sizes.items()}
+        self._receive = self._open.enter_context(BpfObject("aggregate", config, least, values))
+        shared = {name: found for name, found in self._receive.maps.items() if not name.startswith(".")}
+        self._broadcast = self._open.enter_context(BpfObject("broadcast", config, reuse=shared))
 
     def _share(self, tables: Tables) -> None:
-        shared = self._objects[0].maps
+        shared = self._receive.maps
         self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
         self.flows = shared["flows"].view(maps.FLOW).reshape(-1)
         self._schedule = shared["schedule"].view(np.uint64).reshape(-1)
         self.frames = shared["frames"].view(maps.FRAME).reshape(-1)
         self.payloads: NDArray[np.uint8] = shared["payloads"].view(np.uint8)
         self.accumulators: NDArray[np.uint64] = shared["accumulators"].view(np.uint64)
-        self.peers = shared["peers"].view(maps.PEER).reshape(-1)
+        self.peers = shared["peers"].view(maps.PEER).reshape(-1)[: self.group.size]
         self._acked = shared["acked"].view(np.uint64).reshape(self.group.size, -1)
         self._wanted = shared["wanted"].view(np.uint64).reshape(self.group.size, -1)
         self._orders = shared["orders"].view(np.uint64).reshape(-1)
@@ -144,58 +146,44 @@ class PinchPort(Closing):
         near = socket.if_nametoindex(BELL_NEAR)
         for index, device in enumerate((near, socket.if_nametoindex(LINK))):
             shared["both"].update(index, device)
+        for index in range(len(set(self.homes))):
+            shared["fan"].update(index, near)
         if self.cpu != maps.ANYWHERE:
-            remote = self._objects[0].programs["pinch_remote"].fd
-            for cpu in set(self.homes):
-                shared["cpus"].update(cpu, struct.pack("=Ii", _PARKING, remote))  # struct bpf_cpumap_val
+            fill_cpumap(shared["cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
         self.control.quench_us = _QUENCH_US
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["events"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
-    def _connect_doorbell(self, numbers: Numbers) -> None:
-        self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self.doorbell.bind((BELL_NEAR, 0))
-        # The dispatcher looks at these; addresses and lengths are the programs' business.
-        lower = struct.pack("!12xH BB7xB10x HHHH", 0x0800, 0x45, 0, 17, PORT, PORT, 0, 0)
-        bells = [self._bell(PinchKind.BELL, lower, cpu) for cpu in sorted(set(self.homes))]
-        self._work = self._bell(PinchKind.WORK, lower)
-        self._bells = ctypes.create_string_buffer(b"".join(bells))
+    def _connect(self, numbers: Numbers) -> None:
+        """Open the doorbell, and the C that rings it (``testbed/native/pinch.c``)."""
+        here = self.homes[self.group.rank]
+        flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
+        bell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
+        self.doorbell = self._open.enter_context(bell)
         self._native = maps.NativePinch(
             format=numbers.format,
             control=ctypes.addressof(self.control),
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
-            bells=ctypes.addressof(self._bells),
+            bells=ctypes.addressof(bell.bells),
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
-            bell_count=len(bells),
-            bell_length=len(self._work),
-            doorbell=self.doorbell.fileno(),
+            bell_count=bell.bell_count,
+            bell_length=bell.bell_bytes,
+            doorbell=bell.fd,
             events=self._events.fd,
         )
         self._address = ctypes.addressof(self._native)
         library = load("pinch")
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
-        self._send, self._wait, self._ring, self._done = (
-            getattr(library, f"pinch_{name}") for name in ("send", "wait", "ring", "done")
-        )
+        self._send, self._wait, self._ring = (getattr(library, f"pinch_{name}") for name in ("send", "wait", "ring"))
         self._send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
         self._wait.argtypes = [pointer, ctypes.c_int64]
         self._ring.argtypes = [pointer]
-        self._done.argtypes, self._done.restype = [pointer], ctypes.c_bool
-
-    def _bell(self, kind: PinchKind, lower: bytes, cpu: int = 0) -> bytes:
-        """A frame of this host's own, as long as the ones that it is turned into."""
-        group = self.group
-        frame = ring_maps.Frame(
-            magic=MAGIC, version=VERSION, kind=kind, group=group.group_id, cookie=group.cookie, last=group.rank, chunk=cpu
-        )
-        ctypes.memmove(frame.lower, lower, len(lower))
-        return bytes(frame).ljust(FRAME_BYTES + self.layout.payload, b"\0")
 
     def address(self, bundles: Bundles) -> None:
-        """Say who gets which frame, and of whom acknowledgements are asked for."""
+        """Say who gets which frame, and of whom acknowledgements are asked for; from the next `enter` on."""
         parts = self.layout.parts
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
@@ -204,11 +192,16 @@ class PinchPort(Closing):
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
         self._wanted[:] = 0
+        self._frames_to[:] = 0
         for rank in range(self.group.size):
             mine = np.flatnonzero(to >> np.uint32(rank) & np.uint32(1))
+            self._frames_to[rank] = len(mine)
             if len(mine):
-                ask[mine[every - 1 :: every]] |= np.uint32(1 << rank)
-                ask[mine[-1]] |= np.uint32(1 << rank)
+                asked = np.zeros(len(mine), bool)
+                asked[every - 1 :: every] = True
+                asked[-1] = True
+                asked[:-1] |= np.diff(mine // 32) > max(maps.ACK_BEHIND // every, 1)  # an acknowledgement reaches so far back
+                ask[mine[asked]] |= np.uint32(1 << rank)
                 np.bitwise_or.at(self._wanted[rank], mine // 32, np.uint64(1) << (mine % 32).astype(np.uint64))
         frames["to"], frames["ask"] = to, ask
         frames["copies"] = np.bitwise_count(to)
@@ -229,7 +222,7 @@ class PinchPort(Closing):
         """
         control = self.control
         self.generation = generation
-        control.expected = control.copies = maps.UNKNOWN
+        control.copies = maps.UNKNOWN
         control.acked = control.received = control.owed = control.queued = control.served = 0
         self.peers["received"] = 0
         self.peers["acked"] = 0
@@ -237,53 +230,84 @@ class PinchPort(Closing):
         self.flows["next"] = 0
         self.flows["flying"] = 0
 
-    def expect(self, counts: NDArray[np.int64]) -> None:
-        """Say how much there is to come: frames of each rank, and acknowledgements."""
-        self._expected = counts
-        self.control.expected = int(counts.sum())
-        self.control.copies = self._copies
+    def enter(self, exponent: int | None, holds: range) -> None:
+        """Tell all ranks that this one takes frames in, its largest exponent, and how many frames it has for each.
+
+        :param exponent: None: it has values that are not finite.
+        :param holds: Largest exponents of any rank's with which payloads can be sent as they will be made.
+        """
+        half = self.generation & 1
+        said = maps.NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
+        word = np.uint64(self.generation << 32 | said)
+        self.control.lowest, self.control.highest = 1, 0
+        if holds:
+            self.control.lowest, self.control.highest = holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT
+        self.peers["ours"][:, half] = word | self._frames_to << np.uint64(maps.EXPONENT_BITS)
+        self.peers["theirs"][self.group.rank, half] = word
+        self.greet(0)
+
+    def greet(self, attempt: int) -> None:
+        """Have hellos sent; see `Doorbell.greet`."""
+        self.doorbell.greet(attempt)
+
+    @property
+    def hellos(self) -> NDArray[np.uint64]:
+        """What each rank has said as it entered; 0: it has not."""
+        words: NDArray[np.uint64] = self.peers["theirs"][:, self.generation & 1].copy()
+        words[words >> np.uint64(32) != self.generation] = 0
+        return words
+
+    @property
+    def exponents(self) -> list[int | None]:
+        """The largest exponent of each rank's values, after all have entered; None: it has some that are not finite."""
+        said = [int(word) & maps.NOT_FINITE for word in self.hellos]
+        return [None if exponent == maps.NOT_FINITE else exponent + LEAST_EXPONENT for exponent in said]
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
         """Quantize and send.
 
         :param last: See `Numbers.fill`.
         """
+        self.control.copies = self._copies
         addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
         before = None if last is None else last.ctypes.data
-        self._check(self._send(self._address, *addresses, len(bundles.to), factor, before))
+        self.doorbell.check(self._send(self._address, *addresses, len(bundles.to), factor, before))
 
     def ring(self, work: bool = False) -> None:
-        """Get every flow going: a system call each, which may carry frames for a while.
+        """Get every flow going, by a system call, which may carry frames for a while.
 
         :param work: Go on with what has come in, too.
         :raises CollectiveError: The doorbell is gone.
         """
-        assert self.doorbell is not None
         if work:
-            self.doorbell.send(self._work)
-        self._check(self._ring(self._address))
+            self.doorbell.work()
+        self.doorbell.check(self._ring(self._address))
 
-    @property
-    def done(self) -> bool:
-        """Whether all has come, been added, and been acknowledged."""
-        return bool(self._done(self._address))
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until the exchange is complete (True), or time is up."""
+    def wait(self, seconds: float) -> maps.Waited:
+        """Sleep until the exchange is complete, is found not to hold, or time is up."""
         result = self._wait(self._address, int(max(seconds, 0.0) * 1e9))
-        self._check(-result if result < 0 else 0)
-        return bool(result)
+        self.doorbell.check(-result if result < 0 else 0)
+        return maps.Waited(result)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Time spent in `send` and `wait` since the start, by phase."""
         return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "send", "wait")}
 
-    def _check(self, code: int) -> None:
-        if code:
-            raise CollectiveError(
-                f"rank {self.group.rank} ({self.group.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
-            )
+    @property
+    def expected(self) -> int:
+        """Frames to come, of the ranks that have entered."""
+        return sum(maps.frames_in(int(word)) for word in self.hellos)
+
+    @property
+    def copies(self) -> int:
+        """Acknowledgements of frames to come."""
+        return 0 if self.control.copies == maps.UNKNOWN else int(self.control.copies)
+
+    @property
+    def flying(self) -> bool:
+        """Whether something that has been sent is not acknowledged."""
+        return bool(self.flows["flying"].any())
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
         """Frames that have been sent to a rank, and that it has not acknowledged."""
@@ -297,8 +321,9 @@ class PinchPort(Closing):
         return numbers[np.isin(numbers, sent.astype(np.int64))]
 
     def absent(self, rank: int) -> bool:
-        """Whether a rank still has something to send, or to acknowledge."""
-        return bool(self.peers["received"][rank] < self._expected[rank]) or len(self.lacking(rank)) > 0
+        """Whether a rank has not entered, or still has something to send, or to acknowledge."""
+        word = int(self.hellos[rank])
+        return not word or int(self.peers["received"][rank]) < maps.frames_in(word) or len(self.lacking(rank)) > 0
 
     def order(self, frames: NDArray[np.int64]) -> None:
         """Have frames sent again to those who lack them; `ring` carries it out."""
@@ -314,13 +339,4 @@ class PinchPort(Closing):
 
     def close(self) -> None:
         """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
-        if self._objects:
-            self.dispatcher.remove(self.group.group_id)
-        self._close_own()
-
-    def _close_own(self) -> None:
-        if self.doorbell is not None:
-            self.doorbell.close()
-            self.doorbell = None
-        while self._objects:
-            self._objects.pop().close()
+        self._open.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from testbed.errors import CollectiveError
+from testbed.exchange.pinch_maps import Waited
 from testbed.protocol.rto import RetransmissionTimer
 
 if TYPE_CHECKING:
@@ -16,26 +17,37 @@ if TYPE_CHECKING:
 __all__ = ["Recovery"]
 
 _LEAST_QUENCH, _MOST_QUENCH = 0.0002, 0.005  # seconds
+_MOST_PATIENCE = 0.05  # seconds
 
 
 class Recovery:
-    """The waiting of one rank."""
+    """The waiting of one rank.
+
+    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when it is lost. What others
+    have to send may take them longer, as they compute before: that is lost when it takes longer than usual.
+    """
 
     def __init__(self, port: PinchPort) -> None:
         self.port = port
         self.timer = RetransmissionTimer()
+        self._usual = 0.0  # seconds that an exchange takes
         self._samples = self._rtt_sum = 0
 
-    def wait(self) -> None:
-        """Until all has come and has been acknowledged.
+    @property
+    def _patience(self) -> float:
+        return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE))
+
+    def wait(self) -> bool:
+        """Until all has come and has been acknowledged (True), or is found not to hold (False).
 
         :raises CollectiveError: A rank has been silent for the group's timeout; the text names it.
         """
         port = self.port
         started = moved = time.monotonic()
         due = started + self.timer.timeout
-        before = port.peers["heard"].copy()
-        while not port.wait(due - time.monotonic()):
+        before, alive = port.peers["heard"].copy(), port.peers["alive"].copy()
+        attempt = 0
+        while (waited := port.wait(due - time.monotonic())) is Waited.TIME_UP:
             now = time.monotonic()
             heard = port.peers["heard"].copy()
             progress = bool((heard != before).any())
@@ -43,18 +55,22 @@ class Recovery:
             if progress:
                 before, moved = heard, now
                 self.timer.progressed()
-            if now - moved > port.group.timeout:
-                raise CollectiveError(self._verdict(now - started))
-            if now >= due:
-                if not progress:
-                    self.timer.expired()
-                    self._again()
-                due = now + self.timer.timeout
+            elif now - moved > port.group.timeout:
+                raise CollectiveError(self._verdict(now - started, port.peers["alive"] != alive))
+            elif port.flying or now - moved >= self._patience:
+                self.timer.expired()
+                attempt += 1
+                self._again(attempt)
+            due = now + self.timer.timeout
         self._measure()
+        self._usual += (time.monotonic() - started - self._usual) / 8
+        return waited is Waited.COMPLETE
 
-    def _again(self) -> None:
+    def _again(self, attempt: int) -> None:
         """Nothing has moved: what was sent or acknowledged last is lost, or what keeps the flow going is."""
         port = self.port
+        if not port.hellos.all():
+            port.greet(attempt)
         missing = [port.lacking(rank) for rank in range(port.group.size) if rank != port.group.rank]
         frames = np.unique(np.concatenate(missing))[: int(port.control.window)]
         port.order(frames)
@@ -72,13 +88,21 @@ class Recovery:
             quench = min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _MOST_QUENCH)
             control.quench_us = int(quench * 1e6)
 
-    def _verdict(self, seconds: float) -> str:
+    def _verdict(self, seconds: float, alive: np.typing.NDArray[np.bool_]) -> str:
+        """The error's text.
+
+        :param alive: Which ranks have answered that they have not entered this exchange.
+        """
         port = self.port
         absent = [member for member in port.group.members if member.rank != port.group.rank and port.absent(member.rank)]
-        text = ", ".join(f"rank {member.rank} ({member.name})" for member in absent) or "its own programs"
+        here = [f"rank {member.rank} ({member.name})" for member in absent if not alive[member.rank]]
+        elsewhere = [f"rank {member.rank} ({member.name})" for member in absent if alive[member.rank]]
+        what = [f"{', '.join(here) or 'its own programs'} silent"] if here or not elsewhere else []
+        if elsewhere:
+            what.append(f"{', '.join(elsewhere)} up, but not in this exchange,")
         control = port.control
         return (
-            f"rank {port.group.rank} ({port.group.me.name}): {text} silent for {port.group.timeout:g} s "
-            f"(exchange {port.generation}: {control.received} of {control.expected} frames received, "
-            f"{control.acked} of {control.copies} acknowledged after {seconds:.1f} s)"
+            f"rank {port.group.rank} ({port.group.me.name}): {' and '.join(what)} for {port.group.timeout:g} s "
+            f"(exchange {port.generation}: {control.received} of {port.expected} frames received, "
+            f"{control.acked} of {port.copies} acknowledged after {seconds:.1f} s)"
         )

@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.collectives.transport import Datapath, Transport
+from testbed.collectives.transport import Datapath
 from testbed.errors import SpecError
 from testbed.exchange.interface import Exchange, ExchangeSpec
 
@@ -44,7 +44,7 @@ EXCHANGES: dict[str, Entry] = {
 }
 
 
-def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> Exchange:
+def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec) -> Exchange:
     """Make an exchange; the caller connects and closes it.
 
     :raises SpecError: There is no exchange of that name.
@@ -52,5 +52,5 @@ def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec, transpo
     if name not in EXCHANGES:
         raise SpecError(f"exchange {name!r} does not exist: allowed is {', '.join(EXCHANGES)}")
     module, _, attribute = EXCHANGES[name].path.partition(":")
-    made: Exchange = getattr(importlib.import_module(module), attribute)(context, spec, transport)
+    made: Exchange = getattr(importlib.import_module(module), attribute)(context, spec)
     return made

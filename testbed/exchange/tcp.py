@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.collectives.affinity import apply_affinity
 from testbed.collectives.interface import read_counters
-from testbed.collectives.transport import Counters, Transport
+from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError
 from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.finite import all_finite, not_finite
@@ -34,8 +34,8 @@ class TcpExchange(Exchange):
 
     pull: ClassVar[bool]
 
-    def __init__(self, context: WorkerContext, spec: ExchangeSpec, transport: Transport) -> None:
-        super().__init__(context, spec, transport)
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+        super().__init__(context, spec)
         halo = spec.halo
         self._matrix = np.zeros((halo.num_halo, spec.dim), np.float32)
         self._adjacency = Adjacency(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation)

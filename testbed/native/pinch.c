@@ -10,10 +10,11 @@
 /* struct pinch_control of bpf/include/pinch.h */
 struct control {
 	uint64_t progress;
-	uint32_t tag, window, expected, copies, quench_us, ordered, pad0[8];
-	uint32_t acked, received, owed, taken, queued, served, rtt_samples, rtt_max_us;
+	uint32_t tag, window, copies, quench_us, ordered, lowest, highest, pad0[7];
+	uint64_t met;
+	uint32_t unfit, pad2, acked, received, owed, taken, queued, served, rtt_samples, rtt_max_us;
 	uint64_t rtt_sum_us;
-	uint32_t pad1[6];
+	uint32_t pad1[2];
 };
 
 /* One rank's end: its maps, its doorbell, and how time is spent. */
@@ -73,17 +74,25 @@ bool pinch_done(const struct pinch *p)
 {
 	const volatile struct control *c = p->control;
 
-	return c->received == c->expected && !c->owed && c->acked == c->copies;
+	return c->met >> 32 == c->progress >> 32 && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
 }
 
-/* Sleep until an exchange is complete (1) or time is up (0); negative: errno. */
+/* Whether all ranks have come, and what was made to be sent does not hold. */
+static bool is_unfit(const struct pinch *p)
+{
+	const volatile struct control *c = p->control;
+
+	return c->unfit == c->progress >> 32 && c->met >> 32 != c->progress >> 32;
+}
+
+/* Sleep until an exchange is complete (1), cannot be (2), or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
 {
 	struct pollfd events = { .fd = p->events, .events = POLLIN };
 	uint64_t began = now_ns(), end = began + timeout_ns;
 	int result = 0;
 
-	while (!pinch_done(p)) {
+	while (!pinch_done(p) && !is_unfit(p)) {
 		int64_t left = (int64_t)(end - now_ns());
 		struct timespec pause = { left / 1000000000, left % 1000000000 };
 
@@ -96,5 +105,5 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
 	}
 	p->wait_ns += now_ns() - began;
-	return result ? result : pinch_done(p);
+	return result ? result : pinch_done(p) ? 1 : is_unfit(p) ? 2 : 0;
 }

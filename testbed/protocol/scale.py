@@ -21,15 +21,19 @@ class ScaleGuess:
     """The exponent of one kind of tensor from one collective to the next.
 
     :param exponent: To quantize with; None: nothing is known yet.
+    :param slack: Bits of precision that it may waste.
+    :param patience: See `PATIENCE`; None: it is never lowered while it holds.
     """
 
     exponent: int | None = None
+    slack: int = SLACK
+    patience: int | None = PATIENCE
     _calm: int = 0
     _highest: int = 0
 
     def holds(self, seen: int) -> bool:
         """Was the guess good enough for a collective whose largest magnitude had exponent ``seen``?"""
-        return self.exponent is not None and 0 <= self.exponent - seen <= SLACK
+        return self.exponent is not None and 0 <= self.exponent - seen <= self.slack
 
     def learn(self, seen: int) -> None:
         """Take note of what a collective has shown."""
@@ -42,5 +46,5 @@ class ScaleGuess:
             return
         self._highest = max(self._highest, seen) if self._calm else seen
         self._calm += 1
-        if self._calm >= PATIENCE:
+        if self.patience is not None and self._calm >= self.patience:
             self.exponent, self._calm = self._highest, 0

@@ -102,8 +102,10 @@ class PinchKind(IntEnum):
 
     EMBED = 6
     ACK = 7
+    HELLO = 8
     BELL = 17
     WORK = 18
+    GREET = 19
 
 
 @dataclass(frozen=True, slots=True)

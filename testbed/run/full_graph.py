@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import SpecError
-from testbed.exchange.interface import LEAST_CAPACITY, MAX_DIM
+from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.graph import GraphData
@@ -31,7 +31,7 @@ class FullGraph(Turns):
         self.epochs_a_turn = self.terms.turn
         data, model, hosts = stage.data, self.scenario.model, len(self.hosts)
         self.planned = plan_exchanges(model, data.feature_dim, data.num_classes, self.terms.bound is not None)
-        self.capacity = max(parameter_count(model, data.feature_dim, data.num_classes), LEAST_CAPACITY)
+        self.capacity = parameter_count(model, data.feature_dim, data.num_classes)
         self.quality = measure(data.indptr, data.indices, partition(self.scenario, stage.graph), hosts)
         self.last: dict[str, list[FullResult]] = {}
 

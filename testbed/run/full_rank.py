@@ -73,7 +73,7 @@ def open_rank(
     opened = {}
     for slot, terms in exchanges.items():
         halo = part.backward if slot.use == "backward" else part.forward
-        opened[slot] = stack.enter_context(open_exchange(exchange, context, ExchangeSpec(halo=halo, **terms), reduce))
+        opened[slot] = stack.enter_context(open_exchange(exchange, context, ExchangeSpec(halo=halo, **terms)))
         opened[slot].connect()
     context.objects["channel"] = Channel(reduce, opened)
 

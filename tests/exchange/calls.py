@@ -4,25 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.registry import open_transport
 from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError
 from testbed.exchange.interface import ExchangeSpec
-from testbed.exchange.registry import EXCHANGES, open_exchange
+from testbed.exchange.registry import open_exchange
 from testbed.worker import WorkerContext
-
-
-def open_all_reduce(context: WorkerContext, name: str, spec: GroupSpec) -> None:
-    """Open the all-reduce that an exchange comes with."""
-    transport = context.resources.enter_context(open_transport(EXCHANGES[name].all_reduce, context, spec))
-    transport.connect()
-    context.objects[f"all-reduce/{name}"] = transport
 
 
 def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
     """Open an exchange; it is known by its group's number."""
-    exchange = open_exchange(name, context, spec, context.objects[f"all-reduce/{name}"])
+    exchange = open_exchange(name, context, spec)
     context.resources.enter_context(exchange)
     exchange.connect()
     context.objects[f"exchange/{spec.group.group_id}"] = exchange

@@ -53,7 +53,6 @@ class Hosts:
         needed = EXCHANGES[name].needs
         if fabric.datapath != needed:
             fabric.set_datapath(needed)
-        self._each(calls.open_all_reduce, [{"name": name, "spec": spec} for spec in self.groups(capacity=1 << 16)])
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)

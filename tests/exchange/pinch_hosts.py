@@ -8,11 +8,12 @@ import numpy as np
 
 from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec, Lanes, make_groups
-from testbed.collectives.registry import open_transport
 from testbed.errors import CollectiveError
 from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.pinch_numbers import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
+from testbed.protocol.scale import ScaleGuess
 from testbed.worker import WorkerContext, Workers
 from tests.exchange import hosts, pinch_twin
 from tests.exchange.reference import Partitioned
@@ -22,12 +23,10 @@ __all__ = ["Opened", "PinchHosts", "assert_exact"]
 WITHIN = 60.0  # seconds for a call
 
 
-def open_in(context: WorkerContext, ring: GroupSpec, spec: ExchangeSpec) -> None:
-    """Open an exchange, and an all-reduce of its own."""
+def open_in(context: WorkerContext, spec: ExchangeSpec) -> None:
+    """Open an exchange."""
     with ExitStack() as stack:
-        transport = stack.enter_context(open_transport("xdp-ring", context, ring))
-        transport.connect()
-        exchange = stack.enter_context(open_exchange("pinch", context, spec, transport))
+        exchange = stack.enter_context(open_exchange("pinch", context, spec))
         exchange.connect()
         context.objects[f"pinch/{spec.group.group_id}"] = exchange, stack.pop_all()
 
@@ -53,14 +52,24 @@ def measures_in(context: WorkerContext, number: int) -> dict[str, float]:
 
 
 def close_in(context: WorkerContext, number: int) -> None:
-    """Close an exchange and its all-reduce."""
+    """Close an exchange."""
     _, stack = context.objects.pop(f"pinch/{number}")
     stack.close()
 
 
-def assert_exact(graph: Partitioned, kind: Aggregation, lanes: Lanes, x: np.ndarray, results: Sequence[Any]) -> None:
-    """Every rank has the sums that its lanes come to, bit for bit."""
-    expected = pinch_twin.aggregates(graph, x, kind, 16 if lanes == "int16" else 32)
+def assert_exact(
+    graph: Partitioned,
+    kind: Aggregation,
+    lanes: Lanes,
+    x: np.ndarray,
+    results: Sequence[Any],
+    guess: ScaleGuess | None = None,
+) -> None:
+    """Every rank has the sums that its lanes come to, bit for bit.
+
+    :param guess: See `pinch_twin.aggregates`.
+    """
+    expected = pinch_twin.aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess)
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
         np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")
@@ -82,11 +91,11 @@ class Opened(Closing):
         self.on, self.graph, self.kind, self.lanes = on, graph, kind, lanes
         self.names = list(on.fabric.hosts)[: graph.world]
         self.open = False
-        rings = on.groups(graph.world, capacity=1 << 14, timeout=timeout)
+        self.guess = ScaleGuess(slack=SLACK)
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
         self.number = groups[0].group_id
         specs = [ExchangeSpec(group, halo, dim, kind, **options) for group, halo in zip(groups, graph.halos, strict=True)]
-        self.call(open_in, [{"ring": ring, "spec": spec} for ring, spec in zip(rings, specs, strict=True)])
+        self.call(open_in, [{"spec": spec} for spec in specs])
         self.open = True
 
     def call(self, function: Callable[..., Any], arguments: list[dict[str, Any]], **options: Any) -> list[Any]:
@@ -103,8 +112,9 @@ class Opened(Closing):
         return [[results[turn] for results in by_rank] for turn in range(len(inputs))]
 
     def check(self, inputs: Sequence[np.ndarray], times: int = 1) -> None:
+        """All results are exact; of all times, which must leave the scale where they found it, the last."""
         for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
-            assert_exact(self.graph, self.kind, self.lanes, x, results)
+            assert_exact(self.graph, self.kind, self.lanes, x, results, self.guess)
 
     def measures(self) -> dict[str, float]:
         """Sums over ranks."""

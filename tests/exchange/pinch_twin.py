@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.exchange.agreement import exponent_of
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import Bundles, RowLayout
+from testbed.exchange.pinch_numbers import SLACK, exponent_of
 from testbed.exchange.pinch_tables import weight_scale
+from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.wire import Words
 from tests.exchange.reference import Partitioned
 
@@ -163,7 +164,15 @@ def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregat
     return found
 
 
-def aggregates(graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int) -> list[NDArray[Any]]:
-    """What each rank's `aggregate` must give without a cache."""
-    form, exponent = Format(bits), magnitude(x[sent(graph)])
+def aggregates(
+    graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int, guess: ScaleGuess | None = None
+) -> list[NDArray[Any]]:
+    """What each rank's `aggregate` must give without a cache.
+
+    :param guess: Of the scale, from the exchange before; it learns. None: there was none before.
+    """
+    form, seen = Format(bits), magnitude(x[sent(graph)])
+    guess = guess or ScaleGuess(slack=SLACK)
+    exponent = guess.exponent if guess.exponent is not None and guess.holds(seen) else seen
+    guess.learn(seen)
     return exact(graph, form.quantize(x, exponent), aggregation, form, exponent)

@@ -100,7 +100,7 @@ def received(tap: socket) -> Iterator[bytes]:
         except BlockingIOError:
             return
         found = decode(data)
-        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK):
+        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK, PinchKind.HELLO):
             yield data
 
 
@@ -123,7 +123,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
         tap.setblocking(False)
         exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
         recorded = sorted(set(received(tap)))
-        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK}
+        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK, PinchKind.HELLO}
         before = exchange.measures()["bad_generation"]
         replayed = threading.Thread(target=replay, args=(fabric, recorded))
         replayed.start()

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from testbed.collectives.group import make_groups
 from testbed.exchange.interface import ExchangeSpec
-from testbed.exchange.pinch_cache import Cache
+from testbed.exchange.pinch_cache import SLACK, Cache
 from testbed.exchange.pinch_layout import RowLayout, bundle
 from testbed.exchange.pinch_maps import FRAME
 from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import make_tables
 from testbed.plan import plan_fabric
+from testbed.protocol.scale import ScaleGuess
 from tests.exchange.pinch_twin import Format, changed
 from tests.exchange.reference import draw_partitioned
 
@@ -31,18 +32,22 @@ class Sender:
         self.numbers = Numbers(layout, "sum", 1.0, halved=True)
         self.cache = Cache(self.numbers, ExchangeSpec(GROUPS[0], self.halo, DIM, **options), self.tables.outgoing)
         self.form = Format(bits, halved=True)
+        self.scale = ScaleGuess(slack=SLACK, patience=None)
 
     def send(self, x: np.ndarray, exponent: int) -> np.ndarray:
         """An exchange at an exponent that all agree on; positions that are sent."""
-        chosen = self.cache.choose(x, self.cache.guess(exponent))
-        if self.cache.settle(exponent):
-            chosen = self.cache.choose(x, self.cache.exponent)
+        if self.scale.exponent is not None:
+            chosen = self.cache.choose(x, self.scale.exponent)
+        if not self.scale.holds(exponent):
+            self.scale.learn(exponent)
+            self.cache.forget()
+            chosen = self.cache.choose(x, exponent)
         self.cache.commit()
         sent = self.tables.outgoing[chosen]
         bundles = bundle(sent, self.tables.masks[chosen], self.numbers.layout.rows)
         count = len(bundles.to)
         payloads, frames = np.zeros((count, self.numbers.layout.payload), np.uint8), np.zeros(count, FRAME)
-        self.numbers.fill(x, bundles, 0, count, payloads, frames, self.cache.exponent, self.cache.last)
+        self.numbers.fill(x, bundles, 0, count, payloads, frames, self.scale.exponent, self.cache.last)
         return sent
 
 
@@ -91,7 +96,7 @@ def test_others_never_differ_by_more_than_the_bound(bits, bound, staleness, expo
         sent = np.isin(outgoing, sender.send(x, exponent))
         if scale is None or not scale - 3 <= exponent <= scale:
             scale, before[:], ages[:] = exponent, 0, 0
-        assert sender.cache.exponent == scale
+        assert sender.scale.exponent == scale
         lanes = sender.form.quantize(x, scale)[outgoing]
         most = int(bound * sender.form.factor(scale))
         np.testing.assert_array_equal(sent, changed(lanes, before, most, ages, staleness))
@@ -107,14 +112,8 @@ def test_others_never_differ_by_more_than_the_bound(bits, bound, staleness, expo
 def test_a_scale_holds_for_three_powers_of_two_below_it(then) -> None:
     fresh = then not in range(4)
     sender = Sender(bound=0.0)
-    cache, x = sender.cache, draw(0)
-    assert cache.guess(-7) == -7
+    outgoing, x = sender.tables.outgoing, draw(0)
     sender.send(x, 3)
-    assert cache.guess(-7) == cache.exponent == 3
-    cache.choose(x, 3)
-    assert cache.settle(then) == fresh
-    assert cache.exponent == (then if fresh else 3)
-    assert cache.last.any() != fresh
-    if fresh:  # what was chosen by the old scale does not count
-        assert cache.choose(x, then).all()
-        assert (cache.hits, cache.lookups) == (0, len(sender.tables.outgoing))
+    np.testing.assert_array_equal(sender.send(x, then), outgoing if fresh else outgoing[:0])
+    # What was chosen by a scale that did not hold does not count.
+    assert (sender.cache.hits, sender.cache.lookups) == (0 if fresh else len(outgoing), 2 * len(outgoing))

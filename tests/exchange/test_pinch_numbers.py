@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import MAX_WORDS, Bundles, RowLayout, bundle
 from testbed.exchange.pinch_maps import FRAME
-from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers, exponent_of
 from testbed.exchange.pinch_tables import weight_scale
 from tests.exchange import pinch_twin as twin
 from tests.exchange.pinch_twin import Format
@@ -218,3 +218,16 @@ def test_every_error_is_within_its_bound_at_any_magnitude(bits, kind, magnitude)
     graph = draw_partitioned(1, 60, 2000, 3, hub=1000)
     x = (embeddings(1, graph, 4) / np.float32(4096) * np.float32(magnitude)).astype(np.float32)
     check_bounds(graph, x, kind, bits)
+
+
+@given(st.floats(0, width=32, allow_infinity=False))
+def test_exponent_of_a_magnitude(absmax) -> None:
+    exponent = exponent_of(absmax)
+    assert absmax < 2.0**exponent
+    assert exponent == LEAST_EXPONENT or absmax >= 2.0 ** (exponent - 1)
+
+
+def test_exponents_at_the_ends() -> None:
+    finfo = np.finfo(np.float32)
+    values = [0.0, float(finfo.smallest_subnormal), 1.0, float(finfo.max)]
+    assert [exponent_of(value) for value in values] == [LEAST_EXPONENT, -148, 1, 128]

@@ -22,7 +22,6 @@ from testbed.exchange.registry import open_exchange
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
 
 CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
-TRANSPORT: Any = None  # sockets need no all-reduce
 NAMES = ["tcp-push", "tcp-pull"]
 KINDS = get_args(Aggregation)
 GROUP_IDS = itertools.cycle(range(4096))
@@ -41,7 +40,7 @@ def on_all_ranks(name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, 
     left = threading.Barrier(len(specs))
 
     def one(spec: ExchangeSpec) -> Any:
-        with open_exchange(name, CONTEXT, spec, TRANSPORT) as exchange:
+        with open_exchange(name, CONTEXT, spec) as exchange:
             try:
                 exchange.connect()
                 return work(spec.group.rank, exchange)
@@ -135,7 +134,7 @@ def test_several_are_open_at_once(name: str) -> None:
     inputs = [embeddings(0, graph, dim) for dim in dims]
 
     def one(rank: int) -> list[np.ndarray]:
-        exchanges = [open_exchange(name, CONTEXT, each[rank], TRANSPORT) for each in specs]
+        exchanges = [open_exchange(name, CONTEXT, each[rank]) for each in specs]
         for exchange in exchanges:
             exchange.connect()
         results = [exchanges[k].aggregate(graph.split(inputs[k])[rank]) for k in (0, 1, 2, 1, 0)]
@@ -256,7 +255,7 @@ def test_an_exchange_that_has_failed_says_so_again(name: str) -> None:
 def test_a_rank_that_never_comes(name: str) -> None:
     specs = make_specs(draw_partitioned(0, 30, 300, 3), timeout=0.3)
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(open_exchange(name, CONTEXT, specs[rank], TRANSPORT).connect) for rank in (0, 2)]
+        futures = [pool.submit(open_exchange(name, CONTEXT, specs[rank]).connect) for rank in (0, 2)]
         errors = [str(future.exception()) for future in futures]
     assert errors == [
         f"{name}: rank 1 (h2) did not come within 0.3 s",
@@ -294,7 +293,7 @@ def test_foreign_connections_are_sent_away() -> None:
         return float(exchange.aggregate(np.full((1, 3), rank + 1, np.float32))[0, 0])
 
     def one(spec: ExchangeSpec) -> float:
-        with open_exchange("tcp-push", CONTEXT, spec, TRANSPORT) as exchange:
+        with open_exchange("tcp-push", CONTEXT, spec) as exchange:
             exchange.connect()
             return work(spec.group.rank, exchange)
 
@@ -321,7 +320,7 @@ def test_foreign_connections_are_sent_away() -> None:
 def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str) -> None:
     spec = make_specs(draw_partitioned(0, 4, 9, 1))[0]
     with pytest.raises(SpecError) as caught:
-        open_exchange(name, CONTEXT, spec, TRANSPORT).aggregate(x, out)
+        open_exchange(name, CONTEXT, spec).aggregate(x, out)
     assert str(caught.value) == f"aggregate: {text}: allowed is float32 of shape (4, 3), C-contiguous"
 
 
@@ -329,4 +328,4 @@ def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str)
 def test_not_connected(name: str) -> None:
     spec = make_specs(draw_partitioned(0, 4, 9, 1))[0]
     with pytest.raises(CollectiveError, match=f"^{name}: rank 0 is not connected$"):
-        open_exchange(name, CONTEXT, spec, TRANSPORT).aggregate(np.zeros((4, 3), np.float32))
+        open_exchange(name, CONTEXT, spec).aggregate(np.zeros((4, 3), np.float32))

@@ -10,8 +10,8 @@ from testbed.closing import Closing
 from testbed.collectives.group import Lanes, make_groups
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
 from testbed.exchange.pinch_layout import ACK_WORDS, Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import ACK_BEHIND
-from testbed.exchange.pinch_numbers import Numbers
+from testbed.exchange.pinch_maps import ACK_BEHIND, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_port import PinchPort
 from testbed.exchange.pinch_tables import make_tables
 from testbed.kernel import Program, TestRun
@@ -21,7 +21,7 @@ from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, dec
 from tests.exchange import pinch_twin as twin
 from tests.exchange.reference import Partitioned
 
-__all__ = ["GENERATION", "Loaded", "ack", "bits", "frame", "received", "said"]
+__all__ = ["GENERATION", "Loaded", "ack", "bits", "first_bell", "frame", "hello", "meet", "received", "said"]
 
 GENERATION = 5
 ETH_P_ALL = 3
@@ -93,12 +93,12 @@ class Loaded(Closing):
         """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
         port = self.ports[rank]
         for name in ("seen", "acked"):
-            port._objects[0].maps[name].view()[:] = 0
+            port._receive.maps[name].view()[:] = 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
         port.open(generation)
         senders = [sender for sender, _ in self.numbers_to(rank)]
-        port.expect(np.bincount(senders, minlength=self.graph.world))
+        meet(port, np.bincount(senders, minlength=self.graph.world))
         port.control.copies = 0  # until something is sent
         port._consumer[0] = port._producer[0]
         counters = port._counters
@@ -140,7 +140,8 @@ class Loaded(Closing):
         return count
 
     def program(self, rank: int, name: str) -> Program:
-        return next(one.programs[name] for one in self.ports[rank]._objects if name in one.programs)
+        port = self.ports[rank]
+        return {**port._receive.programs, **port._broadcast.programs}[name]
 
     def run(self, rank: int, name: str, data: bytes) -> TestRun:
         return self.program(rank, name).test_run(data)
@@ -150,7 +151,7 @@ class Loaded(Closing):
 
     def work(self, rank: int) -> TestRun:
         """Go on with what has been set aside."""
-        return self.run(rank, "pinch_bell", self.ports[rank]._work)
+        return self.run(rank, "pinch_bell", self.ports[rank].doorbell._work)
 
     def counters(self, rank: int) -> dict[str, int]:
         """Those that are not zero."""
@@ -169,7 +170,7 @@ class Loaded(Closing):
     def events(self, rank: int) -> list[int]:
         """Generations that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
         port = self.ports[rank]
-        _, _, data = port._objects[0].maps["events"].ring_buffer()
+        _, _, data = port._receive.maps["events"].ring_buffer()
         found = []
         while port._consumer[0] < port._producer[0]:
             place = int(port._consumer[0]) % (data.size // 2) + 8
@@ -179,8 +180,8 @@ class Loaded(Closing):
 
     def memory(self, rank: int) -> dict[str, bytes]:
         """All that programs can write to, but for counters and what they work in."""
-        tables = self.ports[rank]._objects[0].maps
-        left_out = {"counters", "scratch", "events", "both", "cpus"}
+        tables = self.ports[rank]._receive.maps
+        left_out = {"counters", "scratch", "events", "both", "fan", "cpus"}
         shared = {name: table for name, table in tables.items() if name not in left_out and not name.startswith(".")}
         found = {name: table.view(np.uint8).tobytes() for name, table in shared.items() if name != "stash"}
         stash = shared["stash"]
@@ -194,6 +195,34 @@ class Loaded(Closing):
             tap.bind(("wire", ETH_P_ALL))
             tap.settimeout(5)
             yield tap
+
+
+def meet(port: PinchPort, frames: np.ndarray) -> None:
+    """Have all ranks entered, with so many frames each for this one."""
+    word = np.uint64(port.generation << 32)
+    port.peers["theirs"][:, port.generation & 1] = word | frames.astype(np.uint64) << np.uint64(EXPONENT_BITS)
+    port.control.met = port.generation << 32 | int(frames.sum())
+
+
+def hello(port: PinchPort, sender: int, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
+    """A rank's hello to a port's rank: frames that it has, and the exponent of its largest value."""
+    generation = fields.setdefault("generation", port.generation)
+    said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
+    word = np.array([generation << 32 | frames << EXPONENT_BITS | said], np.uint64)
+    if "checksum" not in fields:
+        sealed = Header(PinchKind.HELLO, generation=generation, length=8, tag=fields.get("tag", int(port.control.tag)))
+        fields["checksum"] = hello_check(int(word[0])) + seal(sealed) & (1 << 64) - 1
+    return frame(port, word, sender, PinchKind.HELLO, **fields).ljust(LEAST_BYTES, b"\0")
+
+
+def hello_check(word: int) -> int:
+    """A hello's check: ``hello_check`` of bpf/include/pinch_hello.h, without the seal."""
+    return (word & 0xFFFFFFFF) * 0x9E3779B185EBCA87 + (word >> 32) * 0xBF58476D1CE4E5B9
+
+
+def first_bell(port: PinchPort) -> bytes:
+    """A bell as its process rings it."""
+    return bytes(port.doorbell.bells)[: port.doorbell.bell_bytes]
 
 
 def checksum(header: Header, payload: Words) -> int:

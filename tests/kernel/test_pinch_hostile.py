@@ -13,7 +13,7 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from tests.exchange.reference import draw_partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, ack, frame
+from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, frame, hello
 from tests.kernel.test_hostile_frames import FIELDS, Runner
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -70,6 +70,10 @@ def answer(loaded: Loaded, **fields: int) -> bytes:
     return ack(loaded.ports[0], fields.pop("sender", SENDER), fields.pop("chunk", 1), range(2), **fields)
 
 
+def greeting(loaded: Loaded, **fields: int) -> bytes:
+    return hello(loaded.ports[0], fields.pop("sender", SENDER), 3, **fields)
+
+
 REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "cookie of another run": ("bad_cookie", lambda on: embed(on, cookie=1)),
     "cookie of another run, acknowledgement": ("bad_cookie", lambda on: answer(on, cookie=1)),
@@ -83,6 +87,16 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
     "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
     "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
+    "hello, the exchange before the last": ("bad_generation", lambda on: greeting(on, generation=GENERATION - 2)),
+    "hello, the exchange after the next": ("bad_generation", lambda on: greeting(on, generation=GENERATION + 2)),
+    "hello without a word": ("bad_length", lambda on: greeting(on)[:80]),
+    "hello of another length": ("bad_length", lambda on: greeting(on, length=16)),
+    "hello with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
+    "hello, another's generation in its word": ("bad_checksum", lambda on: changed(greeting(on), 84, GENERATION + 1)),
+    "hello that promises more": ("bad_checksum", lambda on: changed(greeting(on), 82, 1)),
+    "hello of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "hello in another rank's name": ("bad_rank", lambda on: greeting(on, last=2)),
+    "hello of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
     "no payload": ("bad_length", lambda on: sized(on, 0)),
     "no row": ("bad_length", lambda on: sized(on, 8)),
     "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
@@ -132,7 +146,7 @@ def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("kind", ["embed", "ack"])
+@pytest.mark.parametrize("kind", ["embed", "ack", "hello"])
 def test_flipped_bits_are_refused(fresh, kind) -> None:
     """Wherever the checksum reaches. A frame whose number is now that of one that has come, or of the exchange before, is
     answered as such: that changes nothing either.
@@ -140,9 +154,9 @@ def test_flipped_bits_are_refused(fresh, kind) -> None:
     random = np.random.default_rng(0)
     header = [place + i for place, width in SEALED for i in range(width)]
     before, answered = fresh.memory(0), 0
-    good = embed(fresh) if kind == "embed" else answer(fresh)
+    good = {"embed": embed, "ack": answer, "hello": greeting}[kind](fresh)
     for turn in range(3000):
-        places = header if turn % 2 else list(range(FRAME_BYTES, len(good)))
+        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "hello" else len(good)))
         if kind == "ack" and not turn % 2:
             places = [place for place in places if place % 8 < 4]  # what is read of its words
         data = flip(random, good, places)
@@ -156,7 +170,8 @@ def test_flipped_bits_are_refused(fresh, kind) -> None:
     assert fresh.memory(0) == before
     assert answered < 300
     reasons = {name for name in fresh.counters(0) if name.startswith("bad")}
-    assert reasons >= {"bad_kind", "bad_generation", "bad_chunk", "bad_length", "bad_checksum"}
+    assert reasons >= {"bad_kind", "bad_length", "bad_checksum"}
+    assert kind == "hello" or reasons >= {"bad_generation", "bad_chunk"}
 
 
 class Mutations:
@@ -167,7 +182,8 @@ class Mutations:
         port = loaded.ports[0]
         made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, generation=GENERATION - 1)]
         made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
-        made += [bytes(port._bells)[: len(port._work)], port._work]
+        made += [hello(port, sender, 4, generation=GENERATION + late) for sender in (1, 2) for late in (-1, 0, 1)]
+        made += [first_bell(port), port.doorbell._work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])
 

@@ -8,7 +8,7 @@ import pytest
 from testbed.exchange.pinch_maps import ORDERS
 from testbed.kernel import XDP_TX
 from tests.exchange.reference import Partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, ack
+from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
 from tests.kernel.test_pinch import hub
 from tests.kernel.test_ring_race import PATIENCE, Pair
 
@@ -80,7 +80,7 @@ def test_slices_of_hubs_are_added_once() -> None:
 def test_an_acknowledgement_and_its_duplicate() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
-        port.expect(np.zeros(2, np.int64))
+        meet(port, np.zeros(2, np.int64))
         port.flows["next"], port.flows["flying"] = count, count
         answers = [ack(port, 0, number, range(number + 1)) for number in range(count)]
         Pair(lambda turn: loaded.link(1, answers[turn])).run(count)
@@ -94,7 +94,7 @@ def test_frames_and_orders_are_sent_once() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         port.control.window = 1 << 30
-        bell = bytes(port._bells)[: len(port._work)]
+        bell = first_bell(port)
         Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(count // 32 + 10)
         assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
         port.order(np.arange(ORDERS))

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* Hellos: a rank that enters an exchange tells every other, in one word, how many frames it has for it, and the exponent of its largest value.
+ * Who has heard from all knows what is to come, that everybody takes frames of this generation in, and whether the scale that payloads were
+ * made with holds: as all know the same, all come to the same verdict.
+ *
+ * A word is generation << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
+ * latest even and the latest odd generation: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
+ */
+#pragma once
+
+#include "pinch_work.h"
+
+#define PINCH_EXPONENT_BITS 9
+
+struct pinch_hello {
+	struct ring_frame head;
+	__u64 word;
+} __attribute__((packed, aligned(8)));
+
+static __always_inline __u32 frames_in(__u64 word)
+{
+	return (__u32)word >> PINCH_EXPONENT_BITS;
+}
+
+static __always_inline __u32 exponent_in(__u64 word)
+{
+	return word & PINCH_NOT_FINITE;
+}
+
+/* A generation's word in such a pair; 0: there is none. */
+static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
+{
+	__u64 word = *(const volatile __u64 *)&pair[generation & 1];
+
+	return generation_of(word) == generation ? word : 0;
+}
+
+/* The check of a hello. */
+static __always_inline __u64 hello_check(__u64 word, __u16 tag)
+{
+	return pinch_check((__u32)word, 0, word >> 32, 0) + ring_seal(PINCH_HELLO, generation_of(word), 0, sizeof(word), tag);
+}
+
+struct meet_work {
+	__u32 generation;
+	__u32 present;
+	__u32 frames;
+	__u32 exponent;
+};
+
+static long meet_rank(__u32 rank, struct meet_work *w)
+{
+	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
+	__u64 word = peer ? word_of(peer->theirs, w->generation) : 0;
+
+	if (!word)
+		return 1;
+	w->present++;
+	w->frames += frames_in(word);
+	w->exponent = exponent_in(word) > w->exponent ? exponent_in(word) : w->exponent;
+	return 0;
+}
+
+/* Have all ranks entered this generation, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
+static __always_inline bool meet(struct pinch_control *c, __u32 generation)
+{
+	struct meet_work w = { .generation = generation };
+	__u64 before = *(volatile __u64 *)&c->met, event = generation;
+
+	if (generation_of(before) == generation)
+		return true;
+	bpf_loop(config.ranks, meet_rank, &w, 0);
+	if (w.present != config.ranks)
+		return false;
+	if (w.exponent < *(volatile __u32 *)&c->lowest || w.exponent > *(volatile __u32 *)&c->highest) {
+		*(volatile __u32 *)&c->unfit = generation;
+		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+		return false;
+	}
+	/* Whoever comes late, when the process has gone on, changes nothing. */
+	if (generation == generation_of(*(volatile __u64 *)&c->progress))
+		__sync_val_compare_and_swap(&c->met, before, (__u64)generation << 32 | w.frames);
+	check_complete(c, generation);
+	return true;
+}
+
+/* Make the frame at hand a hello to a rank. `ask`: its own is wanted. */
+static __always_inline void write_hello(struct pinch_hello *hello, __u32 to, __u64 word, __u16 tag, __u8 attempt, bool ask)
+{
+	struct ring_frame *f = &hello->head;
+
+	f->magic = RING_MAGIC;
+	f->version = RING_VERSION;
+	f->kind = PINCH_HELLO;
+	f->group = config.group;
+	f->cookie = config.cookie;
+	f->generation = generation_of(word);
+	f->chunk = 0;
+	f->attempt = attempt;
+	f->hop = 0;
+	f->last = config.rank;
+	f->flags = ask;
+	f->tag = tag;
+	f->checksum = hello_check(word, tag);
+	hello->word = word;
+	address(f, to, sizeof(word));
+}

@@ -1,0 +1,79 @@
+"""The doorbell of an exchange: frames that its process sends to its own programs."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Sequence
+
+from testbed.closing import Closing
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.ring_maps import Frame, make_bell
+from testbed.errors import CollectiveError
+from testbed.exchange.pinch_maps import LEAST_BYTES
+from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR
+from testbed.kernel.libbpf import explain
+from testbed.protocol.wire import PinchKind
+
+__all__ = ["Doorbell"]
+
+
+class Doorbell(Closing):
+    """A socket on the doorbell's near end, and all bells that there are.
+
+    :param flows: Numbers of the flows that are rung for.
+    :param size: Bytes of a full frame.
+    """
+
+    def __init__(self, group: GroupSpec, flows: Sequence[int], size: int) -> None:
+        self._group = group
+        self.bell_bytes = max(size, LEAST_BYTES)
+        #: A bell for each flow, this rank's own last: the others' CPUs have begun by then.
+        self.bells = ctypes.create_string_buffer(
+            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, last=group.rank, chunk=flow) for flow in flows)
+        )
+        self.bell_count = len(flows)
+        self._work = make_bell(PinchKind.WORK, group, LEAST_BYTES, last=group.rank)
+        self._greeting = bytearray(make_bell(PinchKind.GREET, group, LEAST_BYTES, last=group.rank))
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            self._socket.bind((BELL_NEAR, 0))
+        except OSError:
+            self._socket.close()
+            raise
+        self.fd = self._socket.fileno()
+
+    def greet(self, attempt: int) -> None:
+        """Have hellos sent: to all ranks at attempt 0, else to those from whom there is none.
+
+        :raises CollectiveError: The doorbell is gone.
+        """
+        self._greeting[Frame.attempt.offset] = min(attempt, 255)
+        self._send(self._greeting)
+
+    def work(self) -> None:
+        """Have what has come in and is not added yet gone on with.
+
+        :raises CollectiveError: The doorbell is gone.
+        """
+        self._send(self._work)
+
+    def _send(self, bell: bytes | bytearray) -> None:
+        try:
+            self._socket.send(bell)
+        except OSError as error:
+            self.check(error.errno or 0)
+
+    def check(self, code: int) -> None:
+        """Raise the error that a call of the doorbell's ended with.
+
+        :param code: An errno, or 0.
+        :raises CollectiveError: It is not 0.
+        """
+        if code:
+            host = f"rank {self._group.rank} ({self._group.me.name})"
+            raise CollectiveError(f"{host}: doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,42 @@
+"""CPU maps: frames handed to another CPU, where a thread of the kernel's takes them in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from testbed.kernel.maps import Map
+
+__all__ = ["fill_cpumap"]
+
+
+def fill_cpumap(cpus: Map, numbers: Iterable[int], queue: int, program: int) -> None:
+    """Have a map hand frames to CPUs, each to a thread that goes before all processes.
+
+    The kernel makes the thread an ordinary one (``kernel/bpf/cpumap.c``): on a CPU that computes, a frame would wait until the
+    scheduler's turn is over. Where that cannot be had (no CAP_SYS_NICE), it stays so.
+
+    :param queue: Frames that may wait on a CPU.
+    :param program: Descriptor of the ``xdp/cpumap`` program that takes them in.
+    :raises KernelError: The kernel refused a CPU.
+    """
+    for cpu in numbers:
+        cpus.update(cpu, struct.pack("=Ii", queue, program))  # struct bpf_cpumap_val
+    for thread in _threads(cpus.number):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
+
+
+def _threads(map_id: int) -> list[int]:
+    """The threads of a map, by their name: ``cpumap/<cpu>/map:<id>``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                name = (entry / "comm").read_text().strip()
+                if name.startswith("cpumap/") and name.endswith(f"/map:{map_id}"):
+                    found.append(int(entry.name))
+    return found

@@ -1,0 +1,239 @@
+"""How ranks enter an exchange, frame by frame: what a hello is answered with, and when frames may be sent."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from testbed.exchange.pinch_maps import BELL_FOR_ALL, LEAST_BYTES, Waited, frames_in
+from testbed.exchange.pinch_numbers import EXPONENTS
+from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
+from testbed.protocol.wire import Frame, PinchKind, decode
+from tests.exchange.reference import draw_partitioned, embeddings
+from tests.kernel.pinch import GENERATION, Loaded, first_bell, hello, hello_check, received
+
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
+
+GRAPH = draw_partitioned(0, 60, 500, 3)
+ASK = 1
+WRAPS = [(GENERATION, GENERATION + 1), (1, 2), (0xFFFFFFFE, 0xFFFFFFFF), (0xFFFFFFFF, 2)]
+"""Generations, each with the one after it."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Loaded]:
+    with Loaded(GRAPH, embeddings(0, GRAPH, 30), lanes="int32", mtu=576, ranks=(0, 1)) as made:
+        yield made
+
+
+def before(loaded: Loaded, generation: int = GENERATION) -> Loaded:
+    """Rank 0 takes frames of a generation in, and nobody has entered it."""
+    port = loaded.ports[0]
+    port.peers["ours"] = port.peers["theirs"] = 0
+    loaded.open(0, generation)
+    port.peers["theirs"] = 0
+    port.peers["alive"] = 0
+    port.control.met = port.control.unfit = 0
+    return loaded
+
+
+@pytest.fixture
+def loaded(shared) -> Loaded:
+    return before(shared)
+
+
+def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) -> list[Frame]:
+    """Rank 0 enters; what it says to the others."""
+    port = loaded.ports[0]
+    with loaded.wire() as tap:
+        port.enter(exponent, holds)
+        loaded.run(0, "pinch_send", bytes(port.doorbell._greeting))
+        return [found for data in received(tap) if (found := decode(data)) is not None]
+
+
+def word_in(found: Frame) -> int:
+    assert found.header.kind == PinchKind.HELLO
+    assert found.header.length == 8
+    return int(found.payload[0])
+
+
+def test_who_enters_says_hello_to_all(loaded) -> None:
+    """What it says to whom is what the twin says: checked as its receiver would."""
+    said = enter(loaded, 7)
+    assert [found.destination.ip for found in said] == [loaded.groups[0].members[rank].ip for rank in (1, 2)]
+    for rank, found in zip((1, 2), said, strict=True):
+        frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
+        port = loaded.ports[0]
+        twin = decode(hello(port, 0, frames, 7))
+        assert (found.header, word_in(found)) == (twin.header, word_in(twin))
+        assert len(found.payload) * 8 + 80 == LEAST_BYTES
+    assert loaded.counters(0) == {"hellos": 2}
+
+
+def test_the_last_hello_is_a_bell_for_all_flows(loaded) -> None:
+    enter(loaded)
+    port = loaded.ports[0]
+    assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+    assert (port.control.met, port.expected) == (0, 3)
+    run = loaded.link(0, hello(port, 2, 4))
+    assert run.retval == XDP_REDIRECT
+    bell = decode(run.data).header
+    assert (bell.kind, bell.last, bell.flags) == (PinchKind.BELL, 0, BELL_FOR_ALL)
+    assert (port.control.met, port.expected) == (GENERATION << 32 | 7, 7)
+    assert port.peers["heard"].tolist()[0] == 0
+    assert loaded.run(0, "pinch_bell", run.data).retval == XDP_PASS
+
+
+def test_frames_wait_for_the_last_hello(loaded) -> None:
+    port, bell = loaded.ports[0], first_bell(loaded.ports[0])
+    enter(loaded)
+    loaded.publish(0)
+    with loaded.wire() as tap:
+        for rank in (1, 2):
+            loaded.run(0, "pinch_send", bell)
+            assert received(tap) == []
+            loaded.link(0, hello(port, rank))
+        loaded.run(0, "pinch_send", bell)
+        assert len(received(tap)) > 0
+
+
+def test_who_enters_last_has_met_all(loaded) -> None:
+    """Their hellos have come before, some before this rank had even opened the exchange."""
+    port = loaded.ports[0]
+    port.open(GENERATION - 1)
+    loaded.link(0, hello(port, 1, 3, generation=GENERATION))
+    port.open(GENERATION)
+    loaded.link(0, hello(port, 2, 4))
+    assert port.control.met == 0
+    enter(loaded)
+    assert port.control.met == GENERATION << 32 | 7
+
+
+def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> None:
+    enter(loaded, 3)
+    port = loaded.ports[0]
+    for generation in (GENERATION, GENERATION + 1):
+        run = loaded.link(0, hello(port, 1, 3, generation=GENERATION, flags=ASK, attempt=4))
+        assert run.retval == XDP_TX
+        found = decode(run.data)
+        mine = decode(hello(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, generation=GENERATION))
+        assert word_in(found) == word_in(mine)
+        assert (found.header.flags, found.header.attempt, found.header.checksum) == (0, 4, mine.header.checksum)
+        assert found.destination.ip == loaded.groups[0].members[1].ip
+        if generation == GENERATION:
+            port.open(GENERATION + 1)
+    assert port.peers["alive"][1] == 1
+
+
+def test_a_hello_counts_once(loaded) -> None:
+    enter(loaded)
+    port = loaded.ports[0]
+    before = int(port.peers["heard"][1])
+    for _ in range(2):
+        assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+        assert port.peers["heard"][1] == before + 1
+    assert loaded.counters(0)["duplicate"] == 1
+
+
+def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
+    """So that whoever waits knows that it lives."""
+    port = loaded.ports[0]
+    asking = hello(port, 1, 3, generation=GENERATION + 1, flags=ASK)
+    assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered any
+    enter(loaded)
+    found = decode(loaded.link(0, asking).data)
+    assert found.header.generation == word_in(found) >> 32 == GENERATION
+    other = loaded.ports[1]
+    other.open(GENERATION + 1)
+    loaded.ports[1].peers["alive"] = 0
+    loaded.link(1, hello(other, 0, generation=GENERATION))
+    assert other.peers["alive"].tolist() == [1, 0, 0]
+    loaded.open(1, GENERATION)
+
+
+def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
+    port = loaded.ports[0]
+    enter(loaded)
+    loaded.link(0, hello(port, 1))
+    with loaded.wire() as tap:
+        port.greet(300)
+        loaded.run(0, "pinch_send", bytes(port.doorbell._greeting))
+        (again,) = (decode(data) for data in received(tap))
+    assert again.destination.ip == loaded.groups[0].members[2].ip
+    assert (again.header.attempt, again.header.flags) == (255, ASK)
+
+
+@pytest.mark.parametrize(
+    ("exponents", "holds", "fits"),
+    [
+        ((3, 2, 3), range(2, 4), True),
+        ((1, 2, 0), range(2, 4), True),
+        ((1, 1, 1), range(2, 4), False),
+        ((3, 4, 3), range(2, 4), False),
+        ((3, None, 3), range(2, 4), False),
+        ((3, None, 3), EXPONENTS, False),
+        ((-149, 128, 0), EXPONENTS, True),
+        ((0, 0, 0), range(0), False),
+    ],
+)
+def test_nothing_is_sent_with_a_scale_that_does_not_hold(loaded, exponents, holds, fits) -> None:
+    port = loaded.ports[0]
+    enter(loaded, exponents[0], holds)
+    loaded.publish(0)
+    loaded.events(0)
+    for rank in (1, 2):
+        run = loaded.link(0, hello(port, rank, exponent=exponents[rank]))
+    assert run.retval == (XDP_REDIRECT if fits else XDP_DROP)
+    assert port.exponents == list(exponents)
+    assert (port.control.met >> 32 == GENERATION) == fits
+    assert (port.control.unfit == GENERATION) == (not fits)
+    assert loaded.events(0) == ([] if fits else [GENERATION])
+    assert port.wait(0) is (Waited.TIME_UP if fits else Waited.UNFIT)
+
+
+@pytest.mark.parametrize(("generation", "after"), WRAPS)
+def test_generations_wrap(shared, generation, after) -> None:
+    loaded = before(shared, generation)
+    port = loaded.ports[0]
+    enter(loaded)
+    assert loaded.link(0, hello(port, 1, 2, generation=after)).retval == XDP_DROP
+    assert loaded.counters(0) == {"hellos": 2}
+    for rank in (1, 2):
+        loaded.link(0, hello(port, rank, 1))
+    assert port.control.met == generation << 32 | 2
+    port.open(after)
+    enter(loaded)
+    assert frames_in(int(port.hellos[1])) == 2
+    loaded.link(0, hello(port, 2, 5))
+    assert port.control.met == after << 32 | 7
+    # What is late is answered, as an acknowledgement of all.
+    loaded.generation = after
+    assert loaded.link(0, loaded.embed(1, 0, 0, generation=generation)).retval == XDP_TX
+    loaded.generation = GENERATION
+
+
+def test_the_check_sees_every_flipped_bit() -> None:
+    random = np.random.default_rng(0)
+    for word in random.integers(0, 1 << 63, 100).tolist():
+        changed = {hello_check(word ^ 1 << bit) & (1 << 64) - 1 for bit in range(64)}
+        assert len(changed) == 64
+        assert hello_check(word) & (1 << 64) - 1 not in changed
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: there is one flow")
+def test_each_flow_gets_one_of_the_bells() -> None:
+    here = min(os.sched_getaffinity(0))
+    with Loaded(GRAPH, embeddings(0, GRAPH, 8), processing="pinned") as loaded:
+        port = loaded.ports[0]
+        before(loaded)
+        enter(loaded)
+        loaded.link(0, hello(port, 1))
+        bell = loaded.link(0, hello(port, 2)).data
+        flows = sorted(set(port.homes))
+        assert len(flows) > 1
+        verdicts = {}
+        for _ in flows:
+            run = loaded.run(0, "pinch_bell", bell)
+            verdicts[decode(run.data).header.chunk] = run.retval
+        assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
