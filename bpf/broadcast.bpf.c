@@ -181,6 +181,7 @@ struct greet_work {
 	struct pinch_hello hello;
 	struct __sk_buff *skb;
 	__u32 generation;
+	__u32 partners;
 	__u16 tag;
 	__u8 attempt;
 };
@@ -191,7 +192,7 @@ static long send_hello(__u32 rank, struct greet_work *w)
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
 	__u64 word = peer ? word_of(peer->ours, w->generation) : 0;
 
-	if (rank == config.rank || !word || (w->attempt && word_of(peer->theirs, w->generation)))
+	if (rank == config.rank || !(w->partners >> rank & 1) || !word || (w->attempt && word_of(peer->theirs, w->generation)))
 		return 0;
 	write_hello(&w->hello, rank, word, w->tag, w->attempt, w->attempt);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
@@ -203,8 +204,9 @@ static long send_hello(__u32 rank, struct greet_work *w)
 
 static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_control *c, __u8 attempt)
 {
-	struct greet_work w = { .skb = skb, .generation = generation_of(c->progress), .tag = c->tag, .attempt = attempt };
+	struct greet_work w = { .skb = skb, .generation = generation_of(c->progress), .partners = c->partners, .tag = c->tag };
 
+	w.attempt = attempt;
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(config.ranks, send_hello, &w, 0);
 	meet(c, w.generation);

@@ -72,7 +72,8 @@ struct pinch_control {
 	__u32 ordered;	/* frames to be sent again, since the start */
 	__u32 lowest;	/* of all ranks' largest exponent, as hellos have it: payloads hold from here */
 	__u32 highest;	/* to here */
-	__u32 pad0[7];
+	__u32 partners; /* ranks that have to be met, a bit each, and this one */
+	__u32 pad0[6];
 	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
 	__u32 unfit;	/* generation that all have entered with payloads that do not */
 	__u32 pad2;

@@ -3,6 +3,8 @@
  * Who has heard from all knows what is to come, that everybody takes frames of this generation in, and whether the scale that payloads were
  * made with holds: as all know the same, all come to the same verdict.
  *
+ * Where the scale is known beforehand, it is only the ranks that a rank sends to or receives from that it has to meet.
+ *
  * A word is generation << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
  * latest even and the latest odd generation: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
  */
@@ -42,8 +44,8 @@ static __always_inline __u64 hello_check(__u64 word, __u16 tag)
 }
 
 struct meet_work {
+	__u32 partners;
 	__u32 generation;
-	__u32 present;
 	__u32 frames;
 	__u32 exponent;
 };
@@ -53,24 +55,26 @@ static long meet_rank(__u32 rank, struct meet_work *w)
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
 	__u64 word = peer ? word_of(peer->theirs, w->generation) : 0;
 
+	if (!(w->partners >> rank & 1))
+		return 0;
 	if (!word)
 		return 1;
-	w->present++;
+	w->partners &= ~(1u << rank);
 	w->frames += frames_in(word);
 	w->exponent = exponent_in(word) > w->exponent ? exponent_in(word) : w->exponent;
 	return 0;
 }
 
-/* Have all ranks entered this generation, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
+/* Have all partners entered this generation, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
 static __always_inline bool meet(struct pinch_control *c, __u32 generation)
 {
-	struct meet_work w = { .generation = generation };
+	struct meet_work w = { .partners = c->partners, .generation = generation };
 	__u64 before = *(volatile __u64 *)&c->met, event = generation;
 
 	if (generation_of(before) == generation)
 		return true;
 	bpf_loop(config.ranks, meet_rank, &w, 0);
-	if (w.present != config.ranks)
+	if (w.partners)
 		return false;
 	if (w.exponent < *(volatile __u32 *)&c->lowest || w.exponent > *(volatile __u32 *)&c->highest) {
 		*(volatile __u32 *)&c->unfit = generation;

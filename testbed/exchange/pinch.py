@@ -74,6 +74,10 @@ class Pinch(Exchange):
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
+        if self.spec.exponent is not None:
+            halo = self.spec.halo
+            needed = [rank for rank in range(group.size) if len(halo.sends[rank]) or len(halo.sources[rank])]
+            port.control.partners = sum(1 << rank for rank in {*needed, group.rank})
         self._open()
 
     def _address(self, bundles: Bundles) -> None:
@@ -91,7 +95,7 @@ class Pinch(Exchange):
         """Be ready for the next exchange: others may begin before this rank does."""
         self._advance()
         if self.spec.exponent is not None:
-            # Nothing has to be known for it that is not known already.
+            # What would be said then is known already.
             assert self._port is not None
             self._port.enter(self.spec.exponent, EXPONENTS)
 
@@ -162,10 +166,10 @@ class Pinch(Exchange):
         if fits and guess is not None:
             self._send(x, guess)
         complete = self._recovery.wait()
-        exponents = port.exponents
-        if odd := [rank for rank, exponent in enumerate(exponents) if exponent is None]:
-            raise not_finite(self.spec.group, odd)
-        self._scale.learn(max(exponent for exponent in exponents if exponent is not None))
+        highest = port.highest
+        if highest is None:
+            raise not_finite(self.spec.group, port.odd)
+        self._scale.learn(highest)
         return guess if complete else None
 
     def _send(self, x: Embeddings, exponent: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec
-from testbed.collectives.ring_maps import Frame, make_bell
+from testbed.collectives.ring_maps import make_bell
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR
@@ -34,7 +34,8 @@ class Doorbell(Closing):
         )
         self.bell_count = len(flows)
         self._work = make_bell(PinchKind.WORK, group, LEAST_BYTES, last=group.rank)
-        self._greeting = bytearray(make_bell(PinchKind.GREET, group, LEAST_BYTES, last=group.rank))
+        greeting = make_bell(PinchKind.GREET, group, LEAST_BYTES, last=group.rank)
+        self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self._socket.bind((BELL_NEAR, 0))
@@ -43,24 +44,13 @@ class Doorbell(Closing):
             raise
         self.fd = self._socket.fileno()
 
-    def greet(self, attempt: int) -> None:
-        """Have hellos sent: to all ranks at attempt 0, else to those from whom there is none.
-
-        :raises CollectiveError: The doorbell is gone.
-        """
-        self._greeting[Frame.attempt.offset] = min(attempt, 255)
-        self._send(self._greeting)
-
     def work(self) -> None:
         """Have what has come in and is not added yet gone on with.
 
         :raises CollectiveError: The doorbell is gone.
         """
-        self._send(self._work)
-
-    def _send(self, bell: bytes | bytearray) -> None:
         try:
-            self._socket.send(bell)
+            self._socket.send(self._work)
         except OSError as error:
             self.check(error.errno or 0)
 

@@ -151,6 +151,7 @@ class PinchPort(Closing):
         if self.cpu != maps.ANYWHERE:
             fill_cpumap(shared["cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
         self.control.quench_us = _QUENCH_US
+        self.control.partners = (1 << self.group.size) - 1  # at first all meet
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["events"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
@@ -167,20 +168,33 @@ class PinchPort(Closing):
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
             bells=ctypes.addressof(bell.bells),
+            greeting=ctypes.addressof(bell.greeting),
+            peers=self.peers.ctypes.data,
+            flows=self.flows.ctypes.data,
+            frames_to=self._frames_to.ctypes.data,
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
             bell_count=bell.bell_count,
             bell_length=bell.bell_bytes,
+            greeting_length=len(bell.greeting),
+            attempt=ring_maps.Frame.attempt.offset,
+            rank=self.group.rank,
+            ranks=self.group.size,
+            flow_count=len(self.flows),
             doorbell=bell.fd,
             events=self._events.fd,
         )
         self._address = ctypes.addressof(self._native)
         library = load("pinch")
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
-        self._send, self._wait, self._ring = (getattr(library, f"pinch_{name}") for name in ("send", "wait", "ring"))
-        self._send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
-        self._wait.argtypes = [pointer, ctypes.c_int64]
-        self._ring.argtypes = [pointer]
+        library.pinch_send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
+        library.pinch_wait.argtypes = [pointer, ctypes.c_int64]
+        library.pinch_ring.argtypes = [pointer]
+        library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
+        library.pinch_enter.argtypes = [pointer, u32, u32, u32]
+        library.pinch_greet.argtypes = [pointer, ctypes.c_uint8]
+        library.pinch_highest.argtypes, library.pinch_highest.restype = [pointer], u32
+        self._library = library
 
     def address(self, bundles: Bundles) -> None:
         """Say who gets which frame, and of whom acknowledgements are asked for; from the next `enter` on."""
@@ -214,41 +228,23 @@ class PinchPort(Closing):
         self._copies = int(frames["copies"].sum())
 
     def open(self, generation: int) -> None:
-        """Take frames of a generation in from here on; there is nothing to send yet.
-
-        All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count
-        from the moment that `progress` says so, hence all counts begin before it; but bells must find no frame to send before
-        they find `next` at its beginning.
-        """
-        control = self.control
+        """Take frames of a generation in from here on; there is nothing to send yet."""
         self.generation = generation
-        control.copies = maps.UNKNOWN
-        control.acked = control.received = control.owed = control.queued = control.served = 0
-        self.peers["received"] = 0
-        self.peers["acked"] = 0
-        control.progress = generation << 32
-        self.flows["next"] = 0
-        self.flows["flying"] = 0
+        self._library.pinch_open(self._address, generation)
 
     def enter(self, exponent: int | None, holds: range) -> None:
-        """Tell all ranks that this one takes frames in, its largest exponent, and how many frames it has for each.
+        """Tell all partners that this rank takes frames in, its largest exponent, and how many frames it has for each.
 
         :param exponent: None: it has values that are not finite.
         :param holds: Largest exponents of any rank's with which payloads can be sent as they will be made.
         """
-        half = self.generation & 1
         said = maps.NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
-        word = np.uint64(self.generation << 32 | said)
-        self.control.lowest, self.control.highest = 1, 0
-        if holds:
-            self.control.lowest, self.control.highest = holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT
-        self.peers["ours"][:, half] = word | self._frames_to << np.uint64(maps.EXPONENT_BITS)
-        self.peers["theirs"][self.group.rank, half] = word
-        self.greet(0)
+        lowest, highest = (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
+        self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent; see `Doorbell.greet`."""
-        self.doorbell.greet(attempt)
+        """Have hellos sent to those partners from whom there is none, or at attempt 0 to all."""
+        self.doorbell.check(self._library.pinch_greet(self._address, min(attempt, 255)))
 
     @property
     def hellos(self) -> NDArray[np.uint64]:
@@ -258,10 +254,20 @@ class PinchPort(Closing):
         return words
 
     @property
-    def exponents(self) -> list[int | None]:
-        """The largest exponent of each rank's values, after all have entered; None: it has some that are not finite."""
-        said = [int(word) & maps.NOT_FINITE for word in self.hellos]
-        return [None if exponent == maps.NOT_FINITE else exponent + LEAST_EXPONENT for exponent in said]
+    def highest(self) -> int | None:
+        """The largest exponent of all ranks' values, after all have entered; None: some are not finite."""
+        said = self._library.pinch_highest(self._address)
+        return None if said == maps.NOT_FINITE else said + LEAST_EXPONENT
+
+    @property
+    def odd(self) -> list[int]:
+        """Ranks with values that are not finite."""
+        return [rank for rank, word in enumerate(self.hellos.tolist()) if word & maps.NOT_FINITE == maps.NOT_FINITE]
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Partners that have not entered."""
+        return [rank for rank, word in enumerate(self.hellos) if not word and self.control.partners >> rank & 1]
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
         """Quantize and send.
@@ -271,7 +277,7 @@ class PinchPort(Closing):
         self.control.copies = self._copies
         addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
         before = None if last is None else last.ctypes.data
-        self.doorbell.check(self._send(self._address, *addresses, len(bundles.to), factor, before))
+        self.doorbell.check(self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before))
 
     def ring(self, work: bool = False) -> None:
         """Get every flow going, by a system call, which may carry frames for a while.
@@ -281,11 +287,11 @@ class PinchPort(Closing):
         """
         if work:
             self.doorbell.work()
-        self.doorbell.check(self._ring(self._address))
+        self.doorbell.check(self._library.pinch_ring(self._address))
 
     def wait(self, seconds: float) -> maps.Waited:
         """Sleep until the exchange is complete, is found not to hold, or time is up."""
-        result = self._wait(self._address, int(max(seconds, 0.0) * 1e9))
+        result = self._library.pinch_wait(self._address, int(max(seconds, 0.0) * 1e9))
         self.doorbell.check(-result if result < 0 else 0)
         return maps.Waited(result)
 
@@ -321,9 +327,9 @@ class PinchPort(Closing):
         return numbers[np.isin(numbers, sent.astype(np.int64))]
 
     def absent(self, rank: int) -> bool:
-        """Whether a rank has not entered, or still has something to send, or to acknowledge."""
+        """Whether a rank has to be met, and has not entered, or still has something to send, or to acknowledge."""
         word = int(self.hellos[rank])
-        return not word or int(self.peers["received"][rank]) < maps.frames_in(word) or len(self.lacking(rank)) > 0
+        return rank in self.waits_for or int(self.peers["received"][rank]) < maps.frames_in(word) or len(self.lacking(rank)) > 0
 
     def order(self, frames: NDArray[np.int64]) -> None:
         """Have frames sent again to those who lack them; `ring` carries it out."""

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import Waited
@@ -42,12 +43,22 @@ class Recovery:
 
         :raises CollectiveError: A rank has been silent for the group's timeout; the text names it.
         """
-        port = self.port
-        started = moved = time.monotonic()
-        due = started + self.timer.timeout
-        before, alive = port.peers["heard"].copy(), port.peers["alive"].copy()
-        attempt = 0
-        while (waited := port.wait(due - time.monotonic())) is Waited.TIME_UP:
+        started, before = time.monotonic(), self.port.peers["heard"].copy()
+        waited = self.port.wait(self.timer.timeout)
+        if waited is Waited.TIME_UP:
+            waited = self._go_on(started, before)
+        self._measure()
+        self._usual += (time.monotonic() - started - self._usual) / 8
+        return waited is Waited.COMPLETE
+
+    def _go_on(self, started: float, before: NDArray[np.uint64]) -> Waited:
+        """Wait longer than round trips take.
+
+        :param before: What had been heard of each rank when it started.
+        """
+        port, moved, attempt, waited = self.port, started, 0, Waited.TIME_UP
+        alive = port.peers["alive"].copy()
+        while waited is Waited.TIME_UP:
             now = time.monotonic()
             heard = port.peers["heard"].copy()
             progress = bool((heard != before).any())
@@ -61,15 +72,13 @@ class Recovery:
                 self.timer.expired()
                 attempt += 1
                 self._again(attempt)
-            due = now + self.timer.timeout
-        self._measure()
-        self._usual += (time.monotonic() - started - self._usual) / 8
-        return waited is Waited.COMPLETE
+            waited = port.wait(self.timer.timeout)
+        return waited
 
     def _again(self, attempt: int) -> None:
         """Nothing has moved: what was sent or acknowledged last is lost, or what keeps the flow going is."""
         port = self.port
-        if not port.hellos.all():
+        if port.waits_for:
             port.greet(attempt)
         missing = [port.lacking(rank) for rank in range(port.group.size) if rank != port.group.rank]
         frames = np.unique(np.concatenate(missing))[: int(port.control.window)]
@@ -88,7 +97,7 @@ class Recovery:
             quench = min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _MOST_QUENCH)
             control.quench_us = int(quench * 1e6)
 
-    def _verdict(self, seconds: float, alive: np.typing.NDArray[np.bool_]) -> str:
+    def _verdict(self, seconds: float, alive: NDArray[np.bool_]) -> str:
         """The error's text.
 
         :param alive: Which ranks have answered that they have not entered this exchange.

@@ -10,12 +10,26 @@
 /* struct pinch_control of bpf/include/pinch.h */
 struct control {
 	uint64_t progress;
-	uint32_t tag, window, copies, quench_us, ordered, lowest, highest, pad0[7];
+	uint32_t tag, window, copies, quench_us, ordered, lowest, highest, partners, pad0[6];
 	uint64_t met;
 	uint32_t unfit, pad2, acked, received, owed, taken, queued, served, rtt_samples, rtt_max_us;
 	uint64_t rtt_sum_us;
 	uint32_t pad1[2];
 };
+
+/* struct pinch_flow of bpf/include/pinch.h */
+struct flow {
+	uint32_t total, next, flying, pad[13];
+};
+
+/* struct pinch_peer of bpf/include/pinch.h */
+struct peer {
+	uint32_t received, acked;
+	uint64_t heard, alive, ours[2], theirs[2];
+};
+
+#define UNKNOWN 0xffffffff
+#define EXPONENT_BITS 9 /* PINCH_EXPONENT_BITS */
 
 /* One rank's end: its maps, its doorbell, and how time is spent. */
 struct pinch {
@@ -24,9 +38,15 @@ struct pinch {
 	char *payloads;
 	struct frame *frames;
 	const char *bells; /* one a flow */
+	char *greeting;
+	struct peer *peers;
+	struct flow *flows;
+	const uint64_t *frames_to; /* each rank */
 	uint64_t *consumer;
 	const uint64_t *producer;
-	uint32_t bell_count, bell_length;
+	uint32_t bell_count, bell_length, greeting_length;
+	uint32_t attempt; /* where the greeting has it */
+	uint32_t rank, ranks, flow_count;
 	int32_t doorbell, events;
 	uint64_t quantize_ns, send_ns, wait_ns;
 };
@@ -51,6 +71,63 @@ int pinch_ring(struct pinch *p)
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
 	}
 	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
+}
+
+/* Have hellos sent: at attempt 0 to all partners, else to those from whom there is none. Returns 0 or an errno. */
+int pinch_greet(struct pinch *p, uint8_t attempt)
+{
+	p->greeting[p->attempt] = attempt;
+	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
+}
+
+/* Take frames of a generation in from here on; there is nothing to send yet.
+ *
+ * All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from the moment that
+ * `progress` says so, hence all counts begin before it; but bells must find no frame to send before they find `next` at its beginning.
+ */
+void pinch_open(struct pinch *p, uint32_t generation)
+{
+	volatile struct control *c = p->control;
+
+	c->copies = UNKNOWN;
+	c->acked = c->received = c->owed = c->queued = c->served = 0;
+	for (uint32_t i = 0; i < p->ranks; i++)
+		p->peers[i].received = p->peers[i].acked = 0;
+	__atomic_store_n(&p->control->progress, (uint64_t)generation << 32, __ATOMIC_SEQ_CST);
+	for (uint32_t i = 0; i < p->flow_count; i++)
+		p->flows[i].next = p->flows[i].flying = 0;
+}
+
+/* Say to all partners that this rank has entered. Returns 0 or an errno.
+ *
+ * exponent: of its largest value, as hellos have it; lowest, highest: of all ranks', with which payloads can be sent.
+ */
+int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
+{
+	uint64_t generation = p->control->progress >> 32, word = generation << 32 | exponent;
+
+	p->control->lowest = lowest;
+	p->control->highest = highest;
+	for (uint32_t i = 0; i < p->ranks; i++)
+		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << EXPONENT_BITS;
+	__atomic_store_n(&p->peers[p->rank].theirs[generation & 1], word, __ATOMIC_SEQ_CST);
+	return pinch_greet(p, 0);
+}
+
+/* The largest exponent of any rank that has entered, as hellos have it. */
+uint32_t pinch_highest(const struct pinch *p)
+{
+	uint64_t generation = p->control->progress >> 32;
+	uint32_t highest = 0;
+
+	for (uint32_t i = 0; i < p->ranks; i++) {
+		uint64_t word = p->peers[i].theirs[generation & 1];
+		uint32_t exponent = word & ((1 << EXPONENT_BITS) - 1);
+
+		if (word >> 32 == generation && exponent > highest)
+			highest = exponent;
+	}
+	return highest;
 }
 
 /* Fill all frames of `bundles` bundles and have them sent. Returns 0 or an errno. */
