@@ -12,6 +12,7 @@ from scipy.sparse import csr_array
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
 from testbed.bench.syscalls import SyscallCounter
+from testbed.collectives.group import Lanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
@@ -28,7 +29,8 @@ __all__ = [
 ]
 
 LARGEST = 100  # magnitude of a value
-TOLERANCE = 1e-4  # a summand; values are whole numbers, so what is missing or added twice is off by 1 at least
+TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
+"""A summand: of 16 bits half a step and a bit. Values are whole numbers, so what is missing or added twice is off by 1 or more."""
 
 
 @dataclass
@@ -60,13 +62,13 @@ def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
     return np.where(mixed >> np.uint64(63), np.float32(1), np.float32(-1)) * magnitudes.astype(np.float32)
 
 
-def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int) -> None:
+def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes) -> None:
     """Make a rank's inputs, and what it must get."""
     x = make_rows(seed, halo.owned, dim)
     received = make_rows(seed, np.concatenate(halo.sources), dim).astype(np.float64)
     shape = halo.num_owned, halo.num_halo
     exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
-    tolerance = TOLERANCE * (1 + np.diff(halo.indptr)[:, None])
+    tolerance = TOLERANCES[lanes] * (1 + np.diff(halo.indptr)[:, None])
     context.objects["bench/work"] = Work((x, -x), np.empty_like(x), exact, tolerance)
 
 

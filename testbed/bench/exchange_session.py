@@ -209,7 +209,8 @@ class Session:
         """
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
-        self._call(rank.prepare_case, [{"halo": halo, "dim": case.dim, "seed": options.seed} for halo in case.halos])
+        inputs = {"dim": case.dim, "seed": options.seed, "lanes": options.lanes}
+        self._call(rank.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
         self._ranks = len(case.halos)
         for name in names:
             self._set_datapath(name)
