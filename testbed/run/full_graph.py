@@ -24,6 +24,8 @@ __all__ = ["FullGraph", "check_full_graph"]
 class FullGraph(Turns):
     """Trains by ``[exchange]``."""
 
+    modules = ("testbed.run.full_rank", "testbed.gnn.full.train")
+
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         assert self.scenario.exchange is not None

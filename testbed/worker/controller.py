@@ -26,10 +26,10 @@ START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
 STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
 
 Affinity = Literal["rank", "none"]
-# What workers of any fabric use: programs on links, and the transport that all runs have.
-MODULES = ("testbed.fabric.datapath", "testbed.collectives.xdp_ring")
-
 AFFINITIES: tuple[Affinity, ...] = ("rank", "none")
+
+# What workers of most fabrics use: their programs on links, and the testbed's own transport.
+MODULES = ("testbed.fabric.datapath", "testbed.collectives.xdp_ring")
 
 
 class Workers(Mapping[str, Worker]):

@@ -62,7 +62,8 @@ class Nursery(Closing):
 
     :param fabric: A fabric that is up.
     :param connect: The controller's socket, for workers to connect to.
-    :param modules: What to import before the first worker is born.
+    :param modules: What to import before the first worker is born; what is not there is left out.
+    :raises FabricError: It died.
     """
 
     def __init__(self, fabric: "Fabric", connect: Path, modules: Iterable[str]) -> None:
@@ -71,34 +72,34 @@ class Nursery(Closing):
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testbed.worker.fork", "--connect", str(connect), *modules],
+                [sys.executable, "-m", "testbed.worker.fork", "--connect", str(connect)],
                 env={**os.environ, RUN_VARIABLE: fabric.run_id},
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,  # as its workers: a Ctrl-C at the terminal is the controller's
             )
         self._wire = ours.makefile("rw")
         ours.close()  # the file holds it
+        try:
+            self._order({"path": sys.path, "modules": list(modules)})
+        except BaseException:
+            self.close()
+            raise
 
     def fork(self, name: str, holder: int, log: Path) -> Process:
         """Start a worker.
 
         :param holder: Process id of who holds the namespaces that it is to be in.
-        :param log: Where its output goes.
+        :param log: Where its output goes; a file that is there.
         :raises FabricError: The nursery has died.
         """
-        answer = self._ask({"name": name, "holder": holder, "log": str(log)})
-        if answer is None:
-            status = self._process.wait()
-            said = self._log.read_text(errors="replace").strip()[-2000:]
-            raise FabricError(f"the process that starts workers ended with {status} before it had started {name}: {said}")
-        return Process(self, int(answer))
+        return Process(self, self._order({"name": name, "holder": holder, "log": str(log)}))
 
     def status(self, pid: int) -> int:
         """Return the exit status of a worker that has ended."""
         status = self._ask({"ended": pid})
-        return -signal.SIGKILL if status is None else int(status)  # workers die with the nursery
+        return -signal.SIGKILL if status is None else status  # workers die with the nursery
 
     def close(self) -> None:
         """Let it end; workers should have ended before."""
@@ -110,8 +111,19 @@ class Nursery(Closing):
             self._process.kill()
             self._process.wait()
 
+    def _order(self, question: dict[str, Any]) -> int:
+        """Return its answer.
+
+        :raises FabricError: It has died.
+        """
+        answer = self._ask(question)
+        if answer is None:
+            said = self._log.read_text(errors="replace").strip()[-2000:]
+            raise FabricError(f"the process that starts workers ended with {self._process.wait()}: {said}")
+        return answer
+
     def _ask(self, question: dict[str, Any]) -> int | None:
-        """Return its answer; `None`: it is dead."""
+        """Return its answer; `None`: it has died."""
         with self._lock, suppress(OSError, ValueError):
             self._wire.write(json.dumps(question) + "\n")
             self._wire.flush()
