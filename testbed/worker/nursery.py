@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Nursery", "Process"]
 
+PROGRAM = "testbed.worker.fork"
 STOP_TIMEOUT = 2.0  # seconds
 
 
@@ -72,7 +73,7 @@ class Nursery(Closing):
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testbed.worker.fork", "--connect", str(connect)],
+                [sys.executable, "-m", PROGRAM, "--connect", str(connect)],
                 env={**os.environ, RUN_VARIABLE: fabric.run_id},
                 stdin=theirs.fileno(),
                 stdout=output,

@@ -95,7 +95,7 @@ def wires(request) -> Iterator[tuple]:
     hosts = plan.hosts[:RANKS]
     with ExitStack() as stack:
         fabric = stack.enter_context(Fabric(plan))
-        workers = stack.enter_context(Workers(fabric))
+        workers = stack.enter_context(Workers(fabric, modules=[__name__]))
         fabric.set_datapath("xdp")
         specs = make_groups(hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 17, timeout=30.0)
         workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
