@@ -15,7 +15,7 @@ from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, Affinity, Lanes, RecoveryFrom, make_groups
 from testbed.collectives.launch import rank_workers
 from testbed.collectives.mpi import initialize
-from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names
+from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
 from testbed.errors import KernelError, SpecError
 from testbed.fabric import Fabric
 from testbed.machine import free_memory, load_average
@@ -113,7 +113,8 @@ class Session:
             self._fabric = stack.enter_context(Fabric(self.options.plan))
             stack.callback(self._note_leaving)
             fabric_up = time.monotonic() - start
-            self._workers = stack.enter_context(Workers(self._fabric, affinity=self.options.affinity))
+            modules = [rank.__name__, *modules_of(self.options.transports)]
+            self._workers = stack.enter_context(Workers(self._fabric, self.options.affinity, modules))
             workers_up = time.monotonic() - start - fabric_up
             extra: dict[str, object] = {
                 "lanes": self.options.lanes,

@@ -193,7 +193,9 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            self._workers = stack.enter_context(Workers(self._fabric, affinity=options.affinity))
+            chosen = [EXCHANGES[name] for name in options.exchanges]
+            modules = [rank.__name__, *(entry.path.partition(":")[0] for entry in chosen)]
+            self._workers = stack.enter_context(Workers(self._fabric, options.affinity, modules))
             shown = ("lanes", "window", "processing", "iterations", "warmup", "affinity", "seed")
             self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
             self._stack = stack.pop_all()

@@ -14,10 +14,11 @@ from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, make_groups
-from testbed.collectives.registry import TRANSPORTS, check_mtu
+from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
 from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError, SpecError, WorkerTimeout
 from testbed.fabric import Fabric
+from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
 from testbed.machine import free_memory, load_average
@@ -125,7 +126,8 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            self._workers = stack.enter_context(Workers(self._fabric, affinity="rank"))
+            modules = {rank.__name__, attach.__name__, *modules_of(VARIANTS[name][0] for name in options.variants)}
+            self._workers = stack.enter_context(Workers(self._fabric, "rank", sorted(modules)))
             shown = ("lanes", "window", "gap", "seed", "iterations", "budget")
             self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
             self._stack = stack.pop_all()

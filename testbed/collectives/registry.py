@@ -15,7 +15,7 @@ from testbed.plan import MAX_XDP_MTU, MIN_MTU
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "open_transport"]
+__all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "modules_of", "open_transport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ def check_mtu(mtu: int, names: Iterable[str], key: str) -> None:
     for name in names:
         if TRANSPORTS[name].needs == "xdp" and mtu > MAX_XDP_MTU:
             raise SpecError(f"{key}: {mtu}: allowed is {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
+
+
+def modules_of(names: Iterable[str]) -> list[str]:
+    """Name what the hosts' workers import for transports; ranks of ``mpi`` have workers of their own."""
+    return [TRANSPORTS[name].path.partition(":")[0] for name in names if name != "mpi"]
 
 
 def open_transport(name: str, context: WorkerContext, spec: GroupSpec) -> Transport:

@@ -1,5 +1,17 @@
 """Mininet hosts, links and switches, and what removes them."""
 
-from testbed.fabric.core import Datapath, Fabric
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.fabric.core import Datapath, Fabric
 
 __all__ = ["Datapath", "Fabric"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import Mininet and pyroute2 when they are asked for: workers use modules of this package that need neither."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from testbed.fabric import core
+
+    return getattr(core, name)

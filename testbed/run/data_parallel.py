@@ -16,6 +16,8 @@ __all__ = ["DataParallel"]
 class DataParallel(Turns):
     """Trains by ``[collective]``."""
 
+    modules = ("testbed.run.rank", "testbed.gnn.train")
+
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         share = len(stage.data.train) // self.scenario.fabric.hosts

@@ -24,6 +24,9 @@ __all__ = ["FullGraph", "check_full_graph"]
 class FullGraph(Turns):
     """Trains by ``[exchange]``."""
 
+    # The last is what torch's optimizers import when the first of them is made.
+    modules = ("testbed.run.full_rank", "testbed.gnn.full.train", "torch._dynamo")
+
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         assert self.scenario.exchange is not None

@@ -79,10 +79,11 @@ def run_scenario(
         with manifested(folder, facts(scenario, plan, data, command), outputs):
             display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
             affinity = (scenario.exchange or scenario.collective).affinity
-            with Fabric(plan) as fabric, Workers(fabric, affinity) as workers:
+            kind = FullGraph if scenario.exchange else DataParallel
+            with Fabric(plan) as fabric, Workers(fabric, affinity, kind.modules) as workers:
                 faults = Faults(scenario, fabric, workers, table, log)
                 stage = Stage(scenario, fabric, workers, graph, data, table, faults, display)
-                (FullGraph if scenario.exchange else DataParallel)(stage).all()
+                kind(stage).all()
     return out
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from testbed.collectives.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.fabric import Fabric
@@ -46,10 +46,12 @@ class Turns(ABC):
     Who comes first moves on from round to round, so that a drift of the machine meets all transports alike. A transport is
     open in its own turns only: links of socket baselines carry none of the testbed's programs.
 
+    :cvar modules: What workers import; torch takes seconds.
     :cvar epochs_a_turn: How long a turn lasts.
     :cvar steps: An epoch's.
     """
 
+    modules: ClassVar[tuple[str, ...]] = ()
     epochs_a_turn: int = 1
     steps: int = 1
 

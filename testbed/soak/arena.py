@@ -12,6 +12,7 @@ from testbed.collectives.registry import TRANSPORTS
 from testbed.collectives.transport import Tensor
 from testbed.errors import FaultError, WorkerDied
 from testbed.fabric import Fabric
+from testbed.faults import attach
 from testbed.faults.events import Event, Kill, Partition
 from testbed.faults.injector import Injector
 from testbed.faults.partition import Blockade
@@ -50,7 +51,7 @@ class Arena:
     def __enter__(self) -> "Arena":
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
-            self._workers = stack.enter_context(Workers(self.fabric))
+            self._workers = stack.enter_context(Workers(self.fabric, modules=(rank.__name__, attach.__name__)))
             self._stack = stack.pop_all()
         return self
 

@@ -20,6 +20,8 @@ __all__ = ["Fabrics", "Lease"]
 
 _GRACE = 10.0  # seconds for idle workers to close what a test has opened
 
+_MODULES = ("testbed.testing.calls", "pytest")  # the latter by way of the tests' own functions
+
 
 class Lease:
     """A fabric for the length of a test.
@@ -86,7 +88,7 @@ class Fabrics(Closing):
         if self._fabric is None or self._fabric.plan != plan:
             self.close()
             fabric = self._stack.enter_context(Fabric(plan))
-            self._stack.enter_context(Workers(fabric))
+            self._stack.enter_context(Workers(fabric, modules=_MODULES))
             self._fabric = fabric
         fabric = self._fabric
         assert fabric.workers is not None

@@ -4,7 +4,6 @@ import itertools
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from testbed.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
+from testbed.worker.nursery import Nursery
 from testbed.worker.process import Worker
 
 if TYPE_CHECKING:
@@ -28,19 +28,27 @@ STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKIL
 Affinity = Literal["rank", "none"]
 AFFINITIES: tuple[Affinity, ...] = ("rank", "none")
 
+# What workers of most fabrics use: their programs on links, and the testbed's own transport.
+MODULES = ("testbed.fabric.datapath", "testbed.collectives.xdp_ring")
+
 
 class Workers(Mapping[str, Worker]):
     """All workers of a fabric, by name. A context manager; for one thread at a time.
 
     Workers die with the thread that entered the context (PR_SET_PDEATHSIG), so enter it in one that lasts.
 
+    All are copies of one process, which has imported what most of them need: an interpreter and its libraries take seconds a
+    worker otherwise.
+
     :param fabric: A fabric that is up.
     :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system calls
         raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
+    :param modules: What to import before workers start, beside what all fabrics need; worth naming for what takes long,
+        as torch does.
     :raises SpecError: ``affinity`` is neither.
     """
 
-    def __init__(self, fabric: "Fabric", affinity: Affinity = "none") -> None:
+    def __init__(self, fabric: "Fabric", affinity: Affinity = "none", modules: Iterable[str] = ()) -> None:
         if affinity not in AFFINITIES:
             raise SpecError(f"affinity: {affinity!r} is unknown; allowed are {', '.join(AFFINITIES)}")
         self.fabric = fabric
@@ -49,6 +57,7 @@ class Workers(Mapping[str, Worker]):
         self._key_path = self.path.with_name(self.path.name + ".key")
         self._key = secrets.token_bytes(32)
         self._affinity = affinity
+        self._modules = (*MODULES, *modules)
         self._workers: dict[str, Worker] = {}
         self._numbers = itertools.count()
 
@@ -72,9 +81,10 @@ class Workers(Mapping[str, Worker]):
             self._listener.bind(str(self.path))
             stack.callback(self.path.unlink)
             self._listener.listen(socket.SOMAXCONN)
+            nursery = stack.enter_context(Nursery(self.fabric, self.path, self._modules))
             stack.callback(self._stop)
             for name in self.fabric.nodes:
-                self._workers[name] = self._start(name)
+                self._workers[name] = self._start(nursery, name)
             self._accept(set(self._workers), START_TIMEOUT)
             self._stack = stack.pop_all()
         self.fabric.workers = self
@@ -209,21 +219,11 @@ class Workers(Mapping[str, Worker]):
         while self._receive(deadline):
             pass
 
-    def _start(self, name: str) -> Worker:
+    def _start(self, nursery: Nursery, name: str) -> Worker:
         log = self.fabric.directory / f"{name}.log"
-        command = [sys.executable, "-m", "testbed.worker", "--connect", str(self.path), "--name", name]
-        with log.open("wb") as output:
-            process = self.fabric.popen(
-                name,
-                command,
-                track=f"worker {name}",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A Ctrl-C at the terminal is the controller's. Not a session of its own: autogroups (sched(7)) give each
-                # session its share, and ranks that wait with sched_yield would only yield to themselves.
-                process_group=0,
-            )
+        log.touch()
+        process = nursery.fork(name, self.fabric.nodes[name].pid, log)
+        self.fabric.track(f"worker {name}", process.pid)
         if self._affinity == "rank" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(process.pid, {cpus[self.fabric.plan.host(name).rank % len(cpus)]})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.errors import WorkerDied
 from testbed.worker.messages import Stop
+from testbed.worker.nursery import Process
 
 if TYPE_CHECKING:
     from testbed.worker.controller import Workers
@@ -35,7 +36,7 @@ class Worker:
         workers: Workers,
         name: str,
         node: str,
-        process: subprocess.Popen[bytes] | None = None,
+        process: Process | None = None,
         log: Path | None = None,
     ) -> None:
         self.name = name

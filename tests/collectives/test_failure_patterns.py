@@ -96,7 +96,7 @@ class Groups:
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Groups]:
-    with Fabric(plan_fabric(hosts=4)) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=4)) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         yield Groups(fabric, workers)
 
@@ -270,7 +270,7 @@ def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
 @net
 @pytest.mark.timeout(240)
 def test_32_ranks_sum_exactly() -> None:
-    with Fabric(plan_fabric(hosts=32)) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=32)) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         groups = Groups(fabric, workers)
         groups.reduce(groups.form(32, lanes="int16", capacity=1 << 14), [1, 10_007], 16, 32)
@@ -356,7 +356,7 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 @pytest.mark.parametrize("mtu", [576, 1500, 3506])
 def test_blocks_around_the_mtu(mtu) -> None:
     """Tensors that end just before, at and behind the end of a frame, with the status or without."""
-    with Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         groups = Groups(fabric, workers)
         chunk_bytes = chunk_bytes_for(mtu)
@@ -378,7 +378,7 @@ def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
 
     Generations begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does not.
     """
-    with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         groups = Groups(fabric, workers)
         sizes = [20_000, 1, 3000] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.collectives.group import make_groups
 from testbed.collectives.launch import rank_workers
-from testbed.collectives.registry import open_transport
+from testbed.collectives.registry import modules_of, open_transport
 from testbed.collectives.transport import Counters, float32_sum_bound
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
@@ -65,7 +65,7 @@ def all_reduce(workers, names, transport, size, group_id=0, **options):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_sums_are_those_of_numpy(ranks):
     plan = plan_fabric(hosts=ranks, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(TRANSPORTS)]) as workers:
         for transport in TRANSPORTS:
             with rank_workers(transport, workers, list(fabric.hosts)) as names:
                 connect(workers, names, transport, plan.hosts)
@@ -83,7 +83,7 @@ def test_sums_are_those_of_numpy(ranks):
 def test_groups_over_subsets_take_turns():
     plan = plan_fabric(hosts=4, switch="bridge")
     groups = {1: [0, 1, 2, 3], 2: [3, 1], 3: [0, 2]}
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(TRANSPORTS)]) as workers:
         for transport in TRANSPORTS:
             with rank_workers(transport, workers, list(fabric.hosts)) as all_names:
                 members = {group: [all_names[i] for i in chosen] for group, chosen in groups.items()}
@@ -97,7 +97,7 @@ def test_groups_over_subsets_take_turns():
 @pytest.mark.parametrize("transport", ["tcp-ring", "gloo"])
 def test_a_stopped_rank_is_an_error_in_bounded_time(transport):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([transport])]) as workers:
         connect(workers, list(fabric.hosts), transport, plan.hosts, timeout=1.0)
         os.kill(workers["h2"].pid, signal.SIGSTOP)
         try:
@@ -110,7 +110,7 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(transport):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_killed_rank_ends_the_rest(transport):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([transport])]) as workers:
 
         def run():
             with rank_workers(transport, workers, list(fabric.hosts)) as names:

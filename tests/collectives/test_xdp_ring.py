@@ -86,7 +86,7 @@ def sizes_for(bits):
 @pytest.fixture
 def ring4():
     plan = plan_fabric(hosts=4, mtu=MTU)
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         yield plan, workers
 
@@ -95,7 +95,7 @@ def ring4():
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_sums_are_exact(ranks, switch):
     plan = plan_fabric(hosts=ranks, switch=switch, mtu=MTU)
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         for group_id, bits in enumerate((16, 32)):
             connect(workers, plan.hosts, lanes=f"int{bits}", group_id=group_id, capacity=1 << 18)
@@ -106,7 +106,7 @@ def test_sums_are_exact(ranks, switch):
 @pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
 def test_sums_are_exact_over_several_switches(topology):
     plan = plan_fabric(topology, hosts=4, mtu=MTU)
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
         fabric.set_datapath("xdp")
         connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
         check(all_reduce(workers, plan.hosts, [100_003], 0), [100_003], 32)

@@ -27,6 +27,7 @@ WAYS = [("xdp", "xdp"), ("xdp", "sockets"), ("bridge", "xdp"), ("bridge", "socke
 PORT = 4000
 FRAMES = 300
 PAYLOAD = 100
+MODULES = ["testbed.faults.attach", __name__]  # what workers import
 
 
 def rules(*texts):
@@ -36,7 +37,7 @@ def rules(*texts):
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
 def fabric(request):
     switch, datapath = request.param
-    with Fabric(plan_fabric(hosts=3, switch=switch)) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=3, switch=switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
         fabric.set_datapath(datapath)
         yield fabric, workers
 
@@ -176,7 +177,7 @@ def test_collectives_survive_losses(name, switch):
     """Exact sums, faults that fired on every hop of the ring, and a log that the twin agrees with."""
     plan = plan_fabric(hosts=4, switch=switch)
     times = 10
-    with Fabric(plan) as fabric, Workers(fabric) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
         fabric.set_datapath("xdp" if name == "xdp-ring" else "sockets")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
         arguments = {host.name: {"name": name, "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
@@ -260,7 +261,7 @@ def test_unknown_hosts_are_refused_before_anything_is_attached():
 
 @pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
 def test_several_switches_judge_each_frame_once(topology):
-    with Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric, Workers(fabric, modules=MODULES) as workers:
         fabric.set_datapath("xdp")
         with Injector(fabric, rules("drop p=0.3 kind=udp"), trace=True) as injector:
             fate = fates(injector)
@@ -272,7 +273,7 @@ def test_several_switches_judge_each_frame_once(topology):
 
 def test_a_hundred_thousand_records_a_second_are_kept():
     """More than that come, as fast as one host sends; none is lost."""
-    with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric) as workers:
+    with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric, modules=MODULES) as workers:
         fabric.set_datapath("xdp")
         with Injector(fabric, rules("duplicate kind=udp copies=1"), trace=True) as injector:
             workers["h2"].call(listen)

@@ -85,7 +85,7 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
 
 def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:
     limit = "limit host=h1 rate=50mbit queue=2KiB direction=up"
-    faults = (limit, "partition sets=h1|h2 for=30ms", "link-down host=h3 for=5ms")
+    faults = (limit, "partition sets=h1|h2 for=200ms", "link-down host=h3 for=5ms")
     out = run_scenario(faulty(*faults, training={"epochs": 1}), tmp_path / "run", quiet=True)
     run = load_run(out)
     assert run.metric("fault_frames_limited")["value"].sum() > 0

@@ -23,6 +23,10 @@ def remember(context: WorkerContext, value: int) -> int:
     return int(context.objects["sum"])
 
 
+def loaded(context: WorkerContext) -> bool:
+    return "sched" in sys.modules
+
+
 def count(context: WorkerContext, to: int) -> None:
     for number in range(to):
         context.progress(number)

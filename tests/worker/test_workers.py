@@ -159,6 +159,26 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
         Workers(fabric, affinity="core")  # type: ignore[arg-type]
 
 
+def test_modules_are_there_from_the_start(fabric: Fabric) -> None:
+    with Workers(fabric, modules=["sched", "no.such.module", "tests.worker.calls"]) as workers:
+        assert workers.call_all(calls.loaded, list(workers), timeout=10.0) == dict.fromkeys(workers, True)
+
+
+def test_workers_die_with_the_process_that_starts_them(workers: Workers) -> None:
+    (nursery,) = {Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1] for worker in workers.values()}
+    processes = [worker.process for worker in workers.values()]
+    os.kill(int(nursery), signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"worker (h1|h2|s1) was killed by signal 9 before its work was done"):
+        workers.check(timeout=10.0)
+    assert [process.wait(10) for process in processes if process] == [-signal.SIGKILL] * 3
+
+
+def test_a_process_that_cannot_start_workers_says_why(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.worker.nursery.PROGRAM", "no.such.program")
+    with pytest.raises(FabricError, match=r"the process that starts workers ended with 1: .*no\.such"), Workers(fabric):
+        pass
+
+
 def join(workers: Workers, name: str, node: str) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "testbed.worker", "--connect", str(workers.path), "--name", name]
     return workers.fabric.popen(node, command, track=f"test {name}")
