@@ -31,12 +31,12 @@ class Recovery:
     def __init__(self, port: PinchPort) -> None:
         self.port = port
         self.timer = RetransmissionTimer()
-        self._usual = 0.0  # seconds that an exchange takes
+        self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
         self._samples = self._rtt_sum = 0
 
     @property
     def _patience(self) -> float:
-        return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE))
+        return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE) if self._usual else _MOST_PATIENCE)
 
     def wait(self) -> bool:
         """Until all has come and has been acknowledged (True), or is found not to hold (False).
@@ -44,11 +44,12 @@ class Recovery:
         :raises CollectiveError: A rank has been silent for the group's timeout; the text names it.
         """
         started, before = time.monotonic(), self.port.peers["heard"].copy()
-        waited = self.port.wait(self.timer.timeout)
+        waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
         if waited is Waited.TIME_UP:
             waited = self._go_on(started, before)
         self._measure()
-        self._usual += (time.monotonic() - started - self._usual) / 8
+        took = time.monotonic() - started
+        self._usual = (3 * self._usual + took) / 4 if self._usual else took
         return waited is Waited.COMPLETE
 
     def _go_on(self, started: float, before: NDArray[np.uint64]) -> Waited:
@@ -72,7 +73,8 @@ class Recovery:
                 self.timer.expired()
                 attempt += 1
                 self._again(attempt)
-            waited = port.wait(self.timer.timeout)
+            left = 0.0 if port.flying else self._patience - (now - moved)
+            waited = port.wait(max(self.timer.timeout, left))
         return waited
 
     def _again(self, attempt: int) -> None:

@@ -135,12 +135,14 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 {
 	uint32_t frames = bundles * p->format.parts;
 	uint64_t began = now_ns(), filled;
-	int error;
+	int error = 0;
 
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
 	__atomic_store_n(&p->control->progress, (p->control->progress >> 32 << 32) | frames, __ATOMIC_SEQ_CST);
-	error = frames ? pinch_ring(p) : 0;
+	/* Whose hello is the last rings, too, and comes later than this look. */
+	if (frames && __atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST) >> 32 == p->control->progress >> 32)
+		error = pinch_ring(p);
 	p->quantize_ns += filled - began;
 	p->send_ns += now_ns() - filled;
 	return error;
