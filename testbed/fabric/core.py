@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -133,15 +133,23 @@ class Fabric:
         return self._faults
 
     def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process inside a node's namespaces.
+        """Start a process inside a node's namespaces; it is in them on return, so that faults of its host meet it.
 
         :param node: Name of a host or switch.
         :param command: Program and arguments.
         :param track: What it is called in the state file.
         :param options: As for :class:`subprocess.Popen`.
+        :raises FabricError: It did not get there.
         """
         process = subprocess.Popen(*self._inside(node, command, options), **options)
         self.track(track, process.pid)
+        deadline = time.monotonic() + START_TIMEOUT
+        while _in_our_network(process.pid) and process.poll() is None:  # mnexec joins the node's namespaces only once it runs
+            if time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                raise FabricError(f"{track}: is not inside {node} {START_TIMEOUT:g} s after it was started")
+            time.sleep(0.001)
         return process
 
     def run(self, node: str, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -225,6 +233,13 @@ class Fabric:
                 stack.callback(signal.signal, number, handler)
                 if number != signal.SIGINT:
                     signal.signal(number, leave)
+
+
+def _in_our_network(pid: int) -> bool:
+    """Whether a process is in this one's network namespace; not so if it has ended."""
+    with suppress(OSError):
+        return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
+    return False
 
 
 @contextmanager
