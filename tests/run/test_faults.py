@@ -45,7 +45,7 @@ def losses(run: Run, transport: str) -> list[float]:
 
 
 def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
-    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2")
+    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2", "kill host=h2 at=300s")
     out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)
     assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
@@ -62,9 +62,13 @@ def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> No
         doubled = frames[frames["action"] == "duplicate"]
         assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
     assert run.metric("fault_log_lost")["value"].sum() == 0
+    events = run.metric("fault_events")
+    assert events["value"].tolist() == [1.0, 0.0] * 4  # transports and epochs: the kill was for later
+    assert events["fault"].unique().tolist() == ["pause hosts=h3 for=0.02", "kill at=300.0 hosts=h2"]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
+    assert "happened in 0 of 2 turns with xdp-ring and 0 of 2 turns with tcp-ring" in report.read_text()
 
 
 def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
