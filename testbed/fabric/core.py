@@ -7,17 +7,19 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from testbed.errors import FabricError, SpecError
 from testbed.fabric import datapath, dispatch
+from testbed.fabric.cgroup import remove_groups
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
 from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
+from testbed.fabric.signals import SIGNALS, signals_later
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
 from testbed.plan import MAX_XDP_MTU, FabricPlan
 from testbed.rights import require_root
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Datapath", "Fabric"]
 
 Datapath = Literal["xdp", "sockets"]
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Fabric:
@@ -68,7 +68,7 @@ class Fabric:
             pid = os.getpid()
             controller = ProcessEntry("controller", pid, start_time(pid) or 0)
             state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)])
-            with _signals_later():  # what is made is on the stack before anything can interrupt
+            with signals_later():  # what is made is on the stack before anything can interrupt
                 self.state.create(state)
                 stack.callback(self.state.remove)
                 self.directory.mkdir(mode=0o700)
@@ -214,6 +214,7 @@ class Fabric:
             for number in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
                 signal.signal(number, signal.SIG_IGN)
         with ExitStack() as stack:  # each step is taken even if one before it fails; the last one here is the first
+            stack.callback(lambda: list(remove_groups(self.run_id)))  # of a slowed host, if an interrupt kept it from its end
             stack.callback(lambda: kill(processes_of(self.run_id)))
             for node in self.nodes.values():
                 stack.callback(node.terminate)
@@ -240,24 +241,3 @@ def _in_our_network(pid: int) -> bool:
     with suppress(OSError):
         return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
     return False
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let signals that end the process wait; they are seen on the way out."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python handles signals in the main thread alone
-        return
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for seen in came:
-            signal.raise_signal(seen)

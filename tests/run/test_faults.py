@@ -1,5 +1,10 @@
 """Faults of a scenario: in every transport's turns alike, counted, logged and reported."""
 
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +13,14 @@ import pytest
 
 from analysis.report import make_report
 from testbed.errors import WorkerDied
+from testbed.fabric.cgroup import remove_groups
+from testbed.faults.attach import attach
+from testbed.faults.timeline import Timeline
 from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
 from testbed.spec import Scenario, parse_scenario
+from testbed.worker import Workers
+from tests.fabric.helpers import traces
 
 pytestmark = pytest.mark.net
 
@@ -85,6 +95,34 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
     (kill,) = log[log["action"] == "kill"].to_dict("records")
     assert (kill["hosts"], kill["transport"], kill["epoch"]) == ("h2", "xdp-ring", 0)
     assert pd.isna(kill["duration"])
+
+
+@pytest.mark.parametrize("place", ["attach", "timeline"])
+def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    interrupted: list[str] = []
+
+    def interrupting(function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if when(*arguments):
+                interrupted.append(arguments[0].fabric.run_id if place == "attach" else arguments[0]._fabric.run_id)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(*arguments, **options)
+
+        return call
+
+    if place == "attach":
+        monkeypatch.setattr(Workers, "call_all", interrupting(Workers.call_all, lambda _, called, *rest: called is attach))
+    else:
+        monkeypatch.setattr(Timeline, "_apply", interrupting(Timeline._apply, lambda *_: True))
+    with pytest.raises(SystemExit) as ended:
+        run_scenario(faulty("drop p=0.01", "slow host=h3 share=0.5"), tmp_path / "run", quiet=True)
+    assert ended.value.code == 143
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
+    assert traces(interrupted[0]) == []
+    assert not list(remove_groups(interrupted[0]))
+    assert "timeline" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:
