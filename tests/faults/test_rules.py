@@ -15,6 +15,9 @@ PLAN = plan_fabric(hosts=4)
 TAKEN = {
     "drop": Drop(),
     "drop p=0.01 link=h1->h2": Drop(p=0.01, link="h1->h2"),
+    "drop group=4095 hop=255 attempt=0..255 chunk=4294967295": Drop(
+        group=4095, hop=255, attempt="0..255", chunk=4294967295
+    ),
     "drop kind=reduce,tcp chunk=3..9 hop=1": Drop(kind="reduce,tcp", chunk="3..9", hop=1),
     "duplicate copies=7": Duplicate(copies=7),
     "corrupt bits=3 generation=2 p=1": Corrupt(bits=3, generation=2),
@@ -30,7 +33,7 @@ def test_words_and_tables_say_the_same(text):
     assert parse_rule(text) == TAKEN[text]
 
 
-NUMBER = "a number or a range such as 3..9"
+NUMBER = "a number or a range such as 3..9, up to"
 TIME = "a time with a unit, such as 200ms, of at most a minute"
 REFUSED = {
     "": "fault '': the first word must be the action, as in: drop p=0.01 link=h1->h2",
@@ -45,7 +48,10 @@ REFUSED = {
     "drop link=h0->h1": "link = h0->h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
     "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: allowed is any of reduce, result,",
     "drop chunk=9..3": f"fault 'drop chunk=9..3': chunk = 9..3: allowed is {NUMBER}",
-    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER}",
+    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER} 4294967295",
+    "drop group=0..4096": f"fault 'drop group=0..4096': group = 0..4096: allowed is {NUMBER} 4095",
+    "drop hop=256": f"fault 'drop hop=256': hop = 256: allowed is {NUMBER} 255",
+    "drop attempt=1..256": f"fault 'drop attempt=1..256': attempt = 1..256: allowed is {NUMBER} 255",
     "drop hop=-1": f"fault 'drop hop=-1': hop = -1: allowed is {NUMBER}",
     "duplicate copies=8": "fault 'duplicate copies=8': copies = 8: allowed is a whole number from 1 to 7",
     "corrupt bits=0.5": "fault 'corrupt bits=0.5': bits = 0.5: allowed is a whole number from 1 to 64",
