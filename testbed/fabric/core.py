@@ -45,10 +45,12 @@ class Fabric:
     :param plan: What to build.
     :param run_id: Name of the run, unique on this machine; a random one where not given.
     :param root: Where state files are kept.
+    :param kept: It stays up to be worked on: `testbed exec` and `down` mean it where no run is named.
     """
 
-    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT) -> None:
+    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False) -> None:
         self.plan = plan
+        self._kept = kept
         self.run_id = run_id or new_run_id()
         self.state = StateFile(self.run_id, root)
         #: The run's own directory: sockets, logs, ``/etc/hosts`` of the hosts.
@@ -67,7 +69,7 @@ class Fabric:
             self._turn_signals_into_exceptions(stack)
             pid = os.getpid()
             controller = ProcessEntry("controller", pid, start_time(pid) or 0)
-            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)])
+            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)], kept=self._kept)
             with signals_later():  # what is made is on the stack before anything can interrupt
                 self.state.create(state)
                 stack.callback(self.state.remove)
