@@ -64,7 +64,7 @@ def _kinds(value: object) -> tuple[str, ...]:
 def _range(value: object, last: int) -> Range:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+))?", value) if isinstance(value, str) else None
     if not match:
         raise ValueError
     found = Range(int(match[1]), int(match[2] or match[1]))
@@ -91,7 +91,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 _NUMBERS = "a number or a range such as 3..9, up to {}"
 _PROBABILITY = "a number from 0 to 1"
-_TIME = "a time with a unit, such as 200ms, of at most a minute"
+_TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a minute"
 
 
 class Rule(BaseModel):
