@@ -112,8 +112,8 @@ def _cautions(run: Run) -> Iterator[str]:
         yield warning
     for fault, counts in events(run).groupby("fault", sort=False):
         if (counts["happened"] < counts["turns"]).any():
-            happened = " and ".join(f"{row.happened} of {row.turns} turns with {name}" for (_, name), row in counts.iterrows())
-            yield f"Caution: the fault '{fault}' happened in {happened}; the others ended before its time."
+            happened = ", ".join(f"{row.happened} of {row.turns} turns with {name}" for (_, name), row in counts.iterrows())
+            yield f"Caution: the fault '{fault}' happened in {happened}; other turns ended before its time."
     if lost := records_lost(run):
         counted = ", ".join(f"{count:,} of {name}" for name, count in lost.items())
         yield (

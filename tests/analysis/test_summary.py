@@ -97,8 +97,8 @@ def add_faults(table: Table) -> None:
 def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMaker) -> None:
     late, lost, first, *_ = answer(load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}, faults=add_faults)))
     assert late == (
-        "Caution: the fault 'link-down hosts=h3 at=1.3' happened in 1 of 3 turns with xdp-ring and 0 of 3 turns with tcp-ring; "
-        "the others ended before its time."
+        "Caution: the fault 'link-down hosts=h3 at=1.3' happened in 1 of 3 turns with xdp-ring, 0 of 3 turns with tcp-ring; "
+        "other turns ended before its time."
     )
     assert lost == (
         "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which came faster than they were written; "
@@ -112,7 +112,7 @@ def test_answer_of_one_transport_cautions_too(make_run: RunMaker) -> None:
         table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill hosts=h3 at=9.0"})
 
     text = answer(load_run(make_run({"gloo": 0.5}, faults=never)))
-    assert text[0].startswith("Caution: the fault 'kill hosts=h3 at=9.0' happened in 0 of 1 turns with gloo; the others")
+    assert text[0].startswith("Caution: the fault 'kill hosts=h3 at=9.0' happened in 0 of 1 turns with gloo; other turns")
     assert "needs a second transport" in text[1]
 
 

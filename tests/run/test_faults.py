@@ -78,7 +78,7 @@ def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> No
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
-    assert "happened in 0 of 2 turns with xdp-ring and 0 of 2 turns with tcp-ring" in report.read_text()
+    assert "happened in 0 of 2 turns with xdp-ring, 0 of 2 turns with tcp-ring" in report.read_text()
 
 
 def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
