@@ -49,6 +49,7 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
         failed=sum(not check.passed for check in found),
         baseline=summary.baseline(run),
         faults=summary.faults_fired(run),
+        events=summary.events(run),
         facts=facts(run),
         command=shlex.join(run.manifest["command"]) or "testbed run SCENARIO.toml",
         **tables(run),

@@ -7,7 +7,18 @@ import pandas as pd
 from analysis.kind import IN_KERNEL, kind_of
 from testbed.results import Run
 
-__all__ = ["Check", "baseline", "checks", "epoch_split", "faults_fired", "kernel_costs", "partition", "traffic"]
+__all__ = [
+    "Check",
+    "baseline",
+    "checks",
+    "epoch_split",
+    "events",
+    "faults_fired",
+    "kernel_costs",
+    "partition",
+    "records_lost",
+    "traffic",
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,25 @@ def faults_fired(run: Run) -> pd.DataFrame:
         return pd.DataFrame()
     counts = fired.pivot_table(index="fault", columns="transport", values="value", aggfunc="sum", fill_value=0)
     return counts.reindex(columns=run.transports, fill_value=0).astype(int)
+
+
+def events(run: Run) -> pd.DataFrame:
+    """Return in how many turns each event has happened, and of how many: one row an event, in words, and transport.
+
+    Columns `happened` and `turns`; empty of a run without events.
+    """
+    rows = run.metric("fault_events")
+    if rows.empty:
+        nothing = pd.MultiIndex.from_arrays([[], []], names=["fault", "transport"])
+        return pd.DataFrame(columns=["happened", "turns"], index=nothing)
+    counts = rows.groupby(["fault", "transport"], sort=False)["value"].agg(happened="sum", turns="count")
+    return counts.reindex([(fault, name) for fault in rows["fault"].unique() for name in run.transports]).dropna().astype(int)
+
+
+def records_lost(run: Run) -> dict[str, int]:
+    """Return how many records the log of faults lacks, by transport; those that lost none are left out."""
+    lost = run.metric("fault_log_lost").groupby("transport")["value"].sum()
+    return {name: int(lost[name]) for name in run.transports if lost.get(name, 0)}
 
 
 def epoch_split(run: Run) -> pd.DataFrame:

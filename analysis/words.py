@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from analysis.kind import IN_KERNEL, kind_of
-from analysis.summary import baseline, epoch_split, traffic
+from analysis.summary import baseline, epoch_split, events, records_lost, traffic
 from testbed.machine import caution
 from testbed.results import Run
 
@@ -30,10 +30,11 @@ def answer(run: Run) -> list[str]:
     if len(split) == 1:
         only = split.index[0]
         return [
+            *_cautions(run),
             f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
-            f"{share(split.loc[only])} of it in {kind_of(run).noun}. A comparison needs a second transport."
+            f"{share(split.loc[only])} of it in {kind_of(run).noun}. A comparison needs a second transport.",
         ]
-    return [*_caution(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
+    return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
 
 def _who(split: pd.DataFrame) -> Iterator[str]:
@@ -105,10 +106,20 @@ def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
     return f"{text}."
 
 
-def _caution(run: Run) -> Iterator[str]:
+def _cautions(run: Run) -> Iterator[str]:
     warning = caution(run.manifest["load_average"], run.manifest["cpus"])
     if warning:
         yield warning
+    for fault, counts in events(run).groupby("fault", sort=False):
+        if (counts["happened"] < counts["turns"]).any():
+            happened = ", ".join(f"{row.happened} of {row.turns} turns with {name}" for (_, name), row in counts.iterrows())
+            yield f"Caution: the fault '{fault}' happened in {happened}; other turns ended before its time."
+    if lost := records_lost(run):
+        counted = ", ".join(f"{count:,} of {name}" for name, count in lost.items())
+        yield (
+            f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which came faster than they were "
+            "written; faults are counted all the same."
+        )
 
 
 def duration(seconds: float) -> str:

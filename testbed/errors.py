@@ -19,17 +19,20 @@ class TestbedError(Exception):
     """Base of all errors that the command line prints as one message, without a traceback.
 
     :cvar exit_status: What the command ends with: 1, the work failed; 2, it was asked for wrongly.
+    :cvar a_line_each: Whether each line of the text is an error of its own; else the first is, and what follows is a log.
     """
 
     __test__ = False  # pytest: the name starts with "Test", it is no test class
 
     exit_status: ClassVar[int] = 1
+    a_line_each: ClassVar[bool] = False
 
 
 class SpecError(TestbedError):
     """A scenario, flag or argument is wrong; the text names the key, its value, and what is allowed."""
 
     exit_status = 2
+    a_line_each = True
 
 
 class StorageError(TestbedError):

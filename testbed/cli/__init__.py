@@ -79,7 +79,7 @@ def main() -> NoReturn:
     try:
         sys.exit(app(prog_name="testbed", standalone_mode=False))  # None, or what typer.Exit was raised with
     except TestbedError as error:
-        fail(str(error), error.exit_status)
+        fail(str(error).replace("\n", "\nerror: ") if error.a_line_each else str(error), error.exit_status)
     except typer.TyperException as error:
         # Help that was printed for want of arguments comes as an error without a text.
         context: typer.Context | None = getattr(error, "ctx", None)

@@ -5,6 +5,13 @@ import dataclasses
 import typer
 
 from testbed.cli import options
+from testbed.errors import FabricError
+
+
+class FabricsLeft(FabricError):
+    """Runs were left alone; a line each."""
+
+    a_line_each = True
 
 
 def register(app: typer.Typer) -> None:
@@ -27,14 +34,11 @@ def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
         options.print_json([dataclasses.asdict(left) for left in removed])
     else:
         for left in removed:
-            if left.error:
-                typer.echo(f"run {left.run_id}: left alone: {left.error}", err=True)
-                continue
             for process in left.processes:
                 typer.echo(f"run {left.run_id}: killed {process}")
             for file in left.files:
                 typer.echo(f"run {left.run_id}: removed {file}")
         if not removed:
             typer.echo("nothing to clean")
-    if any(left.error for left in removed):
-        raise typer.Exit(1)
+    if errors := [f"run {left.run_id}: left alone: {left.error}" for left in removed if left.error]:
+        raise FabricsLeft("\n".join(errors))

@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def down(
-    run: Annotated[str | None, typer.Argument(help="The run, if several are up.")] = None,
+    run: Annotated[str | None, typer.Argument(help="The run; not needed while `testbed up` has left one alone.")] = None,
     every: Annotated[bool, typer.Option("--all", help="End all runs on this machine, benchmarks and scenarios, too.")] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,

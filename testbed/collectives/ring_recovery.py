@@ -90,6 +90,7 @@ class Recovery:
         started = progressed = due = time.monotonic()
         before = looked = 0
         asking = False
+        others = self._others()
         front = _Front(self.port, generation, total)
         while True:
             now = time.monotonic()
@@ -99,7 +100,8 @@ class Recovery:
                 before, progressed = stored, now
                 self.timer.progressed()
             elif now - progressed > timeout:
-                raise CollectiveError(self._verdict(generation, f"{stored} of {total} chunks after {now - started:.1f} s"))
+                where = f"{stored} of {total} chunks after {now - started:.1f} s"
+                raise CollectiveError(self._verdict(generation, where, self._others() > others))
             if asking and stored == looked and not self._unanswered():
                 # Everybody is there: if all are in this collective and nothing moves, frames are lost.
                 asking = False
@@ -177,17 +179,24 @@ class Recovery:
         port.replay(generation, front.total)
         port.flush()
 
-    def _verdict(self, generation: int, where: str) -> str:
-        """Why a collective does not go on, as far as this rank can tell."""
-        port, spec = self.port, self.port.spec
+    def _others(self) -> int:
+        """Frames of other tensors that have come, in all collectives; ranks that wait for each other go on sending them."""
+        counters = self.port.counters()
+        return sum(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk"))
+
+    def _verdict(self, generation: int, where: str, others: bool) -> str:
+        """Why a collective does not go on, as far as this rank can tell.
+
+        :param others: Frames of other tensors have come meanwhile.
+        """
+        spec = self.port.spec
         silent = self._unanswered(_SILENT)
         absent = self._absent(generation)
-        counters = port.counters()
         if silent:
             why = f"{self._names(silent)} silent for {spec.timeout:g} s"
         elif absent:
             why = f"{self._names(absent)} up, but not in this all-reduce after {spec.timeout:g} s"
-        elif any(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk")):
+        elif others:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
             why = f"no progress for {spec.timeout:g} s although every rank answers"

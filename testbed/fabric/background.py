@@ -26,7 +26,7 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
     from testbed.fabric import Fabric
     from testbed.worker import Workers
 
-    with Fabric(plan, run_id) as fabric, Workers(fabric) as workers:
+    with Fabric(plan, run_id, kept=True) as fabric, Workers(fabric) as workers:
         fabric.set_datapath("xdp" if plan.switch_kind == "xdp" else "sockets")
         announce({"run_id": fabric.run_id, "controller": os.getpid()})
         workers.check(timeout=None)

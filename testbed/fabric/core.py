@@ -7,17 +7,19 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from testbed.errors import FabricError, SpecError
 from testbed.fabric import datapath, dispatch
+from testbed.fabric.cgroup import remove_groups
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
 from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
+from testbed.fabric.signals import SIGNALS, signals_later
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
 from testbed.plan import MAX_XDP_MTU, FabricPlan
 from testbed.rights import require_root
@@ -33,8 +35,6 @@ __all__ = ["Datapath", "Fabric"]
 
 Datapath = Literal["xdp", "sockets"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 class Fabric:
     """Hosts, links and switches, from entering the context until leaving it.
@@ -45,10 +45,12 @@ class Fabric:
     :param plan: What to build.
     :param run_id: Name of the run, unique on this machine; a random one where not given.
     :param root: Where state files are kept.
+    :param kept: It stays up to be worked on: `testbed exec` and `down` mean it where no run is named.
     """
 
-    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT) -> None:
+    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False) -> None:
         self.plan = plan
+        self._kept = kept
         self.run_id = run_id or new_run_id()
         self.state = StateFile(self.run_id, root)
         #: The run's own directory: sockets, logs, ``/etc/hosts`` of the hosts.
@@ -67,8 +69,8 @@ class Fabric:
             self._turn_signals_into_exceptions(stack)
             pid = os.getpid()
             controller = ProcessEntry("controller", pid, start_time(pid) or 0)
-            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)])
-            with _signals_later():  # what is made is on the stack before anything can interrupt
+            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)], kept=self._kept)
+            with signals_later():  # what is made is on the stack before anything can interrupt
                 self.state.create(state)
                 stack.callback(self.state.remove)
                 self.directory.mkdir(mode=0o700)
@@ -133,15 +135,23 @@ class Fabric:
         return self._faults
 
     def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process inside a node's namespaces.
+        """Start a process inside a node's namespaces; it is in them on return, so that faults of its host meet it.
 
         :param node: Name of a host or switch.
         :param command: Program and arguments.
         :param track: What it is called in the state file.
         :param options: As for :class:`subprocess.Popen`.
+        :raises FabricError: It did not get there.
         """
         process = subprocess.Popen(*self._inside(node, command, options), **options)
         self.track(track, process.pid)
+        deadline = time.monotonic() + START_TIMEOUT
+        while _in_our_network(process.pid) and process.poll() is None:  # mnexec joins the node's namespaces only once it runs
+            if time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                raise FabricError(f"{track}: is not inside {node} {START_TIMEOUT:g} s after it was started")
+            time.sleep(0.001)
         return process
 
     def run(self, node: str, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
@@ -206,6 +216,7 @@ class Fabric:
             for number in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
                 signal.signal(number, signal.SIG_IGN)
         with ExitStack() as stack:  # each step is taken even if one before it fails; the last one here is the first
+            stack.callback(lambda: list(remove_groups(self.run_id)))  # of a slowed host, if an interrupt kept it from its end
             stack.callback(lambda: kill(processes_of(self.run_id)))
             for node in self.nodes.values():
                 stack.callback(node.terminate)
@@ -227,22 +238,8 @@ class Fabric:
                     signal.signal(number, leave)
 
 
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let signals that end the process wait; they are seen on the way out."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python handles signals in the main thread alone
-        return
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    before = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for seen in came:
-            signal.raise_signal(seen)
+def _in_our_network(pid: int) -> bool:
+    """Whether a process is in this one's network namespace; not so if it has ended."""
+    with suppress(OSError):
+        return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
+    return False

@@ -151,18 +151,24 @@ def runs(root: Path = ROOT) -> list[Run]:
 def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
     """One run.
 
-    :param run_id: Its id, which may be left out while only one is up.
+    :param run_id: Its id, which may be left out while only one is up that is there to be worked on (:attr:`State.kept`).
+    :raises SpecError: There is no run with this id.
     :raises FabricError: There is none, or there are several, or not root.
     """
     require_root()
     if run_id is not None:
         file = StateFile(run_id, root)
+        if not file.path.exists():
+            known = ", ".join(known.run_id for known in state_files(root))
+            raise SpecError(f"there is no run {run_id!r}: {f'allowed is {known}' if known else 'none is up'}")
         return Run(file, file.read())
     every = runs(root)
-    found = [run for run in every if run.alive]
+    found = [run for run in every if run.alive and run.state.kept]
     if not found:
-        dead = ", ".join(repr(run.run_id) for run in every)
+        dead = ", ".join(repr(run.run_id) for run in every if not run.alive)
         hint = f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
+        busy = ", ".join(run.run_id for run in every if run.alive)
+        hint += f"; {busy} of other commands can be named" if busy else ""
         raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
         raise FabricError(f"several runs are up; name one of {', '.join(run.run_id for run in found)}")

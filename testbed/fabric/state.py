@@ -37,6 +37,7 @@ class State:
 
     :param plan: The plan of the fabric, as :meth:`testbed.plan.FabricPlan.to_dict` gives it.
     :param directories: Removed with all that is in them.
+    :param kept: Whether it stays up to be worked on, as `testbed up` leaves it; else it is some other command's own.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class State:
     plan: dict[str, Any]
     processes: list[ProcessEntry] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
+    kept: bool = False
 
 
 class StateFile:
@@ -91,6 +93,7 @@ class StateFile:
                 plan=data["plan"],
                 processes=[ProcessEntry(**entry) for entry in data["processes"]],
                 directories=data["directories"],
+                kept=data.get("kept", False),
             )
         except FileNotFoundError:
             raise FabricError(f"there is no run {self.run_id!r} ({self.path} does not exist)") from None

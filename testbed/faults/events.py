@@ -45,7 +45,7 @@ Seconds = Annotated[float, BeforeValidator(_seconds)]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Sets = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_sets)]
 
-_TIME = "seconds, or a time with a unit such as 200ms, {} a day"
+_TIME = "seconds, or a time with a unit such as 200ms (whole nanoseconds), {} a day"
 _HOSTS = "hosts such as h2, several by comma, each once"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import FabricError, FaultError
+from testbed.errors import FabricError, FaultError, TestbedError
 from testbed.faults import attach
 from testbed.faults.attach import LINK, Counts, Hook
 from testbed.faults.delay_counters import DelayCounters
@@ -46,6 +47,7 @@ class Injector:
         self.table = compile_rules(rules, fabric.plan, seed)
         self._switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
         self._final: Sequence[Counts] | None = None
+        self._attached = False
 
     def __enter__(self) -> Self:
         """Attach.
@@ -65,12 +67,16 @@ class Injector:
         self._paths = {name: fabric.directory / f"faults-{number}-{name}.log" for name in self._switches}
         self._final = None
         common = {"table": self.table, "hook": hook, "trace": self._trace}
-        fabric.set_faults(True)
         try:
+            fabric.set_faults(True)
             fabric.workers.call_all(attach.attach, {name: {**common, "log": path} for name, path in self._paths.items()})
+            self._attached = True
         except BaseException:
-            fabric.workers.call_all(attach.detach, self._switches, errors="return")
-            fabric.set_faults(False)
+            try:
+                with suppress(TestbedError):  # what has gone wrong already says more
+                    fabric.workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
+            finally:
+                fabric.set_faults(False)
             raise
         return self
 
@@ -81,6 +87,7 @@ class Injector:
             if error is None:  # else what has gone wrong already says more
                 raise
         finally:
+            self._attached = False
             self._fabric.set_faults(False)
 
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
@@ -137,7 +144,11 @@ class Injector:
         return len(records)
 
     def _counts(self) -> Sequence[Counts]:
-        return self._final if self._final is not None else self._call(attach.count)
+        if self._final is not None:
+            return self._final
+        if not self._attached:
+            raise FabricError("faults: the injector was not in force, and has counted nothing")
+        return self._call(attach.count)
 
     def _call(self, function: Any, **arguments: Any) -> list[Any]:
         if self._fabric.workers is None:

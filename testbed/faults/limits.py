@@ -64,10 +64,13 @@ class Limit(BaseModel):
     hosts: Hosts = Field(description="hosts such as h2, several by comma, each once")
     direction: Literal["up", "down", "both"] = Field("both", description="up, down or both")
     rate: Annotated[float, _text(parse_rate)] = Field(
-        ge=LEAST_RATE, le=MOST_RATE, description="a rate with a unit, such as 100mbit, from 64kbit to 30gbit"
+        ge=LEAST_RATE, le=MOST_RATE, description="a rate with a unit, such as 100mbit (whole bits), from 64kbit to 30gbit"
     )
     queue: Annotated[int, _text(parse_bytes)] = Field(
-        65536, ge=576, le=MOST_QUEUE, description="a size with a unit, such as 64KiB, of a frame at least and 64MiB at most"
+        65536,
+        ge=576,
+        le=MOST_QUEUE,
+        description="a size with a unit, such as 64KiB (whole bytes), of a frame at least and 64MiB at most",
     )
 
     @property

@@ -1,16 +1,20 @@
 """Rules: which frames, with which probability, and what happens to them. One model an action."""
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from testbed.collectives.group import MAX_GROUP_ID
 from testbed.errors import SpecError
 from testbed.faults.packet import KINDS
 from testbed.faults.units import parse_seconds, split_words
 
 __all__ = [
     "MAX_COPIES",
+    "MAX_RULES",
     "Burst",
     "Corrupt",
     "Delay",
@@ -20,10 +24,13 @@ __all__ = [
     "Range",
     "Reorder",
     "Rule",
+    "check_number",
     "describe",
     "parse_rule",
 ]
 
+MAX_RULES = 64
+MAX_BYTE, MAX_WORD = 2**8 - 1, 2**32 - 1  # widths of struct ring_frame's fields, bpf/include/wire.h
 MAX_COPIES = 7
 MAX_BITS = 64
 MAX_BEHIND = 1024
@@ -37,7 +44,7 @@ class Range(NamedTuple):
     """Numbers from ``first`` to ``last``, both included."""
 
     first: int = 0
-    last: int = 2**32 - 1
+    last: int = MAX_WORD
 
 
 def _links(value: object) -> tuple[tuple[str, str], ...]:
@@ -54,14 +61,14 @@ def _kinds(value: object) -> tuple[str, ...]:
     return names
 
 
-def _range(value: object) -> Range:
+def _range(value: object, last: int) -> Range:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+))?", value) if isinstance(value, str) else None
     if not match:
         raise ValueError
     found = Range(int(match[1]), int(match[2] or match[1]))
-    if found.first > found.last or found.last > Range().last:
+    if found.first > found.last or found.last > last:
         raise ValueError
     return found
 
@@ -77,12 +84,14 @@ def _seconds(value: object) -> float:
 
 Links = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_links)]
 Kinds = Annotated[tuple[str, ...], BeforeValidator(_kinds)]
-Numbers = Annotated[Range, BeforeValidator(_range)]
+Group = Annotated[Range, BeforeValidator(partial(_range, last=MAX_GROUP_ID))]
+Word = Annotated[Range, BeforeValidator(partial(_range, last=MAX_WORD))]
+Byte = Annotated[Range, BeforeValidator(partial(_range, last=MAX_BYTE))]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 
-_NUMBERS = "a number or a range such as 3..9"
+_NUMBERS = "a number or a range such as 3..9, up to {}"
 _PROBABILITY = "a number from 0 to 1"
-_TIME = "a time with a unit, such as 200ms, of at most a minute"
+_TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a minute"
 
 
 class Rule(BaseModel):
@@ -99,11 +108,11 @@ class Rule(BaseModel):
 
     link: Links = Field((("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma")
     kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
-    group: Numbers = Field(Range(), description=_NUMBERS)
-    generation: Numbers = Field(Range(), description=_NUMBERS)
-    chunk: Numbers = Field(Range(), description=_NUMBERS)
-    hop: Numbers = Field(Range(), description=_NUMBERS)
-    attempt: Numbers = Field(Range(), description=_NUMBERS)
+    group: Group = Field(Range(), description=_NUMBERS.format(MAX_GROUP_ID))
+    generation: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
+    chunk: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
+    hop: Byte = Field(Range(), description=_NUMBERS.format(MAX_BYTE))
+    attempt: Byte = Field(Range(), description=_NUMBERS.format(MAX_BYTE))
     p: float = Field(1.0, ge=0, le=1, description=_PROBABILITY)
     backend: Literal["engine", "netem"] = Field("engine", description="engine or netem")
 
@@ -184,6 +193,15 @@ _ADAPTER: TypeAdapter[PacketRule] = TypeAdapter(PacketRule)
 _MODELS: dict[str, type[Rule]] = {
     str(model.model_fields["action"].default): model for model in get_args(get_args(PacketRule)[0])
 }
+
+
+def check_number(rules: Sequence[object]) -> None:
+    """Check that the programs' table has room for rules.
+
+    :raises SpecError: It has not.
+    """
+    if len(rules) > MAX_RULES:
+        raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
 
 
 def parse_rule(text: str) -> PacketRule:

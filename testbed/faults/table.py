@@ -12,12 +12,11 @@ import numpy as np
 from testbed.errors import SpecError
 from testbed.faults.packet import KINDS
 from testbed.faults.quantiles import STEPS, quantiles
-from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder
+from testbed.faults.rules import MAX_RULES, Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, check_number
 from testbed.plan import MAX_HOSTS, FabricPlan
 
-__all__ = ["CERTAIN", "MAX_RULES", "Action", "CompiledRule", "RuleTable", "compile_rules"]
+__all__ = ["CERTAIN", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
-MAX_RULES: Final = 64
 CERTAIN: Final = 1 << 63
 """Probability 1: all draws of 63 bits are less."""
 _KINDS: Final = 256
@@ -125,8 +124,7 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
         if rule.backend != "engine":
             given = f"{rule.action}: backend = {rule.backend}"
             raise SpecError(f"faults: {given}: allowed is engine where fates are counted and replayed")
-    if len(rules) > MAX_RULES:
-        raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
+    check_number(rules)
     tables: dict[tuple[int, ...], int] = {}
     compiled = tuple(_compile(rule, plan, tables) for rule in rules)
     return RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables))

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from testbed.fabric import Fabric
+from testbed.fabric.signals import signals_later
 from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow, check_overlap
 from testbed.faults.link import link_down
 from testbed.faults.partition import Blockade
@@ -65,16 +66,19 @@ class Timeline:
         self._error: Exception | None = None
         self._log.clear()
         self.started = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="timeline") if self._events else None
+        self._thread = threading.Thread(target=self._run, name="timeline", daemon=True) if self._events else None
         if self._thread:
-            self._thread.start()
-            self._begun.wait()
+            try:
+                with signals_later():  # a thread that was interrupted while it started cannot be waited for
+                    self._thread.start()
+                self._begun.wait()
+            except BaseException:
+                self._finish()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._over.set()
-        if self._thread:
-            self._thread.join()
+        self._finish()
         if self._error and kind is None:
             raise self._error
 
@@ -86,6 +90,11 @@ class Timeline:
     def log(self) -> list[Occurrence]:
         """What has happened since the start, in order of its beginning."""
         return list(self._log)
+
+    def _finish(self) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
         """Take each step at its time; at the end, undo what is still in force, the last one first."""

@@ -2,17 +2,20 @@
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 
 from testbed.errors import SpecError
 
 __all__ = ["parse_bytes", "parse_rate", "parse_seconds", "split_words"]
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-# tc(8): bits a second, in powers of ten.
-_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "kib": 1024.0, "mib": 1048576.0}
+# Each unit in the least one: nanoseconds, bits a second (tc(8), in powers of ten), bytes.
+_TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
+_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.IGNORECASE)
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", re.IGNORECASE)
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)  # Python's own would take 1_000
 
 
 def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
@@ -38,40 +41,40 @@ def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
 def parse_seconds(text: str) -> float:
     """Seconds, of ``"200ms"``.
 
-    :raises SpecError: It is no number with one of the units ns, us, ms, s, min.
+    :raises SpecError: It is no number with one of the units ns, us, ms, s, min, or no whole number of nanoseconds.
     """
-    return _parse(text, _SECONDS, "a time", "200ms")
+    return _parse(text, _TIMES, "a time", "200ms", "nanoseconds") / 10**9
 
 
 def parse_rate(text: str) -> float:
     """Bits a second, of ``"100mbit"``.
 
-    :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000).
+    :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000), or no whole number of bits.
     """
-    return _parse(text, _RATES, "a rate", "100mbit")
+    return float(_parse(text, _RATES, "a rate", "100mbit", "bits"))
 
 
 def parse_bytes(text: str) -> int:
     """Bytes, of ``"64KiB"``.
 
-    :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB.
+    :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB, or no whole number of bytes.
     """
-    return int(_parse(text, _BYTES, "a size", "64KiB"))
+    return _parse(text, _BYTES, "a size", "64KiB", "bytes")
 
 
-def _parse(text: object, units: Mapping[str, float], noun: str, example: str) -> float:
-    match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+def _parse(text: object, units: Mapping[str, int], noun: str, example: str, least: str) -> int:
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].lower() not in units:
         raise SpecError(
             f"{text!r} is not {noun}: allowed is a number with one of the units {', '.join(units)}, such as {example}"
         )
-    return float(match[1]) * units[match[2].lower()]
+    amount = Fraction(match[1]) * units[match[2].lower()]
+    if amount.denominator != 1:
+        raise SpecError(f"{text!r} is not {noun}: allowed is a whole number of {least}, such as {example}")
+    return amount.numerator
 
 
 def _literal(value: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _NUMBER.fullmatch(value) else value

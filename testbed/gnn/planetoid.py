@@ -27,7 +27,7 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
     if missing:
         raise SpecError(
             f'dataset.path = "{spec.path}": {raw} lacks {", ".join(missing)}: '
-            "put the raw files of Planetoid there; nothing is downloaded"
+            "put them there from the folder data of kimiyoung/planetoid on GitHub; nothing is downloaded"
         )
     # Imported late: they take seconds, and only this data set needs them here.
     from torch_geometric.datasets import Planetoid

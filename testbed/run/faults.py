@@ -105,6 +105,9 @@ class Faults:
                 yield
         finally:
             entries = timeline.log()
+            happened = [entry.number for entry in entries]
+            for number, event in enumerate(self._events):
+                self._add(turn, "fault_events", happened.count(number), {"fault": words(event)}, unit="events")
             self._keep(
                 turn,
                 {
@@ -140,8 +143,10 @@ class Faults:
             },
         )
 
-    def _add(self, turn: Turn, metric: str, value: float, labels: dict[str, str] | None = None) -> None:
-        self._table.add(turn.trial, turn.transport, metric, value, "frames", epoch=turn.epoch, labels=labels)
+    def _add(
+        self, turn: Turn, metric: str, value: float, labels: dict[str, str] | None = None, unit: str = "frames"
+    ) -> None:
+        self._table.add(turn.trial, turn.transport, metric, value, unit, epoch=turn.epoch, labels=labels)
 
     def _keep(self, turn: Turn, columns: dict[str, Any]) -> None:
         self._log.add(turn.trial, turn.transport, turn.epoch, columns)

@@ -1,5 +1,6 @@
 """Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one `Scenario`."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from testbed.faults.spec import parse_fault
 from testbed.spec.explain import explain
 from testbed.spec.scenario import Scenario
 
-__all__ = ["load_scenario", "override", "parse_scenario", "read_table"]
+__all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_table"]
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -34,7 +35,8 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply overrides of the form ``table.key=value`` and return the changed copy.
 
     The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a string, so
-    that ``fabric.switch=bridge`` needs no quotes inside quotes.
+    that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which is no table, is replaced as a whole:
+    ``faults=[]`` clears it.
 
     :raises SpecError: A setting has not this form.
     """
@@ -42,12 +44,18 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         target, equals, text = setting.partition("=")
         name, dot, key = target.strip().partition(".")
-        if not equals or not dot or not name or not key:
-            raise SpecError(f"--set {setting!r}: allowed is table.key=value, such as training.epochs=2")
+        whole = name == "faults" and not dot
+        if not equals or not name or not (key or whole):
+            raise SpecError(f"--set {setting!r}: allowed is table.key=value, such as training.epochs=2, or faults=[...]")
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
+        if whole:
+            if not isinstance(value, list):
+                raise SpecError(f"--set {setting!r}: allowed is an array of faults, such as [] or ['drop p=0.01']")
+            changed[name] = value
+            continue
         section = changed.setdefault(name, {})
         if not isinstance(section, dict):
             raise SpecError(f"--set {setting!r}: {name} is no table in the scenario")
@@ -82,15 +90,40 @@ def load_scenario(
     :param seed: Overrides ``scenario.seed``.
     :param faults: More faults, in words; they come after the scenario's.
     :param fault_seed: Overrides ``scenario.fault_seed``.
-    :raises SpecError: As `read_table`, `override`, `parse_scenario`, and :func:`testbed.faults.spec.parse_fault`.
+    :raises SpecError: As `read_table`, `override`, `parse_scenario` and `add_faults`.
     """
     table = override(read_table(path), settings)
     for key, value in (("seed", seed), ("fault_seed", fault_seed)):
         if value is not None and isinstance(table.get("scenario"), dict):
             table["scenario"][key] = value
-    for text in faults:
-        parse_fault(text)  # its own error says more than the scenario's
-    if isinstance(given_faults := table.get("faults", []), list):
-        table["faults"] = [*given_faults, *faults]
+    scenario = add_faults(table, parse_scenario(table, str(path)), faults)
     given = any(setting.partition("=")[0].strip() == "dataset.path" for setting in settings)
-    return parse_scenario(table, str(path)).resolve(Path.cwd() if given else path.resolve().parent)
+    return scenario.resolve(Path.cwd() if given else path.resolve().parent)
+
+
+def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str]) -> Scenario:
+    """Return a scenario with more faults.
+
+    :param table: What the scenario was made from; it is valid.
+    :param faults: In words.
+    :raises SpecError: Faults are wrong, or do not fit the scenario or those before them; one line or more each, all of which
+        name it.
+    """
+    taken = list(table.get("faults", []))
+    wrong: list[str] = []
+    for text in faults:
+        try:
+            parse_fault(text)  # its own error says more than the scenario's
+        except SpecError as error:
+            wrong += [f"--{line}" for line in str(error).splitlines()]
+            continue
+        source = f"--fault {text!r}"
+        try:
+            scenario = parse_scenario({**table, "faults": [*taken, text]}, source)
+            taken.append(text)
+        except SpecError as error:
+            places = re.compile(rf"^{re.escape(source)}: (faults\[{len(taken)}\]\.|faults: )?")
+            wrong += [places.sub(f"{source}: ", line) for line in str(error).splitlines()]
+    if wrong:
+        raise SpecError("\n".join(wrong))
+    return scenario

@@ -16,12 +16,10 @@ from pydantic import (
 from testbed.collectives.group import MAX_GAP, Affinity, Lanes, OnOverflow, RecoveryFrom
 from testbed.collectives.registry import TRANSPORTS
 from testbed.collectives.transport import Datapath
-from testbed.errors import SpecError
 from testbed.exchange.interface import Processing
 from testbed.exchange.registry import EXCHANGES
-from testbed.faults.events import check_overlap
-from testbed.faults.netem import netem_table
-from testbed.faults.spec import Fault, events_of, hosts_of, limits_of, rules_of, words
+from testbed.faults.spec import Fault, words
+from testbed.spec.fit import check_faults
 
 __all__ = [
     "CollectiveSpec",
@@ -277,30 +275,7 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _faults_fit(self) -> "Scenario":
-        known = [f"h{number + 1}" for number in range(self.fabric.hosts)]
-        for index, fault in enumerate(self.faults):
-            key, names = hosts_of(fault)
-            if strangers := [name for name in names if name not in known]:
-                allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
-                raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: allowed is {allowed}")
-        emulated = [rule for rule in rules_of(self.faults) if rule.backend == "netem"]
-        try:
-            check_overlap(events_of(self.faults))
-            ports = netem_table(emulated, known)
-        except SpecError as error:
-            raise ValueError(f"faults: {error}") from None
-        for limit in limits_of(self.faults):
-            if (both := ports.keys() & set(limit.hosts)) and "down" in limit.directions:
-                raise ValueError(
-                    f"faults: limit of {min(both)}: direction = {limit.direction}: allowed is up beside netem, which has the "
-                    "only queue of the port towards the host"
-                )
-        redirected = [name for name in self.transports if self.needs(name) == self.fabric.switch == "xdp"]
-        if emulated and redirected:
-            raise ValueError(
-                f"faults: {emulated[0].action}: backend = netem: allowed is engine with switch xdp and {redirected[0]}, whose "
-                "frames pass no qdisc"
-            )
+        check_faults(self)
         return self
 
     def resolve(self, base: Path) -> "Scenario":

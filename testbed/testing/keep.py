@@ -39,6 +39,8 @@ class Keeper:
         :returns: What to tell the user.
         """
         self._kept = fabric, stack
+        with fabric.state.change() as state:
+            state.kept = True
         run = fabric.run_id
         return (
             f"run {run} stays up, held by process {os.getpid()}:\n"

@@ -76,6 +76,7 @@ def make_run(tmp_path: Path) -> RunMaker:
         accuracy: dict[str, float] | None = None,
         load: float = 0.2,
         full_graph: bool = False,
+        faults: Callable[[Table], None] | None = None,
     ) -> Path:
         scenario = parse_scenario(
             {
@@ -96,6 +97,8 @@ def make_run(tmp_path: Path) -> RunMaker:
                 (loss or {}).get(transport, 2.0),
                 (accuracy or {}).get(transport, 0.8),
             )
+        if faults:
+            faults(table)
         folder = RunFolder(tmp_path / "run")
         manifest: dict[str, Any] = {
             "scenario": scenario,

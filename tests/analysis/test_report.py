@@ -10,6 +10,7 @@ import pytest
 
 from analysis.figures import FIGURES
 from analysis.report import main, make_report
+from testbed.results import Table
 
 RunMaker = Callable[..., Path]
 
@@ -44,6 +45,16 @@ def test_report_is_one_file(make_run: RunMaker) -> None:
     assert len(parser.found) == len(FIGURES)
     assert all(reference.startswith("data:image/png;base64,") for reference in parser.found)
     assert not re.search(r"https?://|url\(|@import", html)
+
+
+def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
+    def late(table: Table) -> None:
+        table.add(0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill hosts=h3 at=9.0"})
+        table.add(0, "gloo", "fault_log_lost", 5, "frames", epoch=0)
+
+    html = make_report(make_run(faults=late))[0].read_text()
+    assert html.count("<p>Caution: ") == 2
+    assert "<tr><td>kill hosts=h3 at=9.0</td><td>gloo</td><td>0</td><td>1</td></tr>" in html
 
 
 def test_report_answers_first_and_escapes(make_run: RunMaker) -> None:

@@ -8,7 +8,7 @@ import pytest
 from analysis.kind import DATA_PARALLEL
 from analysis.summary import baseline, checks, epoch_split, traffic
 from analysis.words import answer, duration, times
-from testbed.results import load_run
+from testbed.results import Table, load_run
 
 RunMaker = Callable[..., Path]
 
@@ -81,6 +81,39 @@ def test_answer_of_a_quiet_machine(make_run: RunMaker) -> None:
 
 def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
     assert "load average 3.0 on 2 processors" in answer(load_run(make_run(load=3.0)))[0]
+
+
+def add_faults(table: Table) -> None:
+    """An event that came too late in some turns, one that always happened, and records that were lost."""
+    for epoch, happened in enumerate((1, 0, 0)):
+        for transport in ("xdp-ring", "tcp-ring"):
+            late = {"fault": "link-down hosts=h3 at=1.3"}
+            table.add(0, transport, "fault_events", happened if transport == "xdp-ring" else 0, "1", epoch=epoch, labels=late)
+            table.add(0, transport, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause hosts=h2"})
+        table.add(0, "xdp-ring", "fault_log_lost", 0, "frames", epoch=epoch)
+        table.add(0, "tcp-ring", "fault_log_lost", 700, "frames", epoch=epoch)
+
+
+def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMaker) -> None:
+    late, lost, first, *_ = answer(load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}, faults=add_faults)))
+    assert late == (
+        "Caution: the fault 'link-down hosts=h3 at=1.3' happened in 1 of 3 turns with xdp-ring, 0 of 3 turns with tcp-ring; "
+        "other turns ended before its time."
+    )
+    assert lost == (
+        "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which came faster than they were written; "
+        "faults are counted all the same."
+    )
+    assert first.startswith("xdp-ring was fastest")
+
+
+def test_answer_of_one_transport_cautions_too(make_run: RunMaker) -> None:
+    def never(table: Table) -> None:
+        table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill hosts=h3 at=9.0"})
+
+    text = answer(load_run(make_run({"gloo": 0.5}, faults=never)))
+    assert text[0].startswith("Caution: the fault 'kill hosts=h3 at=9.0' happened in 0 of 1 turns with gloo; other turns")
+    assert "needs a second transport" in text[1]
 
 
 @pytest.mark.parametrize(

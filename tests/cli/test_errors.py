@@ -55,6 +55,13 @@ def test_testbed_error_is_one_line(error: str, status: int) -> None:
     assert done.returncode == status
 
 
+def test_each_finding_is_an_error_and_a_log_is_not() -> None:
+    done = act("raise errors.SpecError('hosts = 0: allowed is 1 to 32\\nmtu = 1: allowed is 576 to 9000')")
+    assert done.stderr == "error: hosts = 0: allowed is 1 to 32\nerror: mtu = 1: allowed is 576 to 9000\n"
+    done = act("raise errors.WorkerDied('h2', 1, 'first\\nlast')")
+    assert done.stderr == "error: worker h2 exited with 1 before its work was done; its last words:\nfirst\nlast\n"
+
+
 def test_bug_keeps_its_traceback() -> None:
     done = act("raise ZeroDivisionError('a bug')")
     assert "Traceback (most recent call last)" in done.stderr

@@ -7,12 +7,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from testbed.fabric.runs import runs
+from testbed.cli import app
+from testbed.errors import FabricError, SpecError
+from testbed.fabric import Fabric
+from testbed.fabric.clean import Leftovers
+from testbed.fabric.runs import find_run, runs
 from testbed.fabric.state import new_run_id
+from testbed.plan import plan_fabric
 
 pytestmark = pytest.mark.net
 
@@ -108,8 +115,8 @@ def test_an_error_after_up_is_shown_until_clean() -> None:
         (["up", "--hosts", "40"], 2, "hosts: 40 is not an integer from 1 to 32"),
         (["up", "--offload", "maybe"], 2, "--offload: 'maybe': allowed is on or off"),
         (["up", "--run-id", "a/b"], 2, "run id: 'a/b' is not 1 to 32 letters, digits, '-' or '_'"),
-        (["exec", "--run", "none", "h1", "--", "true"], 1, "there is no run 'none'"),
-        (["down", "none"], 1, "there is no run 'none'"),
+        (["exec", "--run", "none", "h1", "--", "true"], 2, "there is no run 'none': "),
+        (["down", "none"], 2, "there is no run 'none': "),
         (["down", "none", "--all"], 2, "run: 'none' and --all contradict each other"),
     ],
 )
@@ -126,6 +133,32 @@ def test_an_unknown_host_and_a_taken_name(run_id: str) -> None:
     answer = call("up", "--run-id", run_id)
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"error: run id: '{run_id}' is taken")
+
+
+def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
+    plan = plan_fabric("star", 1, "bridge")
+    with Fabric(plan, "mine", tmp_path):
+        with pytest.raises(FabricError) as none:
+            find_run(root=tmp_path)
+        assert str(none.value) == "no run is up; `testbed up` starts one; mine of other commands can be named"
+        with Fabric(plan, "lab", tmp_path, kept=True):
+            assert find_run(root=tmp_path).run_id == "lab"
+            assert find_run("mine", tmp_path).run_id == "mine"
+            with pytest.raises(SpecError, match=r"^there is no run 'none': allowed is lab, mine$"):
+                find_run("none", tmp_path)
+    with pytest.raises(SpecError, match=r"^there is no run 'none': none is up$"):
+        find_run("none", tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_what_clean_leaves_alone_is_an_error(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    left = [Leftovers("a", files=["/x"]), Leftovers("b", error="b.json is not a state file"), Leftovers("c", error="nor is c")]
+    monkeypatch.setattr("testbed.fabric.clean.clean", lambda: left)
+    done = CliRunner().invoke(app, ["clean", *arguments])
+    assert "/x" in done.stdout
+    assert isinstance(done.exception, FabricError)
+    assert done.exception.a_line_each
+    assert str(done.exception) == "run b: left alone: b.json is not a state file\nrun c: left alone: nor is c"
 
 
 def test_a_run_is_named_where_several_are_up(run_id: str) -> None:

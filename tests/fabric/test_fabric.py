@@ -1,10 +1,13 @@
 """A fabric that is up: addresses, links, forwarding by both kinds of switch, offloads."""
 
 import json
+import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +174,37 @@ def test_datapath_errors() -> None:
         pytest.raises(SpecError, match="mtu: 9000 is too large for native XDP, which takes at most 3506"),
     ):
         fabric.set_datapath("xdp")
+
+
+def test_a_started_process_is_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where mnexec takes its time: a fault of the host would miss what is not there yet."""
+    slow = tmp_path / "mnexec"
+    slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("mnexec")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with star.popen("h1", ["sleep", "1000"], track="sleeper") as process:
+        try:
+            assert os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{star.hosts['h1'].pid}/ns/net")
+        finally:
+            process.kill()
+
+
+def test_a_process_that_ends_before_it_is_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mnexec").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "mnexec").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with star.popen("h1", ["true"], track="nothing") as process:
+        assert process.wait(10) == 3
+
+
+def test_a_process_that_never_gets_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mnexec").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "mnexec").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("testbed.fabric.core.START_TIMEOUT", 0.1)
+    with pytest.raises(FabricError, match=r"^sleeper: is not inside h1 0\.1 s after it was started$"):
+        star.popen("h1", ["true"], track="sleeper")
+    assert "sleeper" not in [entry.name for entry in star.state.read().processes if entry.alive]
 
 
 def test_two_fabrics_do_not_meet() -> None:

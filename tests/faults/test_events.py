@@ -98,7 +98,10 @@ def test_what_they_are_about() -> None:
         ("pause host=h2,h2", "hosts = h2,h2: allowed is hosts such as h2, several by comma, each once"),
         ("slow host=h2", "share is missing: allowed is a number from 0.01 to 1"),
         ("slow host=h2 share=0", "share = 0: allowed is a number from 0.01 to 1"),
-        ("pause host=h2 at=-1", "at = -1.0: allowed is seconds, or a time with a unit such as 200ms, up to a day"),
+        (
+            "pause host=h2 at=-1",
+            "at = -1.0: allowed is seconds, or a time with a unit such as 200ms (whole nanoseconds), up to a day",
+        ),
         ("partition sets=h1", "sets = h1: allowed is two or more sets of hosts such as h1,h2|h3,h4, each host once"),
     ],
 )

@@ -1,11 +1,14 @@
 """Events on real hosts: each is in force from its time to its end, and undone however the block is left."""
 
 import contextlib
+import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +224,37 @@ def test_leaving_early_undoes_what_is_in_force_and_does_no_more(fabric: Fabric, 
     assert all(entry.ended for entry in timeline.log())
     assert "T" not in states(fabric, "h3")
     assert reaches(fabric, "h1", "h2")
+
+
+def test_an_interrupt_while_the_first_events_happen_undoes_them(
+    fabric: Fabric, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Timeline._apply
+
+    def interrupted(*arguments: Any) -> None:
+        apply(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # the main thread waits for the second event when it is interrupted
+
+    monkeypatch.setattr(Timeline, "_apply", interrupted)
+    timeline = Timeline(fabric, workers, [Pause(hosts="h3"), Slow(hosts="h1", share=0.5)])  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), timeline:
+        pytest.fail("it was not interrupted")
+    assert "timeline" not in [thread.name for thread in threading.enumerate()]
+    assert "T" not in states(fabric, "h3")
+    assert not list(remove_groups(fabric.run_id))
+
+
+@pytest.mark.skipif(find_hierarchy() is None, reason="no control group may be made here")
+def test_a_fabric_takes_groups_along_that_were_left() -> None:
+    hierarchy = find_hierarchy()
+    assert hierarchy
+    with Fabric(plan_fabric("star", 1, "bridge")) as fabric:
+        group = CpuGroup(hierarchy, fabric.run_id, "h1", 0.5)
+        sleeper = fabric.popen("h1", ["sleep", "1000"], track="sleeper")
+        group.add([sleeper.pid])
+    sleeper.wait(10)
+    assert not group.path.exists()
 
 
 def test_a_worker_killed_on_time_is_returned(fabric: Fabric, workers: Workers, tmp_path: Path) -> None:

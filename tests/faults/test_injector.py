@@ -1,5 +1,6 @@
 """Faults on a real fabric: on both hooks the same frames meet the same fates, all is counted, logged, and undone."""
 
+import signal
 import socket
 from collections import Counter
 
@@ -10,6 +11,7 @@ from testbed.collectives.group import make_groups
 from testbed.collectives.registry import open_transport
 from testbed.errors import FabricError, FaultError, SpecError
 from testbed.fabric import Fabric
+from testbed.faults import attach
 from testbed.faults.fate import judge
 from testbed.faults.injector import Injector
 from testbed.faults.limits import Limit, bucket_table
@@ -219,6 +221,33 @@ def test_one_injector_at_a_time_and_one_datapath(fabric):
             fabric.set_datapath("sockets")
     with Injector(fabric):
         pass
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_an_interrupt_while_attaching_leaves_no_faults(fabric, monkeypatch, late):
+    fabric, workers = fabric
+    call_all = type(workers).call_all
+
+    def interrupted(self, function, *arguments, **options):
+        if function is attach.attach and not late:
+            signal.raise_signal(signal.SIGINT)
+        answers = call_all(self, function, *arguments, **options)
+        if function is attach.attach:
+            signal.raise_signal(signal.SIGINT)
+        return answers
+
+    injector = Injector(fabric, rules("drop", "delay delay=1ms"))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(workers), "call_all", interrupted)
+        with pytest.raises(KeyboardInterrupt), injector:
+            pytest.fail("it was not interrupted")
+    assert not fabric.faults
+    with pytest.raises(FabricError, match=r"^faults: the injector was not in force, and has counted nothing$"):
+        injector.counters()
+    assert fabric.run("h1", ["ping", "-q", "-c", "1", "-W", "2", "h2"]).returncode == 0
+    with injector:
+        assert fabric.run("h1", ["ping", "-q", "-c", "1", "-W", "0.2", "h2"]).returncode == 1
+    assert injector.counters()
 
 
 def test_offloads_are_off_for_as_long_as_faults_last():

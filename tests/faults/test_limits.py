@@ -42,7 +42,7 @@ def test_a_limit_in_words(text: str) -> None:
 
 
 def test_a_limit_says_what_it_takes() -> None:
-    text = "rate = 9: allowed is a rate with a unit, such as 100mbit, from 64kbit to 30gbit"
+    text = "rate = 9: allowed is a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to 30gbit"
     with pytest.raises(SpecError, match=text):
         parse_fault("limit hosts=h2 rate=9")
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, Range, Reorder, parse_rule
+from testbed.faults.spec import words
 from testbed.faults.table import CERTAIN, Action, compile_rules
 from testbed.faults.units import parse_bytes, parse_rate, parse_seconds, split_words
 from testbed.plan import plan_fabric
@@ -15,6 +16,9 @@ PLAN = plan_fabric(hosts=4)
 TAKEN = {
     "drop": Drop(),
     "drop p=0.01 link=h1->h2": Drop(p=0.01, link="h1->h2"),
+    "drop group=4095 hop=255 attempt=0..255 chunk=4294967295": Drop(
+        group=4095, hop=255, attempt="0..255", chunk=4294967295
+    ),
     "drop kind=reduce,tcp chunk=3..9 hop=1": Drop(kind="reduce,tcp", chunk="3..9", hop=1),
     "duplicate copies=7": Duplicate(copies=7),
     "corrupt bits=3 generation=2 p=1": Corrupt(bits=3, generation=2),
@@ -30,8 +34,8 @@ def test_words_and_tables_say_the_same(text):
     assert parse_rule(text) == TAKEN[text]
 
 
-NUMBER = "a number or a range such as 3..9"
-TIME = "a time with a unit, such as 200ms, of at most a minute"
+NUMBER = "a number or a range such as 3..9, up to"
+TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a minute"
 REFUSED = {
     "": "fault '': the first word must be the action, as in: drop p=0.01 link=h1->h2",
     "p=1": "fault 'p=1': the first word must be the action, as in: drop p=0.01 link=h1->h2",
@@ -45,8 +49,18 @@ REFUSED = {
     "drop link=h0->h1": "link = h0->h1: allowed is links such as h1->h2, *->h2 or h1->*, several by comma",
     "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: allowed is any of reduce, result,",
     "drop chunk=9..3": f"fault 'drop chunk=9..3': chunk = 9..3: allowed is {NUMBER}",
-    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER}",
+    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER} 4294967295",
+    "drop group=0..4096": f"fault 'drop group=0..4096': group = 0..4096: allowed is {NUMBER} 4095",
+    "drop hop=256": f"fault 'drop hop=256': hop = 256: allowed is {NUMBER} 255",
+    "drop attempt=1..256": f"fault 'drop attempt=1..256': attempt = 1..256: allowed is {NUMBER} 255",
     "drop hop=-1": f"fault 'drop hop=-1': hop = -1: allowed is {NUMBER}",
+    "drop chunk=1_0": f"fault 'drop chunk=1_0': chunk = 1_0: allowed is {NUMBER} 4294967295",
+    "drop chunk=1_0..2_0": f"fault 'drop chunk=1_0..2_0': chunk = 1_0..2_0: allowed is {NUMBER} 4294967295",
+    "drop p=0.0_1": "fault 'drop p=0.0_1': p = 0.0_1: allowed is a number from 0 to 1",
+    "duplicate copies=1_0": "fault 'duplicate copies=1_0': copies = 1_0: allowed is a whole number from 1 to 7",
+    "delay delay=0.5ns": f"fault 'delay delay=0.5ns': delay = 0.5ns: allowed is {TIME}",
+    "delay delay=1_0ms": f"fault 'delay delay=1_0ms': delay = 1_0ms: allowed is {TIME}",
+    "reorder within=0.0000000001s": f"within = 0.0000000001s: allowed is {TIME}",
     "duplicate copies=8": "fault 'duplicate copies=8': copies = 8: allowed is a whole number from 1 to 7",
     "corrupt bits=0.5": "fault 'corrupt bits=0.5': bits = 0.5: allowed is a whole number from 1 to 64",
     "delay": f"fault 'delay': delay is missing: allowed is {TIME}",
@@ -91,8 +105,30 @@ def test_units(parse, text, value):
     assert parse(text) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("parse", "text", "allowed"),
+    [
+        (parse_seconds, "0.9ns", "'0.9ns' is not a time: allowed is a whole number of nanoseconds, such as 200ms"),
+        (parse_seconds, "1.0001us", "'1.0001us' is not a time: allowed is a whole number of nanoseconds, such as 200ms"),
+        (parse_rate, "0.0005kbit", "'0.0005kbit' is not a rate: allowed is a whole number of bits, such as 100mbit"),
+        (parse_bytes, "1500.5B", "'1500.5B' is not a size: allowed is a whole number of bytes, such as 64KiB"),
+    ],
+)
+def test_units_that_are_too_fine(parse, text, allowed):
+    with pytest.raises(SpecError) as refusal:
+        parse(text)
+    assert str(refusal.value) == allowed
+
+
+@given(st.integers(0, 60 * 10**9), st.sampled_from(["delay", "jitter"]))
+def test_times_of_whole_nanoseconds_go_there_and_back(nanoseconds, key):
+    rule = parse_rule(f"delay delay=1ms {key}={nanoseconds}ns" if key == "jitter" else f"delay delay={nanoseconds}ns")
+    assert round(getattr(rule, key) * 1e9) == nanoseconds
+    assert parse_rule(words(rule)) == rule
+
+
 @pytest.mark.parametrize(("parse", "noun"), [(parse_seconds, "a time"), (parse_rate, "a rate"), (parse_bytes, "a size")])
-@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1 ms", "1parsec", "1e3s"])
+@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1 ms", "1parsec", "1e3s", "1_0ms", "\u0661ms"])
 def test_units_that_are_refused(parse, noun, text):
     with pytest.raises(SpecError, match=f"is not {noun}: allowed is a number with one of the units"):
         parse(text)

@@ -1,5 +1,10 @@
 """Faults of a scenario: in every transport's turns alike, counted, logged and reported."""
 
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +13,14 @@ import pytest
 
 from analysis.report import make_report
 from testbed.errors import WorkerDied
+from testbed.fabric.cgroup import remove_groups
+from testbed.faults.attach import attach
+from testbed.faults.timeline import Timeline
 from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
 from testbed.spec import Scenario, parse_scenario
+from testbed.worker import Workers
+from tests.fabric.helpers import traces
 
 pytestmark = pytest.mark.net
 
@@ -45,7 +55,7 @@ def losses(run: Run, transport: str) -> list[float]:
 
 
 def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
-    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2")
+    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2", "kill host=h2 at=300s")
     out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)
     assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
@@ -62,9 +72,13 @@ def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> No
         doubled = frames[frames["action"] == "duplicate"]
         assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
     assert run.metric("fault_log_lost")["value"].sum() == 0
+    events = run.metric("fault_events")
+    assert events["value"].tolist() == [1.0, 0.0] * 4  # transports and epochs: the kill was for later
+    assert events["fault"].unique().tolist() == ["pause hosts=h3 for=0.02", "kill at=300.0 hosts=h2"]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
+    assert "happened in 0 of 2 turns with xdp-ring, 0 of 2 turns with tcp-ring" in report.read_text()
 
 
 def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
@@ -81,6 +95,34 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
     (kill,) = log[log["action"] == "kill"].to_dict("records")
     assert (kill["hosts"], kill["transport"], kill["epoch"]) == ("h2", "xdp-ring", 0)
     assert pd.isna(kill["duration"])
+
+
+@pytest.mark.parametrize("place", ["attach", "timeline"])
+def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    interrupted: list[str] = []
+
+    def interrupting(function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if when(*arguments):
+                interrupted.append(arguments[0].fabric.run_id if place == "attach" else arguments[0]._fabric.run_id)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return function(*arguments, **options)
+
+        return call
+
+    if place == "attach":
+        monkeypatch.setattr(Workers, "call_all", interrupting(Workers.call_all, lambda _, called, *rest: called is attach))
+    else:
+        monkeypatch.setattr(Timeline, "_apply", interrupting(Timeline._apply, lambda *_: True))
+    with pytest.raises(SystemExit) as ended:
+        run_scenario(faulty("drop p=0.01", "slow host=h3 share=0.5"), tmp_path / "run", quiet=True)
+    assert ended.value.code == 143
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
+    assert traces(interrupted[0]) == []
+    assert not list(remove_groups(interrupted[0]))
+    assert "timeline" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:

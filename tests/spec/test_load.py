@@ -54,7 +54,7 @@ def test_override_parses_toml_and_bare_words() -> None:
     assert "training" not in LEAST  # the given table is left alone
 
 
-@pytest.mark.parametrize("setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2"])
+@pytest.mark.parametrize("setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2", "faults"])
 def test_override_of_another_form_is_refused(setting: str) -> None:
     with pytest.raises(SpecError, match=r"allowed is table\.key=value"):
         override(LEAST, [setting])
@@ -106,7 +106,37 @@ def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
         "duplicate copies=2",
     ]
     assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
-    with pytest.raises(SpecError, match=r"^fault 'drop p=2': p = 2: allowed is a number from 0 to 1$"):
-        load_scenario(path, faults=["drop p=2"])
-    with pytest.raises(SpecError, match=r"faults\[2\]\.link: h7 is no host of this fabric: allowed is h1 to h4"):
-        load_scenario(path, faults=["drop link=*->h7"])
+    assert load_scenario(path, ["faults=[]"]).faults == ()
+    assert load_scenario(path, ['faults = ["drop p=0.5"]'], faults=["kill host=h2"]).model_dump(mode="json")["faults"] == [
+        "drop p=0.5",
+        "kill hosts=h2",
+    ]
+
+
+WRONG_FAULTS = {
+    "drop p=2 hop=256": [
+        "hop = 256: allowed is a number or a range such as 3..9, up to 255",
+        "p = 2: allowed is a number from 0 to 1",
+    ],
+    "shake": ["action 'shake' is unknown; allowed are drop, duplicate, corrupt, delay, reorder, burst, limit, link-down, "
+              "partition, kill, pause, slow"],
+    "drop link=*->h7": ["link: h7 is no host of this fabric: allowed is h1 to h4"],
+    "pause host=h2": ["pause of h2 at 0 s and pause at 1 s are in force at once: the end of one would end the other; "
+                      "allowed is one at a time"],
+    "limit host=h1 rate=1mbit queue=576B": ["limit of h1: queue = 576 B: allowed is a frame at least, 1514 B"],
+}  # fmt: skip
+
+
+def test_wrong_faults_of_the_command_line_are_all_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n[[faults]]\naction = "pause"\nhost = "h2"\nat = 1')
+    with pytest.raises(SpecError) as refused:
+        load_scenario(path, faults=["drop p=0.1", *WRONG_FAULTS])
+    expected = [f"--fault {text!r}: {line}" for text, lines in WRONG_FAULTS.items() for line in lines]
+    assert str(refused.value).splitlines() == expected
+
+
+@pytest.mark.parametrize("setting", ["faults=3", "faults=drop p=0.1", "faults={}"])
+def test_faults_are_replaced_by_an_array(setting: str) -> None:
+    with pytest.raises(SpecError, match=r"allowed is an array of faults, such as \[\] or \['drop p=0\.01'\]"):
+        override(LEAST, [setting])

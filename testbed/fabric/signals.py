@@ -1,0 +1,32 @@
+"""Signals that end the process, held back where an interrupt would leave something that nobody knows of."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["SIGNALS", "signals_later"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_later() -> Iterator[None]:
+    """Let signals that end the process wait; they are seen on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread alone
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for seen in came:
+            signal.raise_signal(seen)
