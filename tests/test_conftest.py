@@ -21,12 +21,19 @@ def test_capability():
     pass
 """
 LEAKY = """
-import pytest, subprocess
+import contextlib, pathlib, pytest, subprocess
+
+def running():
+    for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield entry.read_bytes()
 
 @pytest.mark.net
 def test_leak():
     # A daemon: its parent ends, and it sits in a session of its own.
-    subprocess.run(["setsid", "--fork", "sleep", "60"], check=True)
+    subprocess.run(["setsid", "--fork", "sleep", "60.125"], check=True)
+    while b"sleep\\0" b"60.125\\0" not in running():  # a program that is about to begin has no environment to be known by
+        pass
 """
 
 
@@ -87,5 +94,5 @@ def test_leak_is_an_error(tmp_path: Path) -> None:
     assert "1 passed, 1 error" in done.stdout
     left = [line for line in done.stdout.splitlines() if "the tests left behind: process" in line]
     assert left
-    assert left[0].endswith("(sleep 60)")
+    assert left[0].endswith("(sleep 60.125)")
     os.kill(int(left[0].rpartition("process ")[2].split()[0]), 15)
