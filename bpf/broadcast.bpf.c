@@ -212,6 +212,21 @@ static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_contro
 	meet(c, w.generation);
 }
 
+/* What a bell rings for. */
+static __always_inline void send_all(struct send_work *w, const struct ring_frame *bell)
+{
+	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
+	if (w->control->taken != w->control->ordered)
+		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
+	w->peer = bell->last;
+	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation && bell->chunk > config.gap) {
+		w->before = bell->chunk - config.gap;
+		w->word = w->before / 32 > PINCH_HOLE_WORDS ? w->before / 32 - PINCH_HOLE_WORDS : 0;
+		bpf_loop(32 * (PINCH_HOLE_WORDS + 1), send_hole, w, 0);
+	}
+	bpf_loop(PINCH_BATCH, send_new, w, 0);
+}
+
 SEC("tc")
 int pinch_send(struct __sk_buff *skb)
 {
@@ -229,16 +244,9 @@ int pinch_send(struct __sk_buff *skb)
 	}
 	w.here = here;
 	w.homes = config.homes[here % PINCH_MAX_FLOWS];
-	w.generation = generation_of(w.control->progress);
-	if (w.control->taken != w.control->ordered)
-		bpf_loop(PINCH_BATCH, send_ordered, &w, 0);
-	w.peer = bell.last;
-	if (w.peer != config.rank && w.peer < config.ranks && bell.generation == w.generation && bell.chunk > config.gap) {
-		w.before = bell.chunk - config.gap;
-		w.word = w.before / 32 > PINCH_HOLE_WORDS ? w.before / 32 - PINCH_HOLE_WORDS : 0;
-		bpf_loop(32 * (PINCH_HOLE_WORDS + 1), send_hole, &w, 0);
-	}
-	bpf_loop(PINCH_BATCH, send_new, &w, 0);
+	__sync_fetch_and_add(&w.control->sending, 1);
+	send_all(&w, &bell);
+	__sync_fetch_and_add(&w.control->sending, -1);
 	return TC_ACT_SHOT;
 }
 

@@ -76,7 +76,7 @@ struct pinch_control {
 	__u32 pad0[6];
 	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
 	__u32 unfit;	/* generation that all have entered with payloads that do not */
-	__u32 pad2;
+	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
 	__u32 acked;	/* copies acknowledged */
 	__u32 received; /* frames whose vertices are all added, or in `hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */

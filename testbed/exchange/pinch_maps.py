@@ -173,7 +173,7 @@ class Control(ctypes.Structure):
         ("pad0", c_uint32 * 6),
         ("met", c_uint64),
         ("unfit", c_uint32),
-        ("pad2", c_uint32),
+        ("sending", c_uint32),
         ("acked", c_uint32),
         ("received", c_uint32),
         ("owed", c_uint32),

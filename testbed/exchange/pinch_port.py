@@ -59,6 +59,7 @@ class PinchPort(Closing):
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
         self._frames_to = np.zeros(self.group.size, np.uint64)
+        self.generation = 0
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
@@ -205,6 +206,7 @@ class PinchPort(Closing):
         window = min(self.group.window * peers, _MOST_FLYING)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
+        self._acked[:] = np.uint64(self.generation << 32)  # before acknowledgements that are late find what is wanted now
         self._wanted[:] = 0
         self._frames_to[:] = 0
         for rank in range(self.group.size):

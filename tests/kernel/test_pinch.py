@@ -1,6 +1,8 @@
 """The programs of an exchange, frame by frame, against numpy: what is summed up, answered, set aside, noted and sent."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from itertools import cycle
 
@@ -375,3 +377,33 @@ def test_a_hole_that_later_frames_have_overtaken_is_sent_again(long) -> None:
 def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
     port = loaded.ports[0]
     assert loaded.run(0, "pinch_order", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
+
+
+def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> None:
+    """Even where a program has looked at the generation before the process went on, and at what is wanted after it did."""
+    loaded.open(1, GENERATION)
+    port, count = loaded.ports[1], loaded.publish(1)
+    acked = port._receive.maps["acked"].view(np.uint64)
+    port.open(GENERATION + 1)
+    port.address(loaded.bundles[1])
+    assert set((acked[: port.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {GENERATION + 1}
+    loaded.link(1, ack(port, 0, 0, range(count), generation=GENERATION))
+    assert port.control.acked == 0
+
+
+def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
+    loaded.open(1, GENERATION)
+    port = loaded.ports[1]
+    assert port.control.sending == 0
+    port.control.sending = 1
+    opening = threading.Thread(target=port.open, args=(GENERATION + 1,))
+    opening.start()
+    deadline = time.monotonic() + 10
+    while port.control.progress >> 32 != GENERATION + 1:
+        assert time.monotonic() < deadline
+    port.flows["next"] = 7  # what it does last
+    assert opening.is_alive()
+    port.control.sending = 0
+    opening.join(10)
+    assert not opening.is_alive()
+    assert not port.flows["next"].any()
