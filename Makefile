@@ -35,7 +35,6 @@ bpf: venv  ## BPF objects and native libraries; what is compiled already stays
 
 demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
-	@echo "report: $(CURDIR)/$(DEMO)/report.html"
 
 test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run

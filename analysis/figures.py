@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from analysis import words
 from analysis.kind import kind_of
 from analysis.summary import curve, epoch_split, traffic
 from testbed.results import Run
@@ -147,8 +148,7 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "traffic": (
         traffic_figure,
         "What is sent",
-        "All ranks together. For sockets, packets are what the network device counts: with offloads on, one "
-        "may carry up to 64 KiB.",
+        "All ranks together. For sockets, packets are what the network device counts: {frames}.",
     ),
 }
 
@@ -164,7 +164,7 @@ def draw_all(run: Run) -> list[Plot]:
             data, figure = draw(run)
             figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
         data.to_csv(csv, index=False)
-        plots.append(Plot(name, title, caption.format_map(vars(kind_of(run))), png, csv))
+        plots.append(Plot(name, title, caption.format_map({**vars(kind_of(run)), "frames": words.frames(run)}), png, csv))
     return plots
 
 

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 from testbed.results import Run
 
-__all__ = ["DATA_PARALLEL", "FULL_GRAPH", "IN_KERNEL", "Kind", "kind_of"]
+__all__ = ["DATA_PARALLEL", "FULL_GRAPH", "IN_KERNEL", "UNSPLIT", "Kind", "kind_of"]
 
 IN_KERNEL = ("xdp-ring", "pinch")
 """Transports that work inside the kernel; all others are sockets."""
+
+UNSPLIT = ("gloo", "mpi")
+"""Transports whose libraries do not say how long they wait for peers: waiting and moving data are one time."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``report.html``: one file that opens on its own, made by ``python -m analysis.report DIR``."""
+"""``report.html``: one file that opens on its own, made by ``.venv/bin/python -m analysis.report DIR``."""
 
 import argparse
 import base64
@@ -18,6 +18,8 @@ from testbed.errors import TestbedError
 from testbed.results import Run, RunFolder, load_run
 
 __all__ = ["make_report"]
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
@@ -42,6 +44,8 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
         manifest=run.manifest,
         scenario=run.manifest["scenario"],
         answer=words.answer(run),
+        offloads=words.offloads(run),
+        again=again(path),
         plots=plots,
         kind=kind_of(run),
         partition=summary.partition(run),
@@ -56,6 +60,12 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
     )
     report = RunFolder.existing(path).write("report.html", lambda place: place.write_text(html))
     return report, found
+
+
+def again(path: Path) -> str:
+    """Return the command that makes the report anew, from the repository's root: there, a path is as it was given."""
+    place = path if Path.cwd() == ROOT else path.absolute()
+    return f".venv/bin/python -m analysis.report {shlex.quote(str(place))}"
 
 
 def embed(plot: Plot) -> Markup:

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis.kind import IN_KERNEL, kind_of
+from analysis.kind import IN_KERNEL, UNSPLIT, kind_of
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
+from testbed.faults.spec import meet_frames, parse_fault
 from testbed.machine import caution
 from testbed.results import Run
 
-__all__ = ["answer", "duration", "times"]
+__all__ = ["answer", "duration", "frames", "offloads", "times"]
 
 NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
 
@@ -81,11 +82,18 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     )
     phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in kind.communication}
     most = max(phases, key=lambda phase: phases[phase])
-    if phases[most] > 0:
+    blind = [name for name in (best, rival) if name in UNSPLIT]
+    if blind:
+        yield (
+            f"What part of it is waiting for peers cannot be said: {' and '.join(blind)} cannot tell it from moving data."
+        )
+    elif 0 < phases[most] <= reduce:
         yield (
             f"By the transports' own clocks, the largest part of it is {PHASE_WORDS[most]} ({signed(phases[most])}); "
             "such parts are means over ranks, which need not add up."
         )
+    elif phases[most] > reduce > 0:
+        yield "By the transports' own clocks its parts differ both ways, so that none stands for the whole."
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
@@ -120,6 +128,25 @@ def _cautions(run: Run) -> Iterator[str]:
             f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which came faster than they were "
             "written; faults are counted all the same."
         )
+
+
+def offloads(run: Run) -> str:
+    """Say what offloads sockets had."""
+    if met_one_by_one(run):
+        return "checksum and segmentation offloads off for sockets, so that faults meet frames as a wire carries them"
+    return f"offloads {run.manifest['scenario']['fabric']['offload']} for sockets"
+
+
+def frames(run: Run) -> str:
+    """Say what a packet of the sockets' counts is."""
+    if run.manifest["scenario"]["fabric"]["offload"] == "on" and not met_one_by_one(run):
+        return "with offloads on, one may carry up to 64 KiB"
+    return "with segmentation offloads off, each is a frame"
+
+
+def met_one_by_one(run: Run) -> bool:
+    """Whether faults were in force that the engine carries out: it takes the hosts' offloads away."""
+    return meet_frames(map(parse_fault, run.manifest["scenario"]["faults"]))
 
 
 def duration(seconds: float) -> str:

@@ -20,12 +20,24 @@ class TestbedError(Exception):
 
     :cvar exit_status: What the command ends with: 1, the work failed; 2, it was asked for wrongly.
     :cvar a_line_each: Whether each line of the text is an error of its own; else the first is, and what follows is a log.
+    :cvar before_log: Where the log begins.
     """
 
     __test__ = False  # pytest: the name starts with "Test", it is no test class
 
     exit_status: ClassVar[int] = 1
     a_line_each: ClassVar[bool] = False
+    before_log: ClassVar[str] = "\n"
+
+    _besides: tuple[str, ...] = ()
+
+    def also(self, text: str) -> None:
+        """Say more, before any log: who catches an error on its way may know why it came, or what is left."""
+        self._besides += (text,)
+
+    def __str__(self) -> str:
+        head, mark, log = super().__str__().partition(self.before_log)
+        return "; ".join([head, *self._besides]) + mark + log
 
 
 class SpecError(TestbedError):
@@ -59,11 +71,13 @@ class WorkerDied(TestbedError):
     :param log: The end of what it wrote on stdout and stderr.
     """
 
+    before_log = "; its last words:\n"
+
     def __init__(self, worker: str, status: int | None, log: str = "") -> None:
         how = "ended"
         if status is not None:
             how = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
-        said = f"; its last words:\n{log}" if log else ""
+        said = f"{self.before_log}{log}" if log else ""
         super().__init__(f"worker {worker} {how} before its work was done{said}")
         self.worker = worker
         self.status = status

@@ -264,4 +264,5 @@ def _allowed(key: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def _between(key: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SpecError(f"{key}: {value!r} is not an integer from {low} to {high}")
+        kind = "" if type(value) is int else "a whole number from "
+        raise SpecError(f"{key}: {value!r}: allowed is {kind}{low} to {high}")

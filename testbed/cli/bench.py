@@ -11,7 +11,16 @@ from testbed.cli.progress import clear_progress, show_progress
 
 __all__ = ["register"]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure transports side by side, in turns, on one fabric.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure transports side by side, in turns, on one fabric.",
+    epilog=options.examples(
+        "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
+        "testbed bench broadcast --exchanges pinch,tcp-push --figure broadcast.png",
+        "testbed bench faults --loss 0.1,1,5 --size 1M",
+        "testbed bench allreduce --help   [dim]all options of one bench[/dim]",
+    ),
+)
 
 EPILOG = options.examples(
     "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",

@@ -66,7 +66,7 @@ def run(
     folder = out or default_folder(scenario)
 
     from testbed.rights import require_root
-    from testbed.run import plan_of, run_scenario
+    from testbed.run import kept_results, plan_of, run_scenario
 
     plan_of(scenario)
     require_root()
@@ -82,8 +82,12 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
-    run_scenario(scenario, folder, overwrite=overwrite, quiet=json, command=command)
-    report, checks = make_report(folder)
+    try:
+        run_scenario(scenario, folder, overwrite=overwrite, quiet=json, command=command)
+        report, checks = make_report(folder)
+    except (KeyboardInterrupt, SystemExit):  # by a signal; the exit status says which
+        typer.echo(f"error: interrupted; {kept_results(folder) or 'nothing was measured yet'}", err=True)
+        raise
     show(folder, report, checks, json)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)

@@ -9,9 +9,23 @@ from testbed.errors import SpecError
 from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow
 from testbed.faults.limits import Limit
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
-from testbed.faults.units import split_words
+from testbed.faults.units import bytes_text, rate_text, seconds_text, split_words
 
-__all__ = ["MODELS", "Fault", "events_of", "hosts_of", "limits_of", "parse_fault", "rules_of", "text_of", "words"]
+__all__ = [
+    "MODELS",
+    "Fault",
+    "events_of",
+    "hosts_of",
+    "limits_of",
+    "meet_frames",
+    "parse_fault",
+    "rules_of",
+    "text_of",
+    "words",
+]
+
+#: Keys of limits and events in the order of docs/scenarios.md; those of rules stand in the order of their models.
+_ORDER = ("hosts", "sets", "share", "rate", "queue", "direction", "at", "duration")
 
 
 def _table(value: Any) -> Any:
@@ -56,13 +70,19 @@ def parse_fault(text: str) -> Rule | Limit | Event:
 
 
 def words(fault: BaseModel) -> str:
-    """The words of a fault, which :func:`parse_fault` takes for an equal one."""
-    keys = [
-        f"{field.alias or name}={text_of(getattr(fault, name), name)}"
-        for name, field in type(fault).model_fields.items()
-        if name != "action" and getattr(fault, name) != field.default
-    ]
+    """The words of a fault as a user would write them, which :func:`parse_fault` takes for an equal one."""
+    fields = type(fault).model_fields
+    names = [name for name, field in fields.items() if name != "action" and getattr(fault, name) != field.default]
+    if not isinstance(fault, Rule):
+        names.sort(key=_ORDER.index)
+    keys = [f"{_key(fault, name)}={text_of(getattr(fault, name), name)}" for name in names]
     return " ".join([getattr(fault, "action", ""), *keys])
+
+
+def _key(fault: BaseModel, name: str) -> str:
+    if name == "hosts" and len(getattr(fault, name)) == 1:
+        return "host"
+    return type(fault).model_fields[name].alias or name
 
 
 def rules_of(faults: Iterable[BaseModel]) -> list[PacketRule]:
@@ -80,6 +100,13 @@ def limits_of(faults: Iterable[BaseModel]) -> list[Limit]:
     return [fault for fault in faults if isinstance(fault, Limit)]
 
 
+def meet_frames(faults: Iterable[BaseModel]) -> bool:
+    """Whether any of the faults takes the engine, which meets each frame as a wire carries it: offloads are off meanwhile."""
+    return any(
+        isinstance(fault, Limit | Partition) or (isinstance(fault, Rule) and fault.backend == "engine") for fault in faults
+    )
+
+
 def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
     """The key by which a fault names hosts, and the hosts, ``*`` left out."""
     if isinstance(fault, Rule):
@@ -94,12 +121,12 @@ def text_of(value: Any, key: str) -> str:
     match value:
         case str():
             return value
-        case float() if key in ("delay", "jitter", "within"):
-            return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
+        case float() if key in ("delay", "jitter", "within", "at", "duration"):
+            return seconds_text(value)
         case float() if key == "rate":
-            return f"{value:.0f}bit"
+            return rate_text(value)
         case int() if key == "queue":
-            return f"{value}B"
+            return bytes_text(value)
         case Range(first, last):
             return str(first) if first == last else f"{first}..{last}"
         case tuple() if key == "link":

@@ -6,7 +6,15 @@ from fractions import Fraction
 
 from testbed.errors import SpecError
 
-__all__ = ["parse_bytes", "parse_rate", "parse_seconds", "split_words"]
+__all__ = [
+    "bytes_text",
+    "parse_bytes",
+    "parse_rate",
+    "parse_seconds",
+    "rate_text",
+    "seconds_text",
+    "split_words",
+]
 
 # Each unit in the least one: nanoseconds, bits a second (tc(8), in powers of ten), bytes.
 _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
@@ -60,6 +68,35 @@ def parse_bytes(text: str) -> int:
     :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB, or no whole number of bytes.
     """
     return _parse(text, _BYTES, "a size", "64KiB", "bytes")
+
+
+def seconds_text(value: float) -> str:
+    """Write seconds so that :func:`parse_seconds` takes them for the same, such as ``200ms``.
+
+    What is no whole number of nanoseconds stays a number; events take one for seconds.
+    """
+    least = round(value * 10**9)
+    return _text(least, _TIMES, ("ns", "us", "ms", "s")) if least / 10**9 == value else repr(value)
+
+
+def rate_text(value: float) -> str:
+    """Write bits a second so that :func:`parse_rate` takes them for the same, such as ``100mbit``."""
+    return _text(round(value), _RATES, tuple(_RATES))
+
+
+def bytes_text(value: int) -> str:
+    """Write bytes so that :func:`parse_bytes` takes them for the same, such as ``64KiB``: in whole numbers."""
+    units = {"B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20}
+    name = max((name for name, scale in units.items() if value % scale == 0), key=units.__getitem__) if value else "B"
+    return f"{value // units[name]}{name}"
+
+
+def _text(amount: int, units: Mapping[str, int], names: tuple[str, ...]) -> str:
+    """Write an amount of least units in the largest unit that it reaches; zero in the largest of all."""
+    name = next((name for name in reversed(names) if not amount or amount >= units[name]), names[0])
+    whole, rest = divmod(amount, units[name])
+    digits = f"{rest:0{len(str(units[name])) - 1}d}".rstrip("0") if rest else ""  # these units are powers of ten
+    return f"{whole}{'.' if digits else ''}{digits}{name}"
 
 
 def _parse(text: object, units: Mapping[str, int], noun: str, example: str, least: str) -> int:

@@ -10,13 +10,13 @@ import numpy as np
 
 from testbed.errors import TestbedError
 from testbed.fabric import Fabric
-from testbed.faults.events import Event, Partition
+from testbed.faults.events import Event, Kill, Partition
 from testbed.faults.injector import Injector
 from testbed.faults.netem import Netem
 from testbed.faults.packet import kind_name
 from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
-from testbed.faults.spec import events_of, limits_of, rules_of, words
+from testbed.faults.spec import events_of, limits_of, meet_frames, rules_of, words
 from testbed.faults.timeline import Timeline
 from testbed.results import FaultLog, Table
 from testbed.spec.scenario import Scenario
@@ -75,11 +75,11 @@ class Faults:
     @contextmanager
     def _injected(self, turn: Turn) -> Iterator[None]:
         """Put what is the engine's in force."""
-        partitions = any(isinstance(event, Partition) for event in self._events)
-        if not (self._rules or self._limits or partitions):
+        if not meet_frames(self._scenario.faults):
             yield
             return
         scenario = self._scenario
+        partitions = any(isinstance(event, Partition) for event in self._events)
         seed = (scenario.fault_seed + turn.trial * scenario.training.epochs + turn.epoch) % (1 << 64)
         injector = Injector(self._fabric, self._rules, seed)
         try:
@@ -103,6 +103,11 @@ class Faults:
             with timeline:
                 self._started = timeline.started
                 yield
+        except TestbedError as error:
+            for entry in timeline.log():
+                if isinstance(entry.event, Kill):
+                    error.also(f"the fault '{words(entry.event)}' had killed {' and '.join(entry.event.names)}")
+            raise
         finally:
             entries = timeline.log()
             happened = [entry.number for entry in entries]

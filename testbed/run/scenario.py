@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives.registry import check_mtu
-from testbed.errors import SpecError, StorageError
+from testbed.errors import SpecError, StorageError, TestbedError
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
@@ -24,7 +24,7 @@ from testbed.run.turns import Stage
 from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
 
-__all__ = ["plan_of", "run_scenario"]
+__all__ = ["kept_results", "plan_of", "run_scenario"]
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -141,8 +141,15 @@ def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Ta
                 end("failed", str(error))
             else:
                 end("interrupted")
+        if isinstance(error, TestbedError) and kept_results(folder.path):
+            error.also(kept_results(folder.path))
         raise
     end("complete")
+
+
+def kept_results(folder: Path) -> str:
+    """Say where the measurements of a run lie that did not come to its end; nothing where it has none."""
+    return f"results so far are in {folder}" if (folder / "results.parquet").exists() else ""
 
 
 def now() -> str:

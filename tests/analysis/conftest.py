@@ -76,12 +76,16 @@ def make_run(tmp_path: Path) -> RunMaker:
         accuracy: dict[str, float] | None = None,
         load: float = 0.2,
         full_graph: bool = False,
+        scenario_faults: tuple[str, ...] = (),
+        offload: str = "on",
         faults: Callable[[Table], None] | None = None,
     ) -> Path:
         scenario = parse_scenario(
             {
                 "scenario": {"name": "made-up", "description": "Numbers <known> & exact"},
                 "dataset": {"name": "synthetic"},
+                "fabric": {"offload": offload},
+                "faults": list(scenario_faults),
                 "exchange" if full_graph else "collective": {"transports": list(seconds)},
             }
         ).model_dump(mode="json")

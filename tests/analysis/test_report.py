@@ -1,6 +1,10 @@
 """The report opens on its own, figures have their CSV, and the status says whether tolerances are kept."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import FIGURES
-from analysis.report import main, make_report
+from analysis.report import ROOT, main, make_report
 from testbed.results import Table
 
 RunMaker = Callable[..., Path]
@@ -49,12 +53,47 @@ def test_report_is_one_file(make_run: RunMaker) -> None:
 
 def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
     def late(table: Table) -> None:
-        table.add(0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill hosts=h3 at=9.0"})
+        table.add(0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill host=h3 at=9s"})
         table.add(0, "gloo", "fault_log_lost", 5, "frames", epoch=0)
 
     html = make_report(make_run(faults=late))[0].read_text()
     assert html.count("<p>Caution: ") == 2
-    assert "<tr><td>kill hosts=h3 at=9.0</td><td>gloo</td><td>0</td><td>1</td></tr>" in html
+    assert "<tr><td>kill host=h3 at=9s</td><td>gloo</td><td>0</td><td>1</td></tr>" in html
+
+
+@pytest.mark.parametrize(
+    ("faults", "offload", "header", "caption"),
+    [
+        ((), "on", "offloads on for sockets,", "with offloads on, one may carry up to 64 KiB."),
+        (("link-down host=h3 at=20ms for=50ms",), "on", "offloads on for sockets,", "one may carry up to 64 KiB."),
+        ((), "off", "offloads off for sockets,", "with segmentation offloads off, each is a frame."),
+        (("drop p=0.01",), "on", "segmentation offloads off for sockets,", "with segmentation offloads off, each is a frame."),
+    ],
+)
+def test_report_tells_offloads_as_they_were(
+    make_run: RunMaker, faults: tuple[str, ...], offload: str, header: str, caption: str
+) -> None:
+    html = make_report(make_run(scenario_faults=faults, offload=offload))[0].read_text()
+    assert header in html
+    assert caption in html
+    assert html.count("offloads on") == (2 if header.startswith("offloads on") else 0)
+
+
+def test_report_names_the_command_that_makes_it_anew(
+    make_run: RunMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run()
+    monkeypatch.chdir(ROOT)
+    given = Path(os.path.relpath(path))
+    html = make_report(given)[0].read_text()
+    printed = re.search(r"<code>(\.venv/bin/python -m analysis\.report .*?)</code>", html)
+    assert printed
+    assert printed[1] == f".venv/bin/python -m analysis.report {given}"
+    _, *arguments = shlex.split(printed[1])
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"{given}/report.html"
+    monkeypatch.chdir(tmp_path)
+    assert f"-m analysis.report {path}<" in make_report(Path("run"))[0].read_text()
 
 
 def test_report_answers_first_and_escapes(make_run: RunMaker) -> None:

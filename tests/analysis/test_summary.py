@@ -58,6 +58,23 @@ def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
     assert "and so holds their noise." in text
 
 
+@pytest.mark.parametrize("other", ["gloo", "mpi"])
+def test_answer_names_no_part_where_a_side_cannot_split_its_time(make_run: RunMaker, other: str) -> None:
+    text = " ".join(answer(load_run(make_run({"xdp-ring": 0.2, other: 0.8}))))
+    assert f"What part of it is waiting for peers cannot be said: {other} cannot tell it from moving data." in text
+    assert "the largest part" not in text
+
+
+def test_answer_names_no_part_that_exceeds_the_whole(make_run: RunMaker) -> None:
+    run = load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}))
+    waits = (run.frame["metric"] == "wait_time") & (run.frame["transport"] == "tcp-ring")
+    run.frame.loc[waits, "value"] += 0.3
+    text = " ".join(answer(run))
+    assert "+200 ms are in all-reduce" in text
+    assert "its parts differ both ways, so that none stands for the whole" in text
+    assert "the largest part" not in text
+
+
 def test_answer_when_sockets_win(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3, "gloo": 0.5}))))
     assert text.startswith("tcp-ring was fastest")
@@ -87,9 +104,9 @@ def add_faults(table: Table) -> None:
     """An event that came too late in some turns, one that always happened, and records that were lost."""
     for epoch, happened in enumerate((1, 0, 0)):
         for transport in ("xdp-ring", "tcp-ring"):
-            late = {"fault": "link-down hosts=h3 at=1.3"}
+            late = {"fault": "link-down host=h3 at=1.3s"}
             table.add(0, transport, "fault_events", happened if transport == "xdp-ring" else 0, "1", epoch=epoch, labels=late)
-            table.add(0, transport, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause hosts=h2"})
+            table.add(0, transport, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause host=h2"})
         table.add(0, "xdp-ring", "fault_log_lost", 0, "frames", epoch=epoch)
         table.add(0, "tcp-ring", "fault_log_lost", 700, "frames", epoch=epoch)
 
@@ -97,7 +114,7 @@ def add_faults(table: Table) -> None:
 def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMaker) -> None:
     late, lost, first, *_ = answer(load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}, faults=add_faults)))
     assert late == (
-        "Caution: the fault 'link-down hosts=h3 at=1.3' happened in 1 of 3 turns with xdp-ring, 0 of 3 turns with tcp-ring; "
+        "Caution: the fault 'link-down host=h3 at=1.3s' happened in 1 of 3 turns with xdp-ring, 0 of 3 turns with tcp-ring; "
         "other turns ended before its time."
     )
     assert lost == (
@@ -109,10 +126,10 @@ def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMake
 
 def test_answer_of_one_transport_cautions_too(make_run: RunMaker) -> None:
     def never(table: Table) -> None:
-        table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill hosts=h3 at=9.0"})
+        table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill host=h3 at=9s"})
 
     text = answer(load_run(make_run({"gloo": 0.5}, faults=never)))
-    assert text[0].startswith("Caution: the fault 'kill hosts=h3 at=9.0' happened in 0 of 1 turns with gloo; other turns")
+    assert text[0].startswith("Caution: the fault 'kill host=h3 at=9s' happened in 0 of 1 turns with gloo; other turns")
     assert "needs a second transport" in text[1]
 
 

@@ -63,7 +63,7 @@ def test_refusals(changes, text):
         (["-b", "64T"], "-b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"),
         (["--lanes", "int8"], "--lanes: 'int8': allowed is int16 or int32"),
         (["-n", "0"], "-n: 0: allowed is at least 1 iteration"),
-        (["--hosts", "33"], "hosts: 33 is not an integer from 1 to 32"),
+        (["--hosts", "33"], "hosts: 33: allowed is 1 to 32"),
         (["--transports", "nccl"], "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
     ],
 )

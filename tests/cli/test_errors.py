@@ -62,6 +62,14 @@ def test_each_finding_is_an_error_and_a_log_is_not() -> None:
     assert done.stderr == "error: worker h2 exited with 1 before its work was done; its last words:\nfirst\nlast\n"
 
 
+def test_what_else_is_known_stands_before_the_log() -> None:
+    done = act("e = errors.WorkerDied('h2', -9, 'first\\nlast'); e.also('x killed it'); e.also('more is in r2'); raise e")
+    head = "error: worker h2 was killed by signal 9 before its work was done; x killed it; more is in r2"
+    assert done.stderr == f"{head}; its last words:\nfirst\nlast\n"
+    done = act("e = errors.KernelError('no\\nlog'); e.also('more is in r2'); raise e")
+    assert done.stderr == "error: no; more is in r2\nlog\n"
+
+
 def test_bug_keeps_its_traceback() -> None:
     done = act("raise ZeroDivisionError('a bug')")
     assert "Traceback (most recent call last)" in done.stderr
@@ -118,6 +126,12 @@ def test_a_full_disk_is_one_line() -> None:
     assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: cannot be written: No space left on device\n", 1)
     done = act("import pathlib; cli.options.write_json({}, pathlib.Path('/dev/full'))")
     assert (done.stderr, done.returncode) == ("error: --json /dev/full: cannot be written: No space left on device\n", 1)
+
+
+def test_benches_have_examples() -> None:
+    shown = " ".join(invoke("bench", "--help").stdout.split())
+    assert "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4" in shown
+    assert "testbed bench faults --loss 0.1,1,5 --size 1M" in shown
 
 
 def test_version() -> None:

@@ -1,5 +1,6 @@
 """``testbed run``: what it says when it cannot begin, and its exit status."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,35 @@ def test_default_folder_is_named_by_scenario_and_time() -> None:
     folder = default_folder(parse_scenario({"scenario": {"name": "abc"}, "dataset": {"name": "synthetic"}}))
     assert folder.parent == Path("runs")
     assert folder.name.startswith("abc-20")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("number", "line", "said"),
+    [
+        (signal.SIGINT, "tcp-ring: epoch 2", "results so far are in {out}"),
+        (signal.SIGTERM, "tcp-ring: epoch 2", "results so far are in {out}"),
+        (signal.SIGINT, "s: reading", "nothing was measured yet"),
+    ],
+)
+def test_a_signal_says_where_results_are(
+    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, line: str, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "r2"
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--out", str(out)]
+    for setting in ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", "training.epochs=500"):
+        command += ["--set", setting]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        lines = []
+        for text in process.stderr:
+            lines.append(text)
+            if text.startswith(line):
+                process.send_signal(number)
+    assert lines[-1] == f"error: interrupted; {said.format(out=out)}\n", lines
+    assert process.returncode == 128 + number
+    assert (out / "results.parquet").exists() == said.startswith("results")
 
 
 FILLED = """

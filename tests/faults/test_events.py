@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.faults.events import Event, check_overlap
-from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, parse_fault, rules_of, words
+from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, meet_frames, parse_fault, rules_of, words
 
 HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
 TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
@@ -39,6 +39,60 @@ def refusal(text: str) -> str:
 def test_words_are_taken_for_the_same_event(text: str) -> None:
     event = parse_fault(text)
     assert parse_fault(words(event)) == event
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "link-down host=h3 at=20ms for=50ms",
+        "partition sets=h1,h2|h3 at=1.5s for=300s",
+        "pause hosts=h1,h3 for=250us",
+        "slow host=h2 share=0.25 at=1.000000001s",
+        "kill host=h2 at=0.1234567891",
+        "kill host=h2 at=5e-10",
+        "kill host=h2",
+        "limit host=h1 rate=50mbit queue=2KiB direction=up",
+        "limit hosts=h1,h2 rate=1.5gbit queue=30kB",
+        "limit host=h1 rate=64.001kbit queue=1501B",
+        "delay link=h1->h2 delay=2ms jitter=1ms",
+        "delay delay=1.5us",
+        "delay delay=0s",
+        "drop link=*->h2,h3->h4 p=0.1",
+        "drop link=h1->h2 kind=reduce generation=3 chunk=17 attempt=0",
+        "duplicate p=0.02 copies=2",
+        "reorder p=0.05 behind=3 within=20ms",
+        "burst p=0.9 enter=0.005 leave=0.2",
+        "drop link=*->h2 p=0.01 backend=netem",
+    ],
+)
+def test_words_are_those_of_a_user(text: str) -> None:
+    assert words(parse_fault(text)) == text
+
+
+@given(st.integers(1, 86400 * 10**9))
+def test_times_of_events_go_there_and_back(nanoseconds: int) -> None:
+    event = parse_fault(f"pause host=h2 at=1ns for={nanoseconds}ns")
+    assert parse_fault(words(event)) == event
+
+
+@given(st.integers(64_000, 30 * 10**9), st.integers(576, 64 << 20))
+def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
+    limit = parse_fault(f"limit host=h2 rate={rate}bit queue={queue}B")
+    assert parse_fault(words(limit)) == limit
+
+
+@pytest.mark.parametrize(
+    ("texts", "met"),
+    [
+        ((), False),
+        (("kill host=h2", "link-down host=h1", "drop link=*->h2 backend=netem"), False),
+        (("kill host=h2", "drop p=0.01"), True),
+        (("limit host=h1 rate=1mbit",), True),
+        (("partition sets=h1|h2",), True),
+    ],
+)
+def test_which_faults_take_the_engine(texts: tuple[str, ...], met: bool) -> None:
+    assert meet_frames(map(parse_fault, texts)) == met
 
 
 @pytest.mark.parametrize(

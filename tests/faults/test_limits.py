@@ -32,7 +32,7 @@ def make_limit(hosts: str = "h2", rate: str = "100mbit", **keys: Any) -> Limit:
 
 
 @pytest.mark.parametrize(
-    "text", ["limit hosts=h2 rate=100000000bit", "limit hosts=h1,h3 direction=up rate=64000bit queue=4096B"]
+    "text", ["limit host=h2 rate=100mbit", "limit hosts=h1,h3 rate=64kbit queue=4KiB direction=up"]
 )
 def test_a_limit_in_words(text: str) -> None:
     limit = parse_fault(text)

@@ -149,7 +149,8 @@ def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path, monkeypatch: pyte
             run_scenario(given, out, quiet=True)
         assert str(caught.value).startswith(NO_NETEM.format("5%"))
         assert str(caught.value).count("\n") == 0
-        assert json.loads((out / "manifest.json").read_text())["error"] == str(caught.value)
+        kept = json.loads((out / "manifest.json").read_text())["error"]
+        assert str(caught.value) in (kept, f"{kept}; results so far are in {out}")
         return
     run = load_run(run_scenario(given, out, quiet=True))
     assert run.metric("fault_frames_netem")["link"].tolist() == ["*->h2"]

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from analysis.report import make_report
-from testbed.errors import WorkerDied
+from testbed.errors import TestbedError
 from testbed.fabric.cgroup import remove_groups
 from testbed.faults.attach import attach
 from testbed.faults.timeline import Timeline
@@ -74,7 +74,7 @@ def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> No
     assert run.metric("fault_log_lost")["value"].sum() == 0
     events = run.metric("fault_events")
     assert events["value"].tolist() == [1.0, 0.0] * 4  # transports and epochs: the kill was for later
-    assert events["fault"].unique().tolist() == ["pause hosts=h3 for=0.02", "kill at=300.0 hosts=h2"]
+    assert events["fault"].unique().tolist() == ["pause host=h3 for=20ms", "kill host=h2 at=300s"]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
@@ -89,8 +89,13 @@ def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
 
 def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Path) -> None:
     scenario = faulty("kill host=h2 at=1ms", "drop p=0.1", training={"epochs": 50})
-    with pytest.raises(WorkerDied, match="worker h2 was killed by signal 9"):
+    with pytest.raises(TestbedError) as death:
         run_scenario(scenario, tmp_path / "run", quiet=True)
+    said = "the fault 'kill host=h2 at=1ms' had killed h2"
+    assert str(death.value) == (
+        f"worker h2 was killed by signal 9 before its work was done; {said}; results so far are in {tmp_path / 'run'}"
+    )
+    assert said in json.loads((tmp_path / "run" / "manifest.json").read_text())["error"]
     log = log_of(tmp_path / "run")
     (kill,) = log[log["action"] == "kill"].to_dict("records")
     assert (kill["hosts"], kill["transport"], kill["epoch"]) == ("h2", "xdp-ring", 0)

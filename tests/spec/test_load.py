@@ -102,14 +102,14 @@ def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert load_scenario(path, fault_seed=5).fault_seed == 5
     assert scenario.model_dump(mode="json")["faults"] == [
         "drop link=h1->h2 p=0.01",
-        "pause at=1.0 hosts=h2 for=0.2",
+        "pause host=h2 at=1s for=200ms",
         "duplicate copies=2",
     ]
     assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
     assert load_scenario(path, ["faults=[]"]).faults == ()
     assert load_scenario(path, ['faults = ["drop p=0.5"]'], faults=["kill host=h2"]).model_dump(mode="json")["faults"] == [
         "drop p=0.5",
-        "kill hosts=h2",
+        "kill host=h2",
     ]
 
 
