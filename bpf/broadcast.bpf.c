@@ -202,14 +202,28 @@ static long send_hello(__u32 rank, struct greet_work *w)
 	return 0;
 }
 
-static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_control *c, __u8 attempt)
+/* A bell for each flow. */
+static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
+{
+	bell->kind = PINCH_BELL;
+	bell->last = config.rank;
+	bell->flags = BELL_FOR_ALL;
+	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
+		return;
+	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < config.fan; i++)
+		bpf_clone_redirect(skb, config.bell, 0);
+}
+
+static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *bell)
 {
 	struct greet_work w = { .skb = skb, .generation = generation_of(c->progress), .partners = c->partners, .tag = c->tag };
 
-	w.attempt = attempt;
+	w.attempt = bell->attempt;
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(config.ranks, send_hello, &w, 0);
-	meet(c, w.generation);
+	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
+	if (meet(c, w.generation) && (__u32)(*(volatile __u64 *)&c->progress))
+		ring_all(skb, bell);
 }
 
 /* What a bell rings for. */
@@ -239,7 +253,7 @@ int pinch_send(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
 	if (bell.kind == PINCH_GREET) {
-		greet_all(skb, w.control, bell.attempt);
+		greet_all(skb, w.control, &bell);
 		return TC_ACT_SHOT;
 	}
 	w.here = here;

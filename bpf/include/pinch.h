@@ -22,6 +22,7 @@
 #define PINCH_MAX_FLOWS 64
 #define PINCH_NOT_FINITE 511 /* in a hello, instead of an exponent */
 
+#define PINCH_FIRST 1 /* generation in which all ranks meet, with nothing to say but that they are there */
 #define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };

@@ -58,10 +58,13 @@ static __always_inline bool add_slice(struct pinch_control *c)
 		words = bpf_map_lookup_elem(&stash, &index);
 		if (!hub || !words || !room)
 			return false;
+		if (generation_of(*(volatile __u64 *)&c->progress) != generation)
+			return false;
 		slice = __sync_fetch_and_add(&hub->next, 1);
 		if (slice < slices_of(hub->count))
 			break;
-		__sync_val_compare_and_swap(&c->served, place, place + 1);
+		if (generation_of(*(volatile __u64 *)&c->progress) == generation)
+			__sync_val_compare_and_swap(&c->served, place, place + 1);
 		hub = NULL;
 	}
 	if (!hub || !words || !room)

@@ -35,10 +35,13 @@ static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello
 }
 
 /* What this rank has to say to one that lacks its hello: that of the generation asked for, or if it has not entered it yet, its latest. */
-static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation)
+static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation, __u32 mine)
 {
 	__u64 word = word_of(peer->ours, generation);
 
+	/* Who has no partner in somebody may be any number of generations ahead of it. */
+	if (generation == PINCH_FIRST && mine > PINCH_FIRST && !word)
+		return (__u64)PINCH_FIRST << 32;
 	return word ? word : *(volatile __u64 *)&peer->ours[~generation & 1];
 }
 
@@ -64,7 +67,7 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 	place = &peer->theirs[generation & 1];
 	before = *(volatile __u64 *)place;
 	if (generation == mine || generation == generation_after(mine)) {
-		if (before == word) {
+		if (before && (__s32)(generation - generation_of(before)) <= 0) {
 			count(PINCH_DUPLICATE, 1);
 		} else if (__sync_val_compare_and_swap(place, before, word) == before) {
 			__sync_fetch_and_add(&peer->heard, 1);
@@ -73,13 +76,13 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 		}
 	} else if (generation_after(generation) == mine) {
 		__sync_fetch_and_add(&peer->alive, 1);
-	} else {
+	} else if (generation != PINCH_FIRST || !ask) {
 		count(PINCH_BAD_GENERATION, 1);
 		return MET_DONE;
 	}
 	if (!ask)
 		return MET_DONE;
-	answer = answer_of(peer, generation);
+	answer = answer_of(peer, generation, mine);
 	hello = (void *)(long)ctx->data;
 	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)
 		return MET_DONE;

@@ -10,7 +10,7 @@ import ctypes
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -56,6 +56,8 @@ class Pinch(Exchange):
         self._generation = 0
         self._port: PinchPort | None = None
         self._failed: str | None = None
+        self._together = False  # as far as this rank knows, all ranks are where it is
+        self._odd = False  # some rank has values that are not finite, as all know
         self.exchanges = 0
 
     def connect(self) -> None:
@@ -73,6 +75,7 @@ class Pinch(Exchange):
         port.greet(1)  # others' hellos have met nobody here
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
+        self._together = True
         self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
         if self.spec.exponent is not None:
             halo = self.spec.halo
@@ -117,7 +120,7 @@ class Pinch(Exchange):
         try:
             exponent = self._exchange(x)
         except CollectiveError as error:
-            self._failed = str(error)
+            self._failed, self._together = str(error), self._odd
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
@@ -168,7 +171,9 @@ class Pinch(Exchange):
         complete = self._recovery.wait()
         highest = port.highest
         if highest is None:
-            raise not_finite(self.spec.group, port.odd)
+            odd, self._odd = port.odd, True
+            self._advance()
+            raise not_finite(self.spec.group, odd)
         self._scale.learn(highest)
         return guess if complete else None
 
@@ -239,5 +244,8 @@ class Pinch(Exchange):
     def close(self) -> None:
         """See `Exchange.close`."""
         if self._port is not None:
+            if self._together:
+                with suppress(CollectiveError):
+                    self._recovery.linger()
             self._port.close()
             self._port = None

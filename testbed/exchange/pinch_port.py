@@ -47,12 +47,11 @@ class PinchPort(Closing):
     """
 
     def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: RowLayout, tables: Tables, numbers: Numbers) -> None:
-        self.spec, self.layout, self.dispatcher = spec, layout, dispatcher
-        self.group = spec.group
+        self.spec, self.group, self.layout = spec, spec.group, layout
         self.targets = len(tables.targets)
         cpus = sorted(os.sched_getaffinity(1))
         pinned = spec.processing == "pinned" or cpus[-1] >= _MOST_BANKS
-        #: The CPU that aggregates for each rank; 0 stands for all where frames are aggregated anywhere.
+        #: The CPU that aggregates for each rank; 0: where frames arrive.
         self.homes = [cpus[rank % len(cpus)] % maps.MAX_FLOWS if pinned else 0 for rank in range(self.group.size)]
         self.cpu = self.homes[self.group.rank] if pinned else maps.ANYWHERE
         self.banks = 1 if pinned else cpus[-1] + 1
@@ -245,7 +244,7 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to those partners from whom there is none, or at attempt 0 to all."""
+        """Have hellos sent to partners from whom there is none."""
         self.doorbell.check(self._library.pinch_greet(self._address, min(attempt, 255)))
 
     @property
@@ -329,16 +328,17 @@ class PinchPort(Closing):
         return numbers[np.isin(numbers, sent.astype(np.int64))]
 
     def absent(self, rank: int) -> bool:
-        """Whether a rank has to be met, and has not entered, or still has something to send, or to acknowledge."""
-        word = int(self.hellos[rank])
-        return rank in self.waits_for or int(self.peers["received"][rank]) < maps.frames_in(word) or len(self.lacking(rank)) > 0
+        """Whether a rank has not entered, or where all have, still has something to send or to acknowledge."""
+        if waits_for := self.waits_for:
+            return rank in waits_for  # others may wait for it, too
+        return int(self.peers["received"][rank]) < maps.frames_in(int(self.hellos[rank])) or len(self.lacking(rank)) > 0
 
     def order(self, frames: NDArray[np.int64]) -> None:
         """Have frames sent again to those who lack them; `ring` carries it out."""
         room = maps.ORDERS - (self.control.ordered - self.control.taken) % (1 << 32)
-        frames = frames[:room]
-        self._orders[(self.control.ordered + np.arange(len(frames))) % maps.ORDERS] = self.generation << 32 | frames
-        self.control.ordered = (self.control.ordered + len(frames)) % (1 << 32)
+        entries = np.uint64(self.generation << 32) | frames[:room].astype(np.uint64)
+        self._orders[(self.control.ordered + np.arange(len(entries))) % maps.ORDERS] = entries
+        self.control.ordered = (self.control.ordered + len(entries)) % (1 << 32)
 
     def counters(self) -> dict[str, int]:
         """All of ``enum pinch_counter``, summed over CPUs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import Waited
+from testbed.exchange.pinch_numbers import LEAST_EXPONENT
 from testbed.protocol.rto import RetransmissionTimer
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ __all__ = ["Recovery"]
 
 _LEAST_QUENCH, _MOST_QUENCH = 0.0002, 0.005  # seconds
 _MOST_PATIENCE = 0.05  # seconds
+_LINGER = 1.0  # seconds
 
 
 class Recovery:
@@ -58,17 +61,18 @@ class Recovery:
         :param before: What had been heard of each rank when it started.
         """
         port, moved, attempt, waited = self.port, started, 0, Waited.TIME_UP
-        alive = port.peers["alive"].copy()
+        alive, answered = port.peers["alive"].copy(), np.full(port.group.size, -math.inf)
         while waited is Waited.TIME_UP:
             now = time.monotonic()
             heard = port.peers["heard"].copy()
             progress = bool((heard != before).any())
             self._measure()
+            answered[port.peers["alive"] != alive], alive = now, port.peers["alive"].copy()
             if progress:
                 before, moved = heard, now
                 self.timer.progressed()
             elif now - moved > port.group.timeout:
-                raise CollectiveError(self._verdict(now - started, port.peers["alive"] != alive))
+                raise CollectiveError(self._verdict(now - started, now - answered < port.group.timeout / 2))
             elif port.flying or now - moved >= self._patience:
                 self.timer.expired()
                 attempt += 1
@@ -76,6 +80,19 @@ class Recovery:
             left = 0.0 if port.flying else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
+
+    def linger(self) -> None:
+        """Wait, not for long, until all ranks are where this one is: past all exchanges.
+
+        Till then one of them may lack this one's last hello or acknowledgement, and ask for it.
+        """
+        port, attempt = self.port, 0
+        deadline = time.monotonic() + min(_LINGER, port.group.timeout)
+        port.control.partners = (1 << port.group.size) - 1
+        port.enter(LEAST_EXPONENT, range(0))  # that all have come is then found to be no exchange
+        while port.waits_for and time.monotonic() < deadline and port.wait(self.timer.timeout) is not Waited.UNFIT:
+            attempt += 1
+            port.greet(attempt)
 
     def _again(self, attempt: int) -> None:
         """Nothing has moved: what was sent or acknowledged last is lost, or what keeps the flow going is."""
@@ -102,7 +119,7 @@ class Recovery:
     def _verdict(self, seconds: float, alive: NDArray[np.bool_]) -> str:
         """The error's text.
 
-        :param alive: Which ranks have answered that they have not entered this exchange.
+        :param alive: Which ranks have answered of late that they have not entered this exchange.
         """
         port = self.port
         absent = [member for member in port.group.members if member.rank != port.group.rank and port.absent(member.rank)]

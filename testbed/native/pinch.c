@@ -93,6 +93,7 @@ void pinch_open(struct pinch *p, uint32_t generation)
 	volatile struct control *c = p->control;
 
 	c->copies = UNKNOWN;
+	c->unfit = 0; /* generations come again */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;

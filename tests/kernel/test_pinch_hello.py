@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import AF_PACKET, SOCK_RAW, socket
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from testbed.exchange.pinch_numbers import EXPONENTS
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import Frame, PinchKind, decode
 from tests.exchange.reference import draw_partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, first_bell, hello, hello_check, received
+from tests.kernel.pinch import ETH_P_ALL, GENERATION, Loaded, first_bell, hello, hello_check, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -237,3 +239,69 @@ def test_each_flow_gets_one_of_the_bells() -> None:
             run = loaded.run(0, "pinch_bell", bell)
             verdicts[decode(run.data).header.chunk] = run.retval
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
+
+
+def test_frames_are_rung_for_by_a_greeting_that_comes_late(loaded) -> None:
+    """This rank is the last, and its greeting still waits for a CPU when the process looks whether all are there."""
+    port = loaded.ports[0]
+    for rank in (1, 2):
+        loaded.link(0, hello(port, rank))
+    mine = np.ascontiguousarray(loaded.x[GRAPH.halos[0].owned])
+    with loaded.wire() as tap, bells() as rung:
+        port.enter(0, EXPONENTS)
+        port.send(mine, loaded.bundles[0], 1.0, None)
+        received(rung)
+        loaded.run(0, "pinch_send", bytes(port.doorbell.greeting))
+        assert port.control.met >> 32 == GENERATION
+        (bell,) = received(rung)
+        assert decode(bell).header.flags == BELL_FOR_ALL
+        received(tap)
+        loaded.run(0, "pinch_send", loaded.run(0, "pinch_bell", bell).data)
+        assert len(received(tap)) > 0
+
+
+@contextmanager
+def bells() -> Iterator[socket]:
+    """What comes out at the doorbell's far end."""
+    with socket(AF_PACKET, SOCK_RAW, 0) as tap:
+        tap.bind(("bell1", ETH_P_ALL))
+        yield tap
+
+
+def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded) -> None:
+    port = loaded.ports[0]
+    first = hello(port, 1, generation=1, exponent=EXPONENTS[0], flags=ASK)
+    found = decode(loaded.link(0, first).data)
+    assert word_in(found) == 1 << 32
+    assert found.header.checksum == decode(hello(port, 0, generation=1, exponent=EXPONENTS[0])).header.checksum
+    assert loaded.link(0, hello(port, 1, generation=1, exponent=EXPONENTS[0])).retval == XDP_DROP
+    assert loaded.counters(0) == {"hellos": 1, "bad_generation": 1}
+
+
+@pytest.mark.parametrize("generation", [1 << 31, 0xFFFFFFFF])
+def test_orders_of_high_generations(shared, generation) -> None:
+    loaded = before(shared, generation)
+    loaded.ports[0].order(np.array([0, 1]))
+    assert [int(order) for order in loaded.ports[0]._orders[:2]] == [generation << 32, generation << 32 | 1]
+    loaded.ports[0].control.ordered = 0
+
+
+@pytest.mark.parametrize("world", [31, 32])
+@pytest.mark.parametrize("last", [False, True])
+def test_many_ranks(world, last) -> None:
+    me = world - 1 if last else 0
+    graph = draw_partitioned(0, 400, 6000, world)
+    with Loaded(graph, embeddings(0, graph, 30), ranks=(me,), processing="pinned") as loaded:
+        port = loaded.ports[me]
+        port.peers["theirs"] = 0
+        port.control.met = 0
+        with loaded.wire() as tap:
+            port.enter(0, EXPONENTS)
+            loaded.run(me, "pinch_send", bytes(port.doorbell.greeting))
+            assert len(received(tap)) == world - 1
+        for rank in set(range(world)) - {me}:
+            assert port.control.met == 0
+            assert rank in port.waits_for
+            loaded.link(me, hello(port, rank, rank + 1))
+        assert port.control.met == GENERATION << 32 | world * (world + 1) // 2 - (me + 1)
+        assert port.waits_for == []

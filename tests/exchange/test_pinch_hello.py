@@ -1,0 +1,142 @@
+"""How ranks enter and leave exchanges on real hosts: whoever is late, lost, alone, or gone is met as it should be."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.errors import CollectiveError
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.registry import open_exchange
+from testbed.testing import assert_faults_fired
+from testbed.worker import WorkerContext
+from tests.exchange.pinch_hosts import WITHIN, PinchHosts
+from tests.exchange.pinch_twin import Format, exact
+from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+
+pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
+
+HELLOS = [
+    ("drop p=0.3 kind=hello",),
+    ("duplicate p=0.5 kind=hello copies=2", "delay delay=1ms jitter=1ms kind=hello p=0.5"),
+    ("drop p=0.1 kind=hello", "corrupt p=0.2 kind=hello bits=2", "duplicate p=0.2", "delay delay=2ms jitter=2ms p=0.1"),
+]
+
+
+@pytest.fixture
+def hosts(fabric, workers) -> PinchHosts:
+    return PinchHosts(fabric, workers)
+
+
+def lonely() -> Partitioned:
+    """Ranks 0 and 1 share edges, rank 2 has none with anybody."""
+    share, random = 100, np.random.default_rng(0)
+    firsts = np.repeat([share, 0, 2 * share], share)
+    indices = (firsts[:, None] + random.integers(0, share, (3 * share, 5))).ravel()
+    owner = np.repeat(np.arange(3), share).astype(np.int32)
+    return Partitioned(np.arange(0, 15 * share + 1, 5), indices.astype(np.int32), np.ones(15 * share, np.float32), owner, 3)
+
+
+def whole_life(context: WorkerContext, spec: ExchangeSpec, inputs: list[Any]) -> list[Any]:
+    """Open, aggregate and close, without a word to anybody else; results, the last of which may be an error."""
+    results: list[Any] = []
+    with open_exchange("pinch", context, spec) as exchange:
+        try:
+            exchange.connect()
+            for x in inputs:
+                results.append(exchange.aggregate(x))
+        except CollectiveError as error:
+            results.append(error)
+    return results
+
+
+def live(hosts: PinchHosts, graph: Partitioned, inputs: list[np.ndarray], **options: Any) -> list[list[Any]]:
+    """Each rank's results of a whole life."""
+    groups = hosts.groups(graph.world, lanes="int16", timeout=2.0)
+    parts = [graph.split(x) for x in inputs]
+    arguments = {
+        name: {"spec": ExchangeSpec(group, halo, inputs[0].shape[1], **options), "inputs": [part[rank] for part in parts]}
+        for rank, (name, group, halo) in enumerate(zip(hosts.fabric.hosts, groups, graph.halos, strict=True))
+    }
+    return list(hosts.workers.call_all(whole_life, arguments, timeout=WITHIN).values())
+
+
+@pytest.mark.parametrize(
+    "words", ["drop link=h1->h3 kind=hello generation=3 attempt=0", "drop link=h1->h2 kind=ack generation=3 attempt=0"]
+)
+def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
+    """A rank is done, and another lacks its last hello or acknowledgement. Generation 2 is one without a scale."""
+    graph = lonely() if "hello" in words else draw_partitioned(0, 300, 2000, 3)
+    x = embeddings(0, graph, 16)
+    with faults(words) as injected:
+        found = live(hosts, graph, [x])
+    assert_faults_fired(injected)
+    assert all(isinstance(result, np.ndarray) for results in found for result in results), found
+
+
+def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
+    """Also who has lost the hello of a rank that has raised its error and closed."""
+    graph = draw_partitioned(0, 300, 2000, 3)
+    x = embeddings(0, graph, 16)
+    x[graph.halos[0].owned] = np.inf
+    with faults("drop link=h1->h2 kind=hello generation=2 attempt=0") as injected:
+        found = live(hosts, graph, [x])
+    assert_faults_fired(injected)
+    for (error,) in found:
+        assert str(error) == "exchange: rank 0 (h1) has embeddings that are not finite"
+
+
+def test_who_shares_nothing_is_left_behind_and_met_all_the_same(hosts) -> None:
+    """Where the scale is known, ranks that share frames do not wait for others, which may still be connecting."""
+    graph = lonely()
+    x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
+    for _ in range(5):
+        found = live(hosts, graph, [x] * 50, exponent=11)
+        assert all(len(results) == 50 and isinstance(results[-1], np.ndarray) for results in found), found
+
+
+@pytest.mark.parametrize("words", HELLOS)
+def test_hellos_that_are_lost_late_and_twice(hosts, faults, words) -> None:
+    """With scales that change, and ranks that therefore enter twice."""
+    graph = draw_partitioned(1, 200, 1500, 3, hub=1200)
+    x = embeddings(0, graph, 8) / np.float32(4096)
+    scales = [np.float32(10.0**power) for power in (0, 3, -3, 0, -36, 5, 5, 1)]
+    with hosts.open(graph, 8) as exchange, faults(*words) as injected:
+        exchange.check([x * scale for scale in scales] + [np.zeros_like(x), x])
+        exchange.check([x], times=20)
+    assert_faults_fired(injected)
+
+
+def move_to(context: WorkerContext, number: int, generation: int) -> None:
+    """Let all exchanges up to a generation have been."""
+    exchange, _ = context.objects[f"pinch/{number}"]
+    for name in ("seen", "acked"):
+        exchange._port._receive.maps[name].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
+    exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
+    exchange._generation = generation - 1
+    exchange._open()
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("first", [0xFFFFFFF8, 0x7FFFFFFC])
+def test_generations_wrap(hosts, faults, known, first) -> None:
+    graph = draw_partitioned(0, 300, 2000, 3, hub=1500)
+    x, form = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32), Format(16)
+    with hosts.open(graph, 16, timeout=5.0, exponent=1 if known else None) as exchange:
+        if not known:
+            exchange.aggregate([x])
+        exchange.call(move_to, [{"number": exchange.number, "generation": first}] * 3)
+        with faults("drop p=0.1", "duplicate p=0.2") as injected:
+            results = exchange.aggregate([x] * 16)
+        assert_faults_fired(injected)
+        for of_ranks in results:
+            for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True):
+                np.testing.assert_array_equal(found, wanted)
+        after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # which leaves out 0 and 1
+        assert exchange.call(generation_of, [{"number": exchange.number}] * 3) == [after] * 3
+
+
+def generation_of(context: WorkerContext, number: int) -> int:
+    exchange, _ = context.objects[f"pinch/{number}"]
+    found: int = exchange._port.generation
+    return found
