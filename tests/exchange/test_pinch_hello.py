@@ -1,16 +1,17 @@
 """How ranks enter and leave exchanges on real hosts: whoever is late, lost, alone, or gone is met as it should be."""
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from testbed.errors import CollectiveError
+from testbed.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired
 from testbed.worker import WorkerContext
-from tests.exchange.pinch_hosts import WITHIN, PinchHosts
+from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 from tests.exchange.pinch_twin import Format, exact
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 
@@ -140,3 +141,36 @@ def generation_of(context: WorkerContext, number: int) -> int:
     exchange, _ = context.objects[f"pinch/{number}"]
     found: int = exchange._port.generation
     return found
+
+
+def aggregate_or_compute(context: WorkerContext, number: int, inputs: list[Any], compute: bool) -> list[Any]:
+    """Aggregate, or be busy with something else till the end."""
+    if compute:
+        threading.Event().wait(WITHIN)
+    return aggregate_in(context, number, inputs)
+
+
+def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> None:
+    """It has answered for a while that it is up; who waits for it, too, and has therefore sent nothing, is not to blame."""
+    graph = draw_partitioned(0, 300, 2000, 3)
+    x = embeddings(0, graph, 16)
+    exchange = hosts.open(graph, 16, timeout=2.0)
+    exchange.check([x])
+    arguments = {
+        name: {**each, "compute": name == "h2"} for name, each in zip(exchange.names, exchange.arguments([x]), strict=True)
+    }
+    with faults("kill host=h2 at=500ms"):
+        found = hosts.workers.call_all(aggregate_or_compute, arguments, timeout=WITHIN, errors="return")
+    assert isinstance(found.pop("h2"), WorkerDied)
+    for name, (error,) in found.items():
+        assert f"({name}): rank 1 (h2) silent for 2 s (exchange " in str(error), error
+
+
+def test_who_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
+    graph = draw_partitioned(0, 300, 2000, 3)
+    x = embeddings(0, graph, 16)
+    with hosts.open(graph, 16, timeout=1.0) as exchange:
+        exchange.check([x])
+        two = dict(list(zip(exchange.names, exchange.arguments([x]), strict=True))[:2])
+        for name, (error,) in hosts.workers.call_all(aggregate_in, two, timeout=WITHIN).items():
+            assert f"({name}): rank 2 (h3) up, but not in this exchange, for 1 s (exchange " in str(error), error
