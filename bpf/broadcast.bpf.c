@@ -57,16 +57,7 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	if (bpf_skb_change_tail(w->skb, size, 0) ||
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
-	copy.head.magic = RING_MAGIC;
-	copy.head.version = RING_VERSION;
-	copy.head.kind = PINCH_EMBED;
-	copy.head.group = config.group;
-	copy.head.cookie = config.cookie;
-	copy.head.generation = w->generation;
-	copy.head.chunk = number;
-	copy.head.attempt = frame->attempt;
-	copy.head.last = config.rank;
-	copy.head.tag = w->control->tag;
+	write_head(&copy.head, PINCH_EMBED, w->generation, number, frame->attempt, w->control->tag);
 	copy.head.checksum = frame->check + ring_seal(PINCH_EMBED, w->generation, number, length, copy.head.tag);
 	frame->sent_us = now_us();
 	bpf_loop(config.ranks, send_copy, &copy, 0);

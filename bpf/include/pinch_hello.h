@@ -93,18 +93,8 @@ static __always_inline void write_hello(struct pinch_hello *hello, __u32 to, __u
 {
 	struct ring_frame *f = &hello->head;
 
-	f->magic = RING_MAGIC;
-	f->version = RING_VERSION;
-	f->kind = PINCH_HELLO;
-	f->group = config.group;
-	f->cookie = config.cookie;
-	f->generation = generation_of(word);
-	f->chunk = 0;
-	f->attempt = attempt;
-	f->hop = 0;
-	f->last = config.rank;
+	write_head(f, PINCH_HELLO, generation_of(word), 0, attempt, tag);
 	f->flags = ask;
-	f->tag = tag;
 	f->checksum = hello_check(word, tag);
 	hello->word = word;
 	address(f, to, sizeof(word));

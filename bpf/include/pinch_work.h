@@ -156,6 +156,22 @@ static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length
 	f->length = length;
 }
 
+/* The ring's header of a frame of this rank's, but for its flags, checksum and length. */
+static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
+{
+	f->magic = RING_MAGIC;
+	f->version = RING_VERSION;
+	f->kind = kind;
+	f->group = config.group;
+	f->cookie = config.cookie;
+	f->generation = generation;
+	f->chunk = chunk;
+	f->attempt = attempt;
+	f->hop = 0;
+	f->last = config.rank;
+	f->tag = tag;
+}
+
 /* Is a frame of this exchange, and from another of its ranks? */
 static __always_inline bool is_foreign(const struct ring_frame *f)
 {

@@ -30,7 +30,7 @@ __all__ = [
 
 LARGEST = 100  # magnitude of a value
 TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
-"""A summand: of 16 bits: half a step and a bit. Values are whole numbers, so one too many or too few is off by 1 at least."""
+"""A summand; of 16 bits, half a step and a bit. Values are whole numbers, so one too many or too few is off by 1 at least."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from testbed.collectives.transport import Counters
 from testbed.errors import KernelError, SpecError, TestbedError
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import ExchangeSpec, Processing
-from testbed.exchange.registry import EXCHANGES
+from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
 from testbed.machine import load_average
 from testbed.plan import FabricPlan
@@ -193,8 +193,7 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            chosen = [EXCHANGES[name] for name in options.exchanges]
-            modules = [rank.__name__, *(entry.path.partition(":")[0] for entry in chosen)]
+            modules = [rank.__name__, *modules_of(options.exchanges)]
             self._workers = stack.enter_context(Workers(self._fabric, options.affinity, modules))
             shown = ("lanes", "window", "processing", "iterations", "warmup", "affinity", "seed")
             self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})

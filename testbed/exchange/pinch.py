@@ -58,7 +58,6 @@ class Pinch(Exchange):
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are where it is
         self._odd = False  # some rank has values that are not finite, as all know
-        self.exchanges = 0
 
     def connect(self) -> None:
         """See `Exchange.connect`."""
@@ -126,7 +125,6 @@ class Pinch(Exchange):
             clear = self._cache is None
             self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
         self._open()
-        self.exchanges += 1
 
     def _exchange(self, x: Embeddings) -> int:
         """Have all sent and received.
@@ -161,13 +159,13 @@ class Pinch(Exchange):
         guess, port = self._scale.exponent, self._port
         assert port is not None
         holds = range(0) if guess is None else range(max(guess - self._scale.slack, LEAST_EXPONENT), guess + 1)
-        fits = guess is not None and own is not None and own <= guess
-        if fits and self._cache and guess is not None:
-            self._choose(x, self._cache, guess)
+        used = None if guess is None or own is None or own > guess else guess
+        if used is not None and self._cache:
+            self._choose(x, self._cache, used)
         with self._timed("send"):
             port.enter(own, holds)
-        if fits and guess is not None:
-            self._send(x, guess)
+        if used is not None:
+            self._send(x, used)
         complete = self._recovery.wait()
         highest = port.highest
         if highest is None:

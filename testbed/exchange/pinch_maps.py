@@ -25,7 +25,6 @@ __all__ = [
     "EXPONENT_BITS",
     "FLOW",
     "FRAME",
-    "HELLO_BYTES",
     "HUB",
     "LEAST_BYTES",
     "MAX_FLOWS",
@@ -54,7 +53,6 @@ UNKNOWN = 0xFFFFFFFF
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
 NOT_FINITE = 511
 EXPONENT_BITS = 9
-HELLO_BYTES = FRAME_BYTES + 8
 LEAST_BYTES = FRAME_BYTES + 8 * ACK_WORDS
 BELL_FOR_ALL = 1
 

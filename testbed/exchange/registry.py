@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from testbed.exchange.interface import Exchange, ExchangeSpec
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["EXCHANGES", "Entry", "open_exchange"]
+__all__ = ["EXCHANGES", "Entry", "modules_of", "open_exchange"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ EXCHANGES: dict[str, Entry] = {
     "tcp-push": Entry("testbed.exchange.tcp_push:TcpPush", "sockets", "tcp-ring", "send to those that need it"),
     "gloo": Entry("testbed.exchange.gloo:GlooGather", "sockets", "gloo", "torch.distributed's all-gather of all embeddings"),
 }
+
+
+def modules_of(names: Iterable[str]) -> list[str]:
+    """Name what the hosts' workers import for exchanges."""
+    return [EXCHANGES[name].path.partition(":")[0] for name in names]
 
 
 def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec) -> Exchange:

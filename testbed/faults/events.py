@@ -1,6 +1,7 @@
 """Events: what happens to hosts and links at a time, whatever is sent then. One model an action. Pure."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -64,9 +65,9 @@ class Event(BaseModel):
     action: str
 
     @property
+    @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The hosts that it is about."""
-        raise NotImplementedError
 
     @property
     def end(self) -> float | None:
