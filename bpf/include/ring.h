@@ -13,7 +13,7 @@
 #define RING_MAX_RANKS 32
 #define RING_MAX_GROUPS 4096
 #define RING_BLOCK 64		/* bytes; payloads are whole blocks, so that loops have few tests */
-#define RING_MAX_BLOCKS 54	/* 3,456 bytes: what fits the largest MTU of single-buffer XDP on veth */
+#define RING_MAX_BLOCKS 53	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
 #define RING_ORDERS 1024	/* orders that may wait to be taken; a power of two */
 #define RING_FAN_SMALL 8	/* frames that one bell can become */
 #define RING_FAN_LARGE 32

@@ -17,7 +17,7 @@
 
 #define RING_PORT 17170
 #define RING_MAGIC 0x4152 /* "RA" as it stands on the wire */
-#define RING_VERSION 1
+#define RING_VERSION 2
 
 enum ring_kind {
 	/* Between hosts. */
@@ -47,7 +47,7 @@ struct ring_frame {
 	struct ethhdr eth;
 	struct iphdr ip;
 	struct udphdr udp;
-	/* The ring's header, 38 bytes. */
+	/* The header of both protocols, 46 bytes. */
 	__u16 magic;
 	__u8 version;
 	__u8 kind;	  /* enum ring_kind */
@@ -55,22 +55,41 @@ struct ring_frame {
 	__u64 cookie;	  /* random, agreed when the group forms; keeps other sessions' frames out */
 	__u32 generation; /* number of the collective in the group, from 1 */
 	__u32 chunk;
-	__u64 checksum; /* sum of the payload's 64-bit words, and the seal */
-	__u8 attempt;	/* 0, then 1 more for each time that the chunk is sent anew */
+	__u64 checksum; /* of the payload, and the seal of the header */
+	__u8 attempt;	/* 0, then 1 more for each time that it is sent again */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
-	__u8 last;	/* rank where lap two ends, or whom a request or probe is about */
+	__u8 sender;	/* ranks, which the addresses must agree with */
+	__u8 receiver;
 	__u8 flags;
+	__u8 round;   /* how often lap one of the chunk has begun anew */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
+	__u8 lane;    /* CPU of the sender on which it was sent */
+	__u8 last;    /* rank where lap two ends, or whom a request or probe is about */
+	__u32 prev;   /* what the sender sent before it on the same lane */
 } __attribute__((packed, aligned(8)));
 
-_Static_assert(sizeof(struct ring_frame) == 80, "twin: testbed/protocol/wire.py");
+_Static_assert(sizeof(struct ring_frame) == 88, "twin: testbed/protocol/wire.py");
 _Static_assert(__builtin_offsetof(struct ring_frame, cookie) % 8 == 0, "one load");
 _Static_assert(__builtin_offsetof(struct ring_frame, checksum) % 8 == 0, "one load");
 
-/* What a checksum begins with, so that a frame adds up only as the one that its header says it is: a partial sum whose kind is changed
- * into a result's on its way does not. The multipliers are those of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+/* Words of the header, which the seal mixes. */
+#define SEAL_WORD(frame, field) (*(const __u64 *)((const void *)(frame) + __builtin_offsetof(struct ring_frame, field)))
+
+/* What a checksum begins with, so that a frame adds up only as the one that its header says it is, from whom it says and for whom it says. It
+ * covers every field of the header but the checksum; what lies below is compared with what it must be. For each word the mix is a bijection, so an
+ * error within one word is always seen; other errors are missed once in 2^64. Multipliers: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
  */
+static __always_inline __u64 frame_seal(const struct ring_frame *frame)
+{
+	__u64 x = SEAL_WORD(frame, generation) * 0xbf58476d1ce4e5b9ull + SEAL_WORD(frame, attempt);
+
+	x = (x ^ x >> 30) * 0x94d049bb133111ebull + SEAL_WORD(frame, tag);
+	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie + ((__u64)frame->kind << 16 | frame->group);
+	return x ^ x >> 31;
+}
+
+/* The same of kind, generation, chunk, length and tag alone. */
 static __always_inline __u64 ring_seal(__u8 kind, __u32 generation, __u32 chunk, __u16 length, __u16 tag)
 {
 	__u64 x = ((__u64)generation << 32 | chunk) * 0xbf58476d1ce4e5b9ull + ((__u64)kind << 32 | (__u32)length << 16 | tag);

@@ -189,10 +189,15 @@ class Frame(ctypes.LittleEndianStructure):
         ("checksum", c_uint64),
         ("attempt", c_uint8),
         ("hop", c_uint8),
-        ("last", c_uint8),
+        ("sender", c_uint8),
+        ("receiver", c_uint8),
         ("flags", c_uint8),
+        ("round", c_uint8),
         ("length", c_uint16),
         ("tag", c_uint16),
+        ("lane", c_uint8),
+        ("last", c_uint8),
+        ("prev", c_uint32),
     ]
 
 

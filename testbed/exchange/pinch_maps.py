@@ -189,7 +189,7 @@ class AckFrame(ctypes.LittleEndianStructure):
     """``struct pinch_ack``, its headers as raw bytes."""
 
     _pack_ = 1
-    _fields_ = [("head", c_uint8 * 80), ("words", c_uint64 * ACK_WORDS)]
+    _fields_ = [("head", c_uint8 * FRAME_BYTES), ("words", c_uint64 * ACK_WORDS)]
 
 
 class Waited(IntEnum):

@@ -91,7 +91,7 @@ struct record {
 	uint32_t claimed, done, sent_us, attempt;
 };
 
-#define MAX_HALVES 864 /* of a chunk's words */
+#define MAX_HALVES 848 /* of a chunk's words */
 
 static uint32_t weights[MAX_HALVES];
 
@@ -108,7 +108,7 @@ __attribute__((constructor)) static void draw_weights(void)
 }
 
 /* The sum of a chunk's halves of words, each times the weight of its place. Like the lanes it is summed over ranks by a plain add: halves
- * never carry, so 864 of 32 bits stay below 2^64.
+ * never carry, so 848 of 32 bits stay below 2^64.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {

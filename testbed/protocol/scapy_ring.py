@@ -38,10 +38,15 @@ class RingHeader(Packet):
         XLELongField("checksum", 0),
         ByteField("attempt", 0),
         ByteField("hop", 0),
-        ByteField("last", 0),
+        ByteField("sender", 0),
+        ByteField("receiver", 0),
         FlagsField("flags", 0, 8, ["useful", "spread", "doubt"]),
+        ByteField("round", 0),
         LEShortField("length", 0),
         XLEShortField("tag", 0),
+        ByteField("lane", 0),
+        ByteField("last", 0),
+        LEIntField("prev", 0),
     ]
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:

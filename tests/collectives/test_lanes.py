@@ -164,7 +164,7 @@ def test_weights_are_different_and_leave_room() -> None:
 @given(st.integers(2, 32), st.integers(0, 2**32 - 1), st.integers(0, 431), st.integers(0, 431), st.integers(0, 63))
 def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) -> None:
     """Two errors that cancel out: the same bit set in one word and cleared in another."""
-    halves = np.random.default_rng(seed).integers(0, (1 << 32) // ranks, (ranks, 864), dtype=np.uint32)
+    halves = np.random.default_rng(seed).integers(0, (1 << 32) // ranks, (ranks, 848), dtype=np.uint32)
     parts = halves.view(np.uint64)
     total = parts.sum(axis=0, dtype=np.uint64)
     assert weigh(total) == sum(weigh(part) for part in parts) < 1 << 64
