@@ -6,9 +6,9 @@
  * the next chunk of the rank that it has reached. So the number of frames under way stays what the ranks rang for at the
  * start, no acknowledgement is sent, and no process runs.
  *
- * Partial sums live in the frame and inputs are never written here, so doing a lap again gives the same sum. A rank that holds a
- * result answers from it. Two CPUs may work on a frame and its duplicate at once: storing begins with an atomic claim, and
- * whoever reads memory that the next collective may overwrite looks afterwards whether it has begun.
+ * Each rank sees to it that it gets what the rank before has sent (ring_lane.h), and sends again what the rank behind lacks: its input, a partial sum
+ * that it keeps, or the result. So a lap goes on from where it broke. Partial sums live in frames and inputs are never written here, so that lap one
+ * can also begin anew (`round`): what a process has refused, and what nobody keeps.
  */
 #include "ring_orders.h"
 
@@ -17,8 +17,14 @@ SEC("xdp")
 int ring_link(struct xdp_md *ctx)
 {
 	struct work w = {};
+	enum outcome outcome;
 
-	return begin(&w, ctx) ? leave(&w, on_frame(&w), true) : XDP_DROP;
+	if (!begin(&w, ctx))
+		return XDP_DROP;
+	outcome = on_frame(&w);
+	if (config.gap)
+		look_around(&w);
+	return leave(&w, outcome, true);
 }
 
 /* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
@@ -48,6 +54,8 @@ int ring_bell(struct xdp_md *ctx)
 SEC("xdp")
 int ring_order(struct xdp_md *ctx)
 {
+	__u32 here = bpf_get_smp_processor_id();
+	struct ring_order order;
 	struct work w = {};
 
 	if (!begin(&w, ctx))
@@ -57,19 +65,36 @@ int ring_order(struct xdp_md *ctx)
 	if (w.frame->flags & RING_FLAG_SPREAD && config.cpus > 1) {
 		__u32 cpu = count_up(&w, RING_SPREAD) % config.cpus;
 
-		if (cpu != bpf_get_smp_processor_id())
+		if (cpu != here)
 			return bpf_redirect_map(&cpus, cpu, XDP_DROP);
 	}
-	return leave(&w, on_order(&w), false);
+	if (!take(&w, &order))
+		return XDP_DROP;
+	if (order.kind == ORDER_PROBE && order.extra != ORDER_ANYWHERE && order.extra != here) {
+		w.frame->kind = RING_PROBE;
+		w.frame->chunk = order.chunk;
+		w.frame->attempt = order.attempt;
+		return bpf_redirect_map(&cpus, order.extra, XDP_DROP);
+	}
+	return leave(&w, on_order(&w, &order), false);
 }
 
-/* The same on another CPU. */
+/* The same on another CPU: a bell, or a probe that is to go out from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
+	struct ring_order order = { .kind = ORDER_PROBE };
 	struct work w = {};
 
-	return begin(&w, ctx) && w.frame->kind == RING_BELL ? leave(&w, on_order(&w), false) : XDP_DROP;
+	if (!begin(&w, ctx))
+		return XDP_DROP;
+	if (w.frame->kind == RING_PROBE) {
+		order.chunk = w.frame->chunk;
+		order.attempt = w.frame->attempt;
+	} else if (w.frame->kind != RING_BELL || !take(&w, &order)) {
+		return XDP_DROP;
+	}
+	return leave(&w, on_order(&w, &order), false);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -19,7 +19,7 @@
 #define RING_FAN_LARGE 32
 #define RING_PARKING 256	/* frames that may wait for the local gradient */
 #define RING_PARKING_TRIES 4	/* slots that a chunk may wait in */
-#define RING_ASKS 32		/* chunks that a CPU may have to ask for; a power of two */
+#define RING_ASKS 64		/* requests that a CPU may have to send; a power of two */
 
 struct ring_peer {
 	__u8 mac[ETH_ALEN];
@@ -35,8 +35,9 @@ struct ring_config {
 	__u32 group;
 	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
-	__u32 upstream;	   /* who lacks a chunk asks: 0 its owner, 1 the rank before */
-	__u32 gap;	   /* slots by which a result may be late before it is asked for; 0: only the timer asks */
+	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
+	__u32 upstream;	   /* who lacks a frame asks: 0 the chunk's owner, 1 the rank before */
+	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that orders are spread over */
 	struct ring_peer peers[RING_MAX_RANKS];
@@ -54,55 +55,109 @@ struct ring_control {
 	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 ordered;	/* orders given since the start */
-	__u32 quench_us; /* requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is */
-	__u32 settled;	/* generation of which the process has found all results that it needs to be what their checks say */
-	__u32 pad0[6];
+	__u32 holdoff_us; /* requests for a frame that was sent or asked for less than this ago are ignored; 0: none is */
+	__u32 settled;	/* generation of which the process has verified all results */
+	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
+	__u32 pad0[5];
 	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
+	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
 	__u32 stored; /* results of this generation */
 	__u32 taken;  /* orders taken since the start */
 	__u32 rtt_samples; /* of own chunks sent once, from launch to result (RFC 6298, Karn's rule), all since the start */
 	__u32 rtt_max_us;
 	__u64 rtt_sum_us;
-	__u32 pad1[8];
+	__u32 pad1[6];
 };
 
+/* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */
+enum ring_result_state {
+	RESULT_NONE,
+	RESULT_CLAIMED, /* a CPU writes it */
+	RESULT_DONE,
+	RESULT_REFUSED, /* the process has found that it is not what its check says */
+};
+
+/* The words `reduced` and `result` change by compare-and-exchange, and only ever forward: whoever was held up finds nothing to change. */
 struct ring_chunk {
 	__u64 input_sum; /* of the words in `input`, by the process */
 	__u64 result_sum;
-	__u32 claimed; /* generation that a CPU has begun to store */
-	__u32 done;    /* generation stored; 0: none; ~generation: its result has been refused */
-	__u32 sent_us; /* when this rank last sent it as its owner, or asked for it, low 32 bits; 0: not since it is stored */
-	__u32 attempt; /* of that */
+	__u64 reduced; /* generation << 32 | round: this rank's input is in the partial sum that it has sent */
+	__u64 result;  /* generation << 32 | round << 8 | enum ring_result_state */
+	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
+	__u32 lost[2];	 /* by stage: generation in which the frame to this rank is known to be lost */
+	__u32 sent_us;	 /* when this rank last sent it again, or as its owner at all, low 32 bits; 0: not */
+	__u32 attempt;	 /* of the latest frame about it that was sent */
+	__u32 pad[2];
 };
 
-/* How far the results of an owner have come without a hole: all before `slot`, and perhaps more. A hint, written without locks. */
-struct ring_front {
+/* A partial sum that was sent, for the rank behind, which may lack it. */
+struct ring_kept {
+	__u64 owner; /* generation << 32 | chunk: whose the slot is */
+	__u64 valid; /* the same once the data is all there; 0 until then */
+	__u64 sum;   /* of the data's words */
+	__u32 round;
+	__u32 pad;
+};
+
+/* One CPU's frames to the rank behind, which come there in this order. No other CPU writes it. */
+struct ring_lane {
 	__u32 generation;
-	__u32 slot;
+	__u32 prev;	/* latest frame that was sent the first time, as `prev` of a frame has it */
+	__u64 progress; /* frames that have brought something new, since the start */
+	__u32 heard[RING_MAX_RANKS]; /* frames from each rank, since the start */
+	__u32 pad[12];
+};
+
+/* What another rank has said of itself last. */
+struct ring_rank {
+	__u32 generation;
+	__u32 settled; /* generation */
+	__u32 told;    /* generation: it knows that this rank has settled that */
+	__u32 front;
 };
 
 /* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
 enum ring_order_kind {
-	ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap */
+	ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
 	ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
-	ORDER_REQUEST,	  /* ask for chunk `chunk` */
-	ORDER_PROBE,	  /* ask whether rank `chunk` is there */
+	ORDER_REQUEST,	  /* ask for the frame about chunk `chunk` that is missing */
+	ORDER_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
+	ORDER_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
 };
 
 struct ring_order {
 	__u32 kind;
 	__u32 generation;
 	__u32 chunk;
-	__u32 attempt; /* of a launch or probe */
+	__u16 attempt;
+	__u16 extra;
 };
 
-/* What the programs want sent, on one CPU: given while frames are received, taken by frames that this very CPU receives next. */
-struct ring_asks {
-	__u32 given;
+#define ORDER_ANYWHERE 0xffff
+
+/* A frame that is missing, as `prev` named it. */
+struct ring_ask {
+	__u32 generation;
+	__u32 item;
+	__u32 due_frame; /* to be asked for when so many frames have come */
+	__u32 due_us;	 /* and not before this time */
+};
+
+/* First in, first out: from `taken` on a frame is under way for each that will ask for it, from `carried` on they wait. */
+struct ring_queue {
 	__u32 taken;
-	__u32 carried; /* for so many of those given a frame is under way that takes one */
+	__u32 carried;
+	__u32 given;
 	__u32 pad;
-	struct ring_order orders[RING_ASKS];
+	struct ring_ask asks[RING_ASKS];
+};
+
+/* What the programs want to ask for, on one CPU. */
+struct ring_asks {
+	__u32 frames; /* that have come */
+	__u32 pad;
+	struct ring_queue fresh;
+	struct ring_queue again; /* asked for before: the request or the answer may be lost, too */
 };
 
 enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };
@@ -113,31 +168,37 @@ struct ring_parked {
 	__u32 chunk;
 	__u8 attempt;
 	__u8 hop;
+	__u8 round;
+	__u8 reserved;
 	__u16 length;
 	__u16 tag;
-	__u16 reserved[3];
-	__u64 checksum;
+	__u32 pad;
+	__u64 sum; /* of the data's words */
 };
 
 enum ring_counter {
 	RING_SENT,	      /* frames put on the wire */
 	RING_SENT_BYTES,      /* their bytes from the Ethernet header on */
-	RING_RESENT,	      /* of these, chunks sent anew and requests */
+	RING_RESENT,	      /* of these, chunks sent again, and requests */
 	RING_STORED,
-	RING_ANSWERED,	      /* first-lap frames answered from a result */
-	RING_DUPLICATE,	      /* second-lap frames whose result was there, and frames that are parked already */
+	RING_ANSWERED,	      /* results sent again */
+	RING_DUPLICATE,	      /* frames that bring nothing new */
 	RING_PARKED,
 	RING_BAD_COOKIE,
+	RING_BAD_RECEIVER,    /* for another rank */
 	RING_BAD_GENERATION,  /* too old or too new to be of use */
 	RING_BAD_CHUNK,	      /* beyond the tensor */
 	RING_BAD_LENGTH,
 	RING_BAD_TENSOR,      /* another rank reduces another tensor */
-	RING_BAD_RANK,	      /* a hop or rank that cannot be, or a sender that is no neighbour */
+	RING_BAD_RANK,	      /* a hop that cannot be, or a sender that has no business here */
 	RING_BAD_KIND,
 	RING_BAD_CHECKSUM,
 	RING_PARKING_FULL,
+	RING_NOT_HELD,	      /* requests for what this rank does not have either */
 	RING_SPREAD,	      /* orders handed to another CPU */
-	RING_GAPS,	      /* results that later ones have overtaken, asked for without the process */
+	RING_LOST,	      /* frames that later ones of their lane have overtaken */
+	RING_RESTARTED,	      /* laps that began anew */
+	RING_UNKEPT,	      /* partial sums for which there was no slot */
 	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
 	RING_COUNTERS,
 };

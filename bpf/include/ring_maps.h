@@ -78,7 +78,7 @@ struct {
 	__type(value, __u32);
 } fan_large SEC(".maps");
 
-/* The link and the doorbell's far end: a frame that goes on, and its copy, which asks for a chunk that is missing. */
+/* The link and the doorbell's far end: a frame that goes on, and its copy, which asks for a frame that is missing. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 2);
@@ -93,13 +93,36 @@ struct {
 	__type(value, struct ring_asks);
 } asks SEC(".maps");
 
-/* By owner. */
+/* By CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ring_lane);
+} lanes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, RING_MAX_RANKS);
 	__type(key, __u32);
-	__type(value, struct ring_front);
-} fronts SEC(".maps");
+	__type(value, struct ring_rank);
+} ranks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ring_kept);
+} kept SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, RING_BLOCK);
+} kept_data SEC(".maps");
 
 /* The other CPUs, each with `ring_remote` to go on there. */
 struct {
@@ -116,18 +139,7 @@ struct {
 	__type(value, __u64[RING_COUNTERS]);
 } counters SEC(".maps");
 
-enum ring_event_kind {
-	RING_EVENT_STORED = 1, /* `wake_at` results of `generation` are stored */
-	RING_EVENT_ALIVE,      /* `rank` answered a probe: it is in `generation` and has `stored` results of it */
-};
-
-struct ring_event {
-	__u32 kind;
-	__u32 rank;
-	__u32 generation;
-	__u32 stored;
-};
-
+/* `wake_at` results are stored: the value is the generation. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

@@ -11,6 +11,7 @@ static __always_inline enum outcome replay(struct work *w, __u32 slot)
 	void *data = bpf_map_lookup_elem(&parking_data, &slot);
 	struct ring_frame *f;
 	__u32 length;
+	__u64 sum;
 
 	if (!parked || !data || slot >= RING_PARKING)
 		return drop(w, RING_BAD_CHUNK);
@@ -18,59 +19,93 @@ static __always_inline enum outcome replay(struct work *w, __u32 slot)
 		return GONE;
 	length = parked->length;
 	if (length > config.chunk_bytes || length < RING_BLOCK || !resize(w, length) ||
-	    payload_fill(w->ctx, data, length)) {
+	    payload_fill(w->ctx, data, length) || !reload(w)) {
 		__sync_lock_test_and_set(&parked->state, PARKING_FREE);
 		return drop(w, RING_BAD_LENGTH);
 	}
-	f = w->frame = (void *)(long)w->ctx->data;
-	if ((void *)(f + 1) > (void *)(long)w->ctx->data_end)
-		return GONE;
+	f = w->frame;
 	f->kind = RING_REDUCE;
 	f->generation = parked->generation;
 	f->chunk = parked->chunk;
 	f->attempt = parked->attempt;
 	f->hop = parked->hop;
+	f->round = parked->round;
+	f->sender = rank_before(config.rank);
+	f->receiver = config.rank;
 	f->flags = 0;
-	f->checksum = parked->checksum;
 	f->length = length;
 	f->tag = parked->tag;
+	f->lane = 0;
+	f->prev = RING_NOTHING; /* it was looked at when the frame came */
+	sum = parked->sum;
 	__sync_lock_test_and_set(&parked->state, PARKING_FREE);
+	f->checksum = sum + frame_seal(f);
 	w->index = f->chunk;
 	return find_chunk(w) ? on_reduce(w) : GONE;
 }
 
-/* Ask for a chunk, unless it has come meanwhile. The frame is as long as a chunk, because the answer may not fit where a shorter
- * one has been. Every asking is another attempt: a fault that meets frames by what they say must not meet all of them.
+/* Ask for a frame. The request is as long as the answer, which may not fit where a shorter one has been. Every asking is another attempt: a fault
+ * that meets frames by what they say must not meet all of them.
  */
-static __always_inline enum outcome request(struct work *w, const struct ring_order *order)
+static __always_inline enum outcome request(struct work *w, __u8 round, enum stage stage)
 {
-	struct ring_tensor *tensor = tensor_of(w, order->generation);
-	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &order->chunk);
-	__u32 length = tensor->length;
+	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+	__u32 length = tensor->length, owner = owner_of(w->index);
 
-	if (!chunk)
-		return drop(w, RING_BAD_CHUNK);
-	if (chunk->done == order->generation || !resize(w, length))
+	if (!config.upstream && owner == config.rank)
+		return launch(w, (__u8)read_word(&w->chunk->reduced), true);
+	if (!resize(w, length))
 		return GONE;
-	chunk->sent_us = now_us();
 	w->frame->kind = RING_REQUEST;
-	w->frame->generation = order->generation;
-	w->frame->chunk = order->chunk;
-	w->frame->attempt = ++chunk->attempt;
+	w->frame->generation = generation_of(w->progress);
+	w->frame->chunk = w->index;
+	w->frame->attempt = ++w->chunk->attempt;
 	w->frame->hop = 0;
-	w->frame->last = config.rank;
-	w->frame->flags = refused(w, chunk) ? RING_FLAG_DOUBT : 0;
+	w->frame->flags = stage == RESULT ? RING_FLAG_RESULT : 0;
+	w->frame->round = round;
 	w->frame->tag = tensor->tag;
+	w->frame->prev = RING_NOTHING;
 	count(w, RING_RESENT);
-	return send(w, config.upstream ? rank_before(config.rank) : order->chunk % config.ranks, length);
+	return send(w, config.upstream ? rank_before(config.rank) : owner, length, 0);
 }
 
+/* Ask for whatever frame is next to come about a chunk, unless it is all there. */
+static __always_inline enum outcome request_next(struct work *w)
+{
+	__u32 generation = generation_of(w->progress);
+	__u64 reduced = read_word(&w->chunk->reduced), result = read_word(&w->chunk->result);
+	bool begun = generation_of(reduced) == generation;
+
+	if (generation_of(result) == generation && (state_of(result) == RESULT_DONE || state_of(result) == RESULT_CLAIMED))
+		return GONE;
+	if (generation_of(result) == generation && state_of(result) == RESULT_REFUSED)
+		return request(w, round_of(result) + 1, RESULT);
+	if (begun)
+		return request(w, (__u8)reduced, RESULT);
+	return is_mine(w->index) ? GONE : request(w, 0, PARTIAL);
+}
+
+/* A result was refused in round `round`. */
+static __always_inline enum outcome order_restart(struct work *w, __u8 round)
+{
+	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+
+	if (is_mine(w->index))
+		return restart(w, round);
+	w->length = tensor->length;
+	if (!resize(w, w->length))
+		return GONE;
+	w->frame->generation = generation_of(w->progress);
+	w->frame->chunk = w->index;
+	w->frame->tag = tensor->tag;
+	return ask_restart(w, round);
+}
+
+/* Is rank `to` there? On a CPU of its own the question is passed on as it is. */
 static __always_inline enum outcome probe(struct work *w, const struct ring_order *order)
 {
-	w->frame->kind = RING_PROBE;
 	w->frame->attempt = order->attempt;
-	w->frame->last = config.rank;
-	return send(w, order->chunk, 0);
+	return tell(w, RING_PROBE, order->chunk, RING_NOTHING, 0);
 }
 
 /* The next order, if there is one that no other CPU has taken. */
@@ -90,32 +125,31 @@ static __always_inline bool take(struct work *w, struct ring_order *order)
 	return false;
 }
 
-/* What is wanted of the collective at hand: an own chunk, on its first lap, or somebody else's. */
+/* What is wanted of the collective at hand. */
 static __always_inline enum outcome send_order(struct work *w, const struct ring_order *order)
 {
+	w->index = order->chunk;
 	if (order->generation != generation_of(w->progress) || order->chunk >= (__u32)w->progress)
 		return drop(w, RING_BAD_GENERATION);
-	if (order->kind == ORDER_REQUEST)
-		return request(w, order);
-	if (order->attempt)
-		count(w, RING_RESENT);
-	return launch(w, order->chunk, order->attempt, 0);
+	if (order->kind == ORDER_LAUNCH)
+		return launch_first(w);
+	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+	if (!w->chunk)
+		return drop(w, RING_BAD_CHUNK);
+	return order->kind == ORDER_RESTART ? order_restart(w, order->extra) : request_next(w);
 }
 
-static __always_inline enum outcome on_order(struct work *w)
+static __always_inline enum outcome on_order(struct work *w, const struct ring_order *order)
 {
-	struct ring_order order;
-
-	if (!take(w, &order))
-		return GONE;
-	switch (order.kind) {
+	switch (order->kind) {
 	case ORDER_LAUNCH:
 	case ORDER_REQUEST:
-		return send_order(w, &order);
+	case ORDER_RESTART:
+		return send_order(w, order);
 	case ORDER_REPLAY:
-		return replay(w, order.chunk);
+		return replay(w, order->chunk);
 	case ORDER_PROBE:
-		return probe(w, &order);
+		return probe(w, order);
 	}
 	return drop(w, RING_BAD_KIND);
 }
@@ -125,13 +159,15 @@ static __always_inline enum outcome on_ask(struct work *w)
 {
 	__u32 zero = 0;
 	struct ring_asks *list = bpf_map_lookup_elem(&asks, &zero);
-	struct ring_order order;
+	struct ring_ask ask;
 
-	if (!list || list->given == list->taken)
-		return drop(w, RING_BAD_KIND);
-	order = list->orders[list->taken % RING_ASKS];
-	list->taken += 1;
-	return send_order(w, &order);
+	if (!list || !(take_ask(w, list, &list->fresh, &ask) || take_ask(w, list, &list->again, &ask)))
+		return GONE;
+	w->index = ask.item >> RING_CHUNK_SHIFT;
+	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+	if (!w->chunk)
+		return GONE;
+	return request(w, ask.item >> RING_ROUND_SHIFT, ask.item & RING_STAGE_BIT);
 }
 
 /* Where a frame goes in the end. */

@@ -39,27 +39,37 @@ static __always_inline int payload_fill(struct xdp_md *ctx, void *from, __u32 le
 	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
 }
 
-/* frame += input */
-static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length)
+/* frame -> result, kept or parked. */
+static __always_inline int payload_take(struct xdp_md *ctx, void *to, __u32 length)
+{
+	if (length < RING_BLOCK || length > config.chunk_bytes)
+		return -1;
+	return bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), to, length);
+}
+
+/* *sum = the words' sum */
+static __always_inline int payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = blocks_of(length);
-	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
+	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
+	__u64 total = 0;
 
 	FOR_EACH_BLOCK(blocks) {
+		barrier_var(data_end); /* clang would compare with data_end + 1, which the verifier does not allow */
 		if ((void *)(words + WORDS) > data_end)
 			return -1;
 #pragma unroll
 		for (int i = 0; i < WORDS; i++)
-			words[i] += input[i];
+			total += words[i];
 		words += WORDS;
-		input += WORDS;
 	}
+	*sum = total;
 	return 0;
 }
 
-/* result = frame += input; *sum = the words' sum */
-static __always_inline int payload_add_store(struct xdp_md *ctx, const __u64 *input, __u64 *result, __u32 length, __u64 *sum)
+/* frame += input; *sum = the words' sum */
+static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = blocks_of(length);
@@ -74,37 +84,10 @@ static __always_inline int payload_add_store(struct xdp_md *ctx, const __u64 *in
 			__u64 word = words[i] + input[i];
 
 			words[i] = word;
-			result[i] = word;
 			total += word;
 		}
 		words += WORDS;
 		input += WORDS;
-		result += WORDS;
-	}
-	*sum = total;
-	return 0;
-}
-
-/* result = frame; *sum = the words' sum */
-static __always_inline int payload_store(struct xdp_md *ctx, __u64 *result, __u32 length, __u64 *sum)
-{
-	void *data_end = (void *)(long)ctx->data_end;
-	__u32 blocks = blocks_of(length);
-	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
-	__u64 total = 0;
-
-	FOR_EACH_BLOCK(blocks) {
-		if ((void *)(words + WORDS) > data_end)
-			return -1;
-#pragma unroll
-		for (int i = 0; i < WORDS; i++) {
-			__u64 word = words[i];
-
-			result[i] = word;
-			total += word;
-		}
-		words += WORDS;
-		result += WORDS;
 	}
 	*sum = total;
 	return 0;

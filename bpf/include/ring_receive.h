@@ -41,22 +41,52 @@ static __always_inline bool find_chunk(struct work *w)
 	return w->frame->generation != generation_of(w->progress) || fits(w);
 }
 
+/* Does this rank hold the result of the frame's chunk and generation? */
+static __always_inline bool holds(struct work *w)
+{
+	__u64 result = read_word(&w->chunk->result);
+
+	return generation_of(result) == w->frame->generation && state_of(result) == RESULT_DONE;
+}
+
+/* Is the whole frame what its sender has sealed? */
+static __always_inline bool verify(struct work *w, __u64 *sum)
+{
+	__u64 expected = payload_expected(w);
+
+	if (payload_sum(w->ctx, w->length, sum)) {
+		count(w, RING_BAD_LENGTH);
+		return false;
+	}
+	if (*sum == expected)
+		return true;
+	count(w, RING_BAD_CHECKSUM);
+	return false;
+}
+
 static __always_inline enum outcome on_reduce(struct work *w)
 {
 	__u32 generation = w->frame->generation, mine = generation_of(w->progress);
-	__u32 owner = w->index % config.ranks;
-	__u32 hop = config.rank >= owner ? config.rank - owner : config.rank + config.ranks - owner;
+	__u32 hop = steps_to(w->index, config.rank);
 	bool ready = false;
+	__u64 sum;
 
-	if (!hop || w->frame->hop != hop)
+	if (!hop || w->frame->hop != hop || w->frame->sender != rank_before(config.rank))
 		return drop(w, RING_BAD_RANK);
-	if (holds(w))
-		return answer(w);
+	if (!config.upstream && holds(w)) {
+		/* The owner has not got the result, which went on from here. */
+		if (!verify(w, &sum))
+			return GONE;
+		return too_soon(w, w->chunk->sent_us, now_us()) ? GONE : send_result(w, owner_of(w->index), w->frame->round);
+	}
 	if (generation != mine && generation != generation_after(mine))
 		return drop(w, RING_BAD_GENERATION);
 	if (generation == mine && w->index < (__u32)w->progress)
 		return reduce(w);
-	park(w, &ready);
+	if (!verify(w, &sum))
+		return GONE;
+	look_back(w, generation, w->frame->prev);
+	park(w, sum, &ready);
 	if (!ready)
 		return GONE;
 	return fits(w) ? reduce(w) : GONE;
@@ -64,114 +94,205 @@ static __always_inline enum outcome on_reduce(struct work *w)
 
 static __always_inline enum outcome on_result(struct work *w)
 {
-	__u32 generation = w->frame->generation;
-	__u64 sum;
-	int error;
+	__u32 generation = w->frame->generation, hop = result_steps_to(w->index, config.rank);
+	__u8 round = w->frame->round;
+	__u64 result = read_word(&w->chunk->result), sum;
+	enum taking taken;
 
-	if (w->frame->last >= config.ranks || w->frame->hop >= config.ranks)
+	if (!hop || w->frame->hop != hop)
 		return drop(w, RING_BAD_RANK);
-	if (w->chunk->done == generation) {
-		count(w, RING_DUPLICATE);
-	} else if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress) {
+	if (generation_of(result) == generation && state_of(result) != RESULT_NONE && round_of(result) >= round)
+		return drop(w, RING_DUPLICATE);
+	if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress)
 		/* No sum can be whole without this rank's part: a forgery, or a frame of another age. */
 		return drop(w, RING_BAD_GENERATION);
-	} else if (claim(w)) {
-		void *result = bpf_map_lookup_elem(&results, &w->index);
-
-		if (!result)
-			return GONE;
-		error = payload_store(w->ctx, result, w->length, &sum);
-		if (error || sum + seal(w) != w->frame->checksum) {
-			unclaim(w);
-			return drop(w, error ? RING_BAD_LENGTH : RING_BAD_CHECKSUM);
-		}
-		stored(w, sum);
-		w->frame->flags |= RING_FLAG_USEFUL;
+	if (!verify(w, &sum))
+		return GONE;
+	if (w->frame->sender == rank_before(config.rank))
+		look_back(w, generation, w->frame->prev);
+	taken = take_result(w, round, sum);
+	if (taken == NOT_TAKEN)
+		return drop(w, RING_DUPLICATE);
+	if (!reload(w))
+		return GONE;
+	if (hop + 1 < config.ranks) {
+		w->frame->hop = hop + 1;
+		enlist(w, generation, w->index, RESULT);
+		return send(w, rank_after(config.rank), w->length, sum);
 	}
-	if (config.rank != w->frame->last) {
-		w->frame->hop += 1;
-		return send(w, rank_after(config.rank), w->length);
-	}
-	return w->frame->flags & RING_FLAG_USEFUL ? launch_next(w) : GONE;
+	return taken == TAKEN_FIRST ? launch_next(w) : GONE;
 }
 
-/* Somebody lacks a result. Who holds it sends it; its owner, when nobody does yet, begins its first lap again. With `upstream` the
- * request comes from the rank behind this one, goes on against the ring as far as the owner, and does not when this rank asks itself.
+/* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */
+static __always_inline enum outcome ask_restart(struct work *w, __u8 round)
+{
+	w->frame->kind = RING_REQUEST;
+	w->frame->flags = RING_FLAG_RESTART;
+	w->frame->hop = 0;
+	w->frame->round = round;
+	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->prev = RING_NOTHING;
+	count(w, RING_RESENT);
+	return send(w, owner_of(w->index), w->length, 0);
+}
+
+/* The rank behind lacks the partial sum that this rank has sent. */
+static __always_inline enum outcome resend_partial(struct work *w, bool mine)
+{
+	__u64 reduced = read_word(&w->chunk->reduced);
+	__u8 round = reduced;
+	enum outcome outcome;
+
+	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
+		return drop(w, RING_NOT_HELD);
+	if (too_soon(w, w->chunk->sent_us, now_us()))
+		return GONE;
+	if (mine)
+		return launch(w, round, true);
+	if (send_kept(w, round, &outcome))
+		return outcome;
+	w->chunk->sent_us = now_us();
+	return ask_restart(w, round);
+}
+
+/* A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that. */
+static __always_inline enum outcome on_restart(struct work *w, bool mine)
+{
+	__u32 asker = w->frame->sender;
+
+	if (!mine)
+		return drop(w, RING_BAD_RANK);
+	if (holds(w) && is_settled(w, w->frame->generation)) {
+		if (too_soon(w, w->chunk->sent_us, now_us()))
+			return GONE;
+		return send_result(w, asker, w->frame->round + 1);
+	}
+	if (w->frame->generation != generation_of(w->progress))
+		return drop(w, RING_NOT_HELD);
+	return restart(w, w->frame->round);
+}
+
+/* Somebody lacks a frame. With `upstream` it comes from the rank behind this one, which lacks what this one has sent it; else this is the
+ * chunk's owner, which sends the result, or begins lap one again.
  */
 static __always_inline enum outcome on_request(struct work *w)
 {
-	__u32 generation = w->frame->generation, now = now_us();
-	bool mine = w->index % config.ranks == config.rank, held = holds(w);
+	bool mine = is_mine(w->index);
+	__u64 result = read_word(&w->chunk->result);
 
-	if (config.upstream ? !is_from(w, rank_after(config.rank)) : !mine || !is_from(w, w->frame->last))
-		return drop(w, RING_BAD_RANK);
-	/* Never launched: it will be, and nothing is lost yet. */
-	if (!held && (generation != generation_of(w->progress) || w->index >= (__u32)w->progress ||
-		      (mine && w->index / config.ranks >= (__u32)w->control->next)))
-		return drop(w, RING_BAD_GENERATION);
-	if (too_soon(w, w->chunk, now))
+	if (!is_sealed(w))
 		return GONE;
-	w->chunk->sent_us = now;
-	count(w, RING_RESENT);
-	if (held && config.upstream)
-		return resume(w);
-	if (held) {
-		w->frame->attempt = ++w->chunk->attempt;
-		return answer(w);
-	}
-	if (mine)
-		return launch(w, w->index, w->chunk->attempt + 1, w->frame->flags & RING_FLAG_DOUBT);
-	if (w->frame->hop + 1 >= config.ranks)
+	if (w->frame->flags & RING_FLAG_RESTART)
+		return on_restart(w, mine);
+	if (config.upstream ? w->frame->sender != rank_after(config.rank) : !mine)
 		return drop(w, RING_BAD_RANK);
-	w->frame->hop += 1;
-	return send(w, rank_before(config.rank), w->length);
+	if (holds(w) && (round_of(result) >= w->frame->round || is_settled(w, w->frame->generation))) {
+		if (too_soon(w, w->chunk->sent_us, now_us()))
+			return GONE;
+		return send_result(w, w->frame->sender, w->frame->round);
+	}
+	if (config.upstream && w->frame->flags & RING_FLAG_RESULT)
+		return drop(w, RING_NOT_HELD);
+	return resend_partial(w, mine);
+}
+
+/* What another rank says of itself. */
+static __always_inline void note_rank(struct work *w)
+{
+	__u32 sender = w->frame->sender, generation = w->frame->generation;
+	struct ring_rank *rank = bpf_map_lookup_elem(&ranks, &sender);
+
+	if (!rank || (rank->generation && is_before(generation, rank->generation)))
+		return;
+	rank->front = w->frame->chunk;
+	rank->generation = generation;
+	if (w->frame->flags & RING_FLAG_SETTLED)
+		rank->settled = generation;
+}
+
+/* What this rank says of itself. */
+static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __u32 prev, __u8 flags)
+{
+	__u32 generation = generation_of(read_word(&w->control->progress));
+
+	w->frame->kind = kind;
+	w->frame->generation = generation;
+	w->frame->chunk = w->control->front;
+	w->frame->hop = 0;
+	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == generation ? RING_FLAG_SETTLED : 0);
+	w->frame->round = 0;
+	w->frame->tag = 0;
+	w->frame->prev = prev;
+	return send(w, to, 0, 0);
 }
 
 static __always_inline enum outcome on_probe(struct work *w)
 {
-	__u32 asker = w->frame->last;
+	__u8 flags = w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0;
+	__u32 asker = w->frame->sender, prev = RING_NOTHING;
 
-	if (!is_from(w, asker))
-		return drop(w, RING_BAD_RANK);
-	w->frame->kind = RING_ALIVE;
-	w->frame->last = config.rank;
-	w->frame->generation = generation_of(w->progress);
-	w->frame->chunk = w->control->stored;
-	return send(w, asker, 0);
+	if (!is_sealed(w))
+		return GONE;
+	note_rank(w);
+	if (asker == rank_after(config.rank) && w->lane && w->lane->generation == generation_of(read_word(&w->control->progress)))
+		prev = w->lane->prev;
+	return tell(w, RING_ALIVE, asker, prev, flags);
 }
 
 static __always_inline enum outcome on_alive(struct work *w)
 {
-	struct ring_event event = {
-		.kind = RING_EVENT_ALIVE,
-		.rank = w->frame->last,
-		.generation = w->frame->generation,
-		.stored = w->frame->chunk,
-	};
+	__u32 lane = w->frame->lane, sender = w->frame->sender;
+	struct ring_rank *rank = bpf_map_lookup_elem(&ranks, &sender);
 
-	if (!is_from(w, event.rank))
-		return drop(w, RING_BAD_RANK);
-	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+	if (!is_sealed(w) || !rank)
+		return GONE;
+	note_rank(w);
+	if (w->frame->flags & RING_FLAG_TOLD)
+		rank->told = *(volatile __u32 *)&w->control->settled;
+	if (sender != rank_before(config.rank))
+		return GONE;
+	look_back(w, w->frame->generation, w->frame->prev);
+	if (w->frame->generation == generation_of(w->progress) && lane < 64)
+		__sync_fetch_and_or(&w->control->flushed, 1ull << lane);
 	return GONE;
 }
 
 /* What every frame must be before anything is looked at that it names. */
 static __always_inline bool begin(struct work *w, struct xdp_md *ctx)
 {
-	__u32 zero = 0;
+	__u32 zero = 0, cpu = bpf_get_smp_processor_id();
 
 	w->ctx = ctx;
 	w->frame = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	w->control = bpf_map_lookup_elem(&control, &zero);
 	w->counters = bpf_map_lookup_elem(&counters, &zero);
+	w->lane = bpf_map_lookup_elem(&lanes, &cpu);
 	if (!w->frame || !w->control || !w->counters)
 		return false;
-	if (w->frame->cookie != config.cookie || w->frame->version != RING_VERSION) {
+	if (w->frame->cookie != config.cookie || w->frame->version != RING_VERSION || w->frame->group != config.group) {
 		count(w, RING_BAD_COOKIE);
 		return false;
 	}
-	w->progress = *(volatile __u64 *)&w->control->progress;
+	w->progress = read_word(&w->control->progress);
 	w->index = w->frame->chunk;
+	return true;
+}
+
+/* Is a frame for this rank, and from another one? */
+static __always_inline bool is_for_me(struct work *w)
+{
+	__u32 sender = w->frame->sender;
+
+	if (w->frame->receiver != config.rank || w->frame->ip.daddr != config.peers[config.rank].ip) {
+		count(w, RING_BAD_RECEIVER);
+		return false;
+	}
+	if (sender >= RING_MAX_RANKS || sender >= config.ranks || sender == config.rank || w->frame->ip.saddr != config.peers[sender].ip) {
+		count(w, RING_BAD_RANK);
+		return false;
+	}
+	if (w->lane)
+		w->lane->heard[sender] += 1;
 	return true;
 }
 
@@ -180,6 +301,8 @@ static __always_inline enum outcome on_frame(struct work *w)
 	__u8 kind = w->frame->kind;
 	__u32 next;
 
+	if (!is_for_me(w))
+		return GONE;
 	if (kind == RING_PROBE)
 		return on_probe(w);
 	if (kind == RING_ALIVE)
@@ -190,8 +313,6 @@ static __always_inline enum outcome on_frame(struct work *w)
 		return GONE;
 	if (kind == RING_REQUEST)
 		return on_request(w);
-	if (!is_from(w, rank_before(config.rank)))
-		return drop(w, RING_BAD_RANK);
 	next = w->index + config.ranks;
 	if (kind == RING_REDUCE) {
 		payload_touch(bpf_map_lookup_elem(&inputs, &next));

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Inputs, results and parked frames: what one rank does with the memory that it shares with its process.
+/* Inputs, partial sums, results and parked frames: what one rank does with the memory that it shares with its process.
  *
- * Two CPUs may work on a frame and its duplicate at once, and the process may begin the next collective meanwhile. So storing
- * begins with an atomic claim, and whoever has read memory that may be overwritten looks afterwards whether it has been.
+ * Nothing that is held is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the
+ * process may begin the next collective meanwhile: so whoever writes has moved a word forward that says what is there (`advance`), which a CPU
+ * that was held up cannot; and whoever has read memory that may be overwritten looks afterwards whether it has been.
  */
 #pragma once
 
-#include "ring_gap.h"
+#include "ring_lane.h"
 #include "ring_payload.h"
 
-/* The frame becomes this rank's own chunk `index` on its first lap. `doubt`: RING_FLAG_DOUBT if who asks is in doubt, else 0. */
-static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 attempt, __u8 doubt)
+/* The frame becomes this rank's own chunk on its first lap. `again`: it was sent before. */
+static __always_inline enum outcome launch(struct work *w, __u8 round, bool again)
 {
-	struct ring_chunk *chunk = bpf_map_lookup_elem(&chunks, &index);
+	__u32 index = w->index, generation = generation_of(w->progress);
 	void *input = bpf_map_lookup_elem(&inputs, &index);
-	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+	struct ring_tensor *tensor = tensor_of(w, generation);
+	struct ring_chunk *chunk = w->chunk;
 	__u32 length = tensor->length;
 	__u64 sum;
 
@@ -25,21 +27,41 @@ static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 att
 	sum = chunk->input_sum;
 	if (overtaken(w))
 		return drop(w, RING_OVERTAKEN);
-	chunk->sent_us = now_us();
-	chunk->attempt = attempt;
-	w->frame = (void *)(long)w->ctx->data;
-	if ((void *)(w->frame + 1) > (void *)(long)w->ctx->data_end)
+	if (!reload(w))
 		return GONE;
+	chunk->sent_us = now_us();
 	w->frame->kind = RING_REDUCE;
-	w->frame->generation = generation_of(w->progress);
+	w->frame->generation = generation;
 	w->frame->chunk = index;
-	w->frame->attempt = attempt;
 	w->frame->hop = 1;
-	w->frame->last = 0;
-	w->frame->flags = refused(w, chunk) ? RING_FLAG_DOUBT : doubt;
+	w->frame->flags = 0;
+	w->frame->round = round;
 	w->frame->tag = tensor->tag;
-	w->frame->checksum = sum + ring_seal(RING_REDUCE, generation_of(w->progress), index, length, tensor->tag);
-	return send(w, rank_after(config.rank), length);
+	if (again) {
+		w->frame->attempt = ++chunk->attempt;
+		w->frame->prev = chunk->before[PARTIAL];
+		count(w, RING_RESENT);
+	} else {
+		w->frame->attempt = round ? chunk->attempt + 1 : 0;
+		enlist(w, generation, index, PARTIAL);
+	}
+	return send(w, rank_after(config.rank), length, sum);
+}
+
+/* Launch an own chunk that nobody has launched yet. */
+static __always_inline enum outcome launch_first(struct work *w)
+{
+	__u32 generation = generation_of(w->progress);
+	__u64 reduced;
+
+	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+	if (!w->chunk)
+		return GONE;
+	reduced = read_word(&w->chunk->reduced);
+	/* Round 0 is as low as a word of this generation can be. */
+	if (generation_of(reduced) == generation || !advance(&w->chunk->reduced, reduced, word_of(generation, 0)))
+		return GONE;
+	return launch(w, 0, false);
 }
 
 /* The frame is at liberty: it carries on as this rank's next chunk, if there is one. A slot beyond what is ready is left to the
@@ -48,72 +70,137 @@ static __always_inline enum outcome launch(struct work *w, __u32 index, __u8 att
 static __always_inline enum outcome launch_next(struct work *w)
 {
 	__u64 next = __sync_fetch_and_add(&w->control->next, 1);
-	__u64 progress = *(volatile __u64 *)&w->control->progress;
-	__u32 index = config.rank + config.ranks * (__u32)next;
+	__u64 progress = read_word(&w->control->progress);
 
-	if (generation_of(next) != generation_of(progress) || index >= (__u32)progress)
+	w->index = config.rank + config.ranks * (__u32)next;
+	if (generation_of(next) != generation_of(progress) || w->index >= (__u32)progress)
 		return GONE;
 	w->progress = progress;
-	return launch(w, index, 0, 0);
+	return launch_first(w);
 }
 
-/* Turn the frame into lap two of a result that this rank holds, as its `hop`th hop. */
-static __always_inline enum outcome send_result(struct work *w, __u8 hop, __u8 last)
+/* Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of round `round`. */
+static __always_inline enum outcome restart(struct work *w, __u8 round)
 {
-	void *result = bpf_map_lookup_elem(&results, &w->index);
-	__u32 length = w->length;
-	__u64 sum;
+	__u64 reduced = read_word(&w->chunk->reduced);
 
-	if (!result || !resize(w, length))
+	if (generation_of(reduced) != generation_of(w->progress) || (__u8)reduced != round || round == 0xff ||
+	    !advance(&w->chunk->reduced, reduced, reduced + 1))
 		return GONE;
-	if (payload_fill(w->ctx, result, length))
-		return drop(w, RING_BAD_LENGTH);
-	sum = w->chunk->result_sum;
-	w->frame = (void *)(long)w->ctx->data;
-	if ((void *)(w->frame + 1) > (void *)(long)w->ctx->data_end)
+	count(w, RING_RESTARTED);
+	count(w, RING_RESENT);
+	return launch(w, round + 1, false);
+}
+
+/* The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round. */
+static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 round)
+{
+	void *data = bpf_map_lookup_elem(&results, &w->index);
+	__u32 length = w->length, generation = w->frame->generation;
+	__u64 result = read_word(&w->chunk->result), sum;
+
+	if (!data || to >= config.ranks || !result_steps_to(w->index, to) || !resize(w, length))
 		return GONE;
 	barrier();
-	if (*(volatile __u32 *)&w->chunk->claimed != w->frame->generation)
+	if (payload_fill(w->ctx, data, length))
+		return drop(w, RING_BAD_LENGTH);
+	sum = w->chunk->result_sum;
+	barrier();
+	if (read_word(&w->chunk->result) != result || generation_of(result) != generation || state_of(result) != RESULT_DONE)
 		return drop(w, RING_OVERTAKEN);
+	if (!reload(w))
+		return GONE;
+	w->chunk->sent_us = now_us();
 	w->frame->kind = RING_RESULT;
-	w->frame->hop = hop;
-	w->frame->last = last;
+	w->frame->hop = result_steps_to(w->index, to);
 	w->frame->flags = 0;
-	w->frame->checksum = sum + seal(w);
+	w->frame->round = round_of(result) > round ? round_of(result) : round;
+	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->prev = to == rank_after(config.rank) ? w->chunk->before[RESULT] : RING_NOTHING;
 	count(w, RING_ANSWERED);
-	return send(w, rank_after(config.rank), length);
+	count(w, RING_RESENT);
+	return send(w, to, length, sum);
 }
 
-/* A lap two that visits every other rank. */
-static __always_inline enum outcome answer(struct work *w)
+static __always_inline __u32 kept_slot(__u32 index)
 {
-	return send_result(w, 1, rank_before(config.rank));
+	return index & (config.kept - 1);
 }
 
-/* Go on with a lap two that was lost behind this rank: the frame becomes the one that went on from here. */
-static __always_inline enum outcome resume(struct work *w)
+/* Keep the partial sum that is about to be sent, unless the slot has one that may still be needed. */
+static __always_inline void keep(struct work *w, __u64 sum)
 {
-	__u32 owner = w->index % config.ranks;
-	__u32 hops = (config.rank + 1 >= owner ? 0 : config.ranks) + config.rank + 1 - owner; /* since the lap began */
+	__u32 slot = kept_slot(w->index), generation = generation_of(w->progress), other;
+	struct ring_kept *kept_slot = bpf_map_lookup_elem(&kept, &slot);
+	void *data = bpf_map_lookup_elem(&kept_data, &slot);
+	__u64 mine = word_of(generation, w->index), owner;
+	struct ring_chunk *chunk;
 
-	if (hops >= config.ranks)
-		hops -= config.ranks;
-	if (hops == config.ranks - 1) /* it ended here */
-		return answer(w);
-	return send_result(w, hops + 1, rank_before(rank_before(owner)));
+	if (!kept_slot || !data)
+		return;
+	owner = read_word(&kept_slot->owner);
+	if (owner != mine && generation_of(owner) == generation) {
+		other = owner;
+		chunk = bpf_map_lookup_elem(&chunks, &other);
+		/* Whose result is here was taken from this rank by the rank behind. */
+		if (chunk && generation_of(read_word(&chunk->result)) != generation) {
+			count(w, RING_UNKEPT);
+			return;
+		}
+	}
+	if (owner != mine && is_before(generation, generation_of(owner)) && owner)
+		return;
+	kept_slot->valid = 0;
+	if (__sync_val_compare_and_swap(&kept_slot->owner, owner, mine) != owner)
+		return;
+	if (payload_take(w->ctx, data, w->length))
+		return;
+	kept_slot->sum = sum;
+	kept_slot->round = (__u8)read_word(&w->chunk->reduced);
+	__sync_lock_test_and_set(&kept_slot->valid, mine);
 }
 
-/* A result is in place: make it count, once. */
-static __always_inline void stored(struct work *w, __u64 sum)
+/* The frame becomes the partial sum that this rank has sent. False: it is not kept. */
+static __always_inline bool send_kept(struct work *w, __u8 round, enum outcome *outcome)
+{
+	__u32 slot = kept_slot(w->index), generation = generation_of(w->progress);
+	struct ring_kept *kept_slot = bpf_map_lookup_elem(&kept, &slot);
+	void *data = bpf_map_lookup_elem(&kept_data, &slot);
+	__u64 mine = word_of(generation, w->index), sum;
+
+	*outcome = GONE;
+	if (!kept_slot || !data || read_word(&kept_slot->valid) != mine || kept_slot->round != round)
+		return false;
+	if (!resize(w, w->length) || payload_fill(w->ctx, data, w->length))
+		return true;
+	sum = kept_slot->sum;
+	barrier();
+	if (read_word(&kept_slot->valid) != mine || kept_slot->round != round || !reload(w))
+		return true;
+	w->chunk->sent_us = now_us();
+	w->frame->kind = RING_REDUCE;
+	w->frame->hop = steps_to(w->index, config.rank) + 1;
+	w->frame->flags = 0;
+	w->frame->round = round;
+	w->frame->attempt = ++w->chunk->attempt;
+	w->frame->prev = w->chunk->before[PARTIAL];
+	count(w, RING_RESENT);
+	*outcome = send(w, rank_after(config.rank), w->length, sum);
+	return true;
+}
+
+/* A result is in place: make it count, once in a generation, or again after it was refused. */
+static __always_inline void stored(struct work *w, __u64 before, __u8 round, __u64 sum)
 {
 	__u32 generation = generation_of(w->progress);
 
 	w->chunk->result_sum = sum;
-	__sync_lock_test_and_set(&w->chunk->done, generation);
+	w->chunk->before[RESULT] = RING_NOTHING;
+	__sync_lock_test_and_set(&w->chunk->result, word_of(generation, result_of(round, RESULT_DONE)));
 	count(w, RING_STORED);
-	if (w->index % config.ranks != config.rank) {
-		w->chunk->attempt = 0;
-	} else if (!w->frame->attempt && !w->chunk->attempt) {
+	if (w->lane)
+		w->lane->progress += 1;
+	if (is_mine(w->index) && !w->frame->attempt && !round) {
 		__u32 rtt = now_us() - w->chunk->sent_us;
 
 		__sync_fetch_and_add(&w->control->rtt_samples, 1);
@@ -123,30 +210,44 @@ static __always_inline void stored(struct work *w, __u64 sum)
 			w->control->rtt_max_us = rtt;
 	}
 	w->chunk->sent_us = 0; /* whoever asks for it from now on can have it */
+	if (generation_of(before) == generation && state_of(before) == RESULT_DONE)
+		return;
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
-		struct ring_event event = { .kind = RING_EVENT_STORED, .generation = generation };
+		__u64 event = generation;
 
 		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 	}
-	look_back(w);
 }
 
-/* One CPU alone may write a result. */
-static __always_inline bool claim(struct work *w)
+enum taking {
+	TAKEN_FIRST, /* the first result of the chunk in this generation */
+	TAKEN_ANEW,  /* one of a later round */
+	NOT_TAKEN,
+};
+
+/* Take the frame's payload, which has been verified, for the result; what this rank holds already is kept if its process has verified it. */
+static __always_inline enum taking take_result(struct work *w, __u8 round, __u64 sum)
 {
 	__u32 generation = generation_of(w->progress);
-	__u32 seen = *(volatile __u32 *)&w->chunk->claimed;
+	void *data = bpf_map_lookup_elem(&results, &w->index);
+	__u64 before = read_word(&w->chunk->result);
+	bool first = generation_of(before) != generation;
 
-	return seen != generation && __sync_val_compare_and_swap(&w->chunk->claimed, seen, generation) == seen;
+	if (!data || (!first && round_of(before) >= round && state_of(before) != RESULT_NONE))
+		return NOT_TAKEN;
+	if (!first && state_of(before) == RESULT_DONE && is_settled(w, generation))
+		return advance(&w->chunk->result, before, word_of(generation, result_of(round, RESULT_DONE))) ? TAKEN_ANEW : NOT_TAKEN;
+	if (!advance(&w->chunk->result, before, word_of(generation, result_of(round, RESULT_CLAIMED))))
+		return NOT_TAKEN;
+	payload_take(w->ctx, data, w->length);
+	if (!reload(w))
+		return NOT_TAKEN;
+	stored(w, before, round, sum);
+	return first ? TAKEN_FIRST : TAKEN_ANEW;
 }
 
-static __always_inline void unclaim(struct work *w)
-{
-	__sync_lock_test_and_set(&w->chunk->claimed, 0);
-}
-
-/* Keep the frame's data until the process has its gradient ready and rings. */
-static __always_inline enum outcome park(struct work *w, bool *ready)
+/* Keep the frame's data until the process has its gradient ready and rings. `sum` is that of its payload, which has been verified. */
+static __always_inline enum outcome park(struct work *w, __u64 sum, bool *ready)
 {
 	struct ring_parked *parked;
 	__u32 slot, length = w->frame->length;
@@ -166,8 +267,10 @@ static __always_inline enum outcome park(struct work *w, bool *ready)
 		if (parked->generation == w->frame->generation && parked->chunk == w->frame->chunk)
 			return drop(w, RING_DUPLICATE);
 	}
-	if (tries == RING_PARKING_TRIES)
+	if (tries == RING_PARKING_TRIES) {
+		w->chunk->lost[PARTIAL] = w->frame->generation;
 		return drop(w, RING_PARKING_FULL);
+	}
 	data = bpf_map_lookup_elem(&parking_data, &slot);
 	if (!data) /* cannot be: the maps are equally long */
 		return GONE;
@@ -175,17 +278,18 @@ static __always_inline enum outcome park(struct work *w, bool *ready)
 	parked->chunk = w->frame->chunk;
 	parked->attempt = w->frame->attempt;
 	parked->hop = w->frame->hop;
-	parked->checksum = w->frame->checksum;
+	parked->round = w->frame->round;
+	parked->sum = sum;
 	parked->length = length;
 	parked->tag = w->frame->tag;
-	if (bpf_xdp_load_bytes(w->ctx, sizeof(struct ring_frame), data, length)) {
+	if (payload_take(w->ctx, data, length)) {
 		__sync_lock_test_and_set(&parked->state, PARKING_FREE);
 		return drop(w, RING_BAD_LENGTH);
 	}
 	__sync_lock_test_and_set(&parked->state, PARKING_PARKED);
 	/* The process may have become ready between the look at `progress` and the line above, and seen nothing parked. */
-	progress = *(volatile __u64 *)&w->control->progress;
-	if (generation_of(progress) == w->frame->generation && w->frame->chunk < (__u32)progress &&
+	progress = read_word(&w->control->progress);
+	if (reload(w) && generation_of(progress) == w->frame->generation && w->frame->chunk < (__u32)progress &&
 	    __sync_val_compare_and_swap(&parked->state, PARKING_PARKED, PARKING_FREE) == PARKING_PARKED) {
 		w->progress = progress;
 		*ready = true;
@@ -194,44 +298,51 @@ static __always_inline enum outcome park(struct work *w, bool *ready)
 	return drop(w, RING_PARKED);
 }
 
-/* Lap one, input ready: add it; the last rank of the lap has the sum. Where that holds a result which is in doubt, it keeps it until its
- * process has looked, and only passes the new one on.
- */
+/* Lap one, input ready: add it; the last rank of the lap has the sum. */
 static __always_inline enum outcome reduce(struct work *w)
 {
 	void *input = bpf_map_lookup_elem(&inputs, &w->index);
-	void *result = bpf_map_lookup_elem(&results, &w->index);
-	bool last = w->frame->hop + 1 >= config.ranks, keep;
-	__u64 sum, expected;
-	int error;
+	__u64 expected, sum, reduced = read_word(&w->chunk->reduced), now;
+	__u32 generation = generation_of(w->progress);
+	__u8 round = w->frame->round;
+	bool last = w->frame->hop + 1 >= config.ranks;
 
-	if (!input || !result)
+	if (!input)
 		return GONE;
-	keep = last && claim(w);
-	if (last && !keep && !(w->frame->flags & RING_FLAG_DOUBT))
+	now = word_of(generation, round);
+	/* With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on. */
+	if (reduced != now ? !is_forward(reduced, now) : config.upstream)
 		return drop(w, RING_DUPLICATE);
-	expected = w->frame->checksum + w->chunk->input_sum - (last ? seal(w) : 0);
-	if (keep) {
-		error = payload_add_store(w->ctx, input, result, w->length, &sum);
-		if (error || sum != expected) {
-			unclaim(w);
-			return drop(w, error ? RING_BAD_LENGTH : RING_BAD_CHECKSUM);
-		}
-		stored(w, sum);
-	} else {
-		if (payload_add(w->ctx, input, w->length))
-			return drop(w, RING_BAD_LENGTH);
-		if (overtaken(w))
-			return drop(w, RING_OVERTAKEN);
+	expected = payload_expected(w) + w->chunk->input_sum;
+	if (payload_add(w->ctx, input, w->length, &sum))
+		return drop(w, RING_BAD_LENGTH);
+	if (overtaken(w))
+		return drop(w, RING_OVERTAKEN);
+	if (sum != expected)
+		return drop(w, RING_BAD_CHECKSUM);
+	if (reduced != now && !advance(&w->chunk->reduced, reduced, now))
+		return drop(w, RING_DUPLICATE);
+	if (!reload(w))
+		return GONE;
+	if (w->lane && reduced != now)
+		w->lane->progress += 1;
+	look_back(w, generation, w->frame->prev);
+	if (!last) {
+		if (config.upstream)
+			keep(w, sum);
+		if (!reload(w))
+			return GONE;
+		w->frame->hop += 1;
+		enlist(w, generation, w->index, PARTIAL);
+		return send(w, rank_after(config.rank), w->length, sum);
 	}
-	w->frame->hop += 1;
-	if (last) {
-		w->frame->kind = RING_RESULT;
-		w->frame->hop = 1;
-		w->frame->last = rank_before(config.rank);
-		w->frame->flags = keep ? RING_FLAG_USEFUL : 0;
-		expected += seal(w);
-	}
-	w->frame->checksum = expected;
-	return send(w, rank_after(config.rank), w->length);
+	if (take_result(w, round, sum) == NOT_TAKEN)
+		return drop(w, RING_DUPLICATE);
+	if (!reload(w))
+		return GONE;
+	w->frame->kind = RING_RESULT;
+	w->frame->hop = 1;
+	w->frame->flags = 0;
+	enlist(w, generation, w->index, RESULT);
+	return send(w, rank_after(config.rank), w->length, sum);
 }

@@ -23,9 +23,9 @@ enum ring_kind {
 	/* Between hosts. */
 	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
 	RING_RESULT = 2,  /* lap two: the whole sum; ends at rank `last` */
-	RING_REQUEST = 3, /* rank `last` lacks this chunk's result and asks its owner */
-	RING_PROBE = 4,   /* is anybody there? */
-	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
+	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
+	RING_PROBE = 4,   /* is anybody there? generation = the one entered, chunk = the first whose result is missing */
+	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
 	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, last = the sender */
 	PINCH_ACK = 7,    /* frames of `chunk`'s surroundings that rank `last` has, as bitmap words */
 	PINCH_HELLO = 8,  /* rank `last` has entered an exchange; what it brings is a word */
@@ -36,9 +36,17 @@ enum ring_kind {
 	PINCH_GREET = 19, /* there are ranks to say hello to */
 };
 
-#define RING_FLAG_USEFUL 1 /* a rank of this lap stored a result that it did not have */
-#define RING_FLAG_SPREAD 2 /* of a bell: its frames are worth more than one CPU */
-#define RING_FLAG_DOUBT 4  /* whoever asks has refused a result of this chunk: only one of a settled generation will do, or a new sum */
+#define RING_FLAG_RESULT 1  /* of a request: what is missing is the result, not the partial sum */
+#define RING_FLAG_SPREAD 2  /* of a bell: its frames are worth more than one CPU */
+#define RING_FLAG_SETTLED 4 /* of a probe and its answer: the sender's process has verified all results of this generation */
+#define RING_FLAG_TOLD 16   /* of an answer: the probe said that its sender has settled */
+#define RING_FLAG_RESTART 8 /* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
+
+#define RING_NOTHING 0xffffffff /* in `prev`: nothing of this generation was sent on the lane before */
+#define RING_STAGE_BIT 1	/* of `prev`: RING_RESULT, not RING_REDUCE; then 8 bits of the round, then the chunk */
+#define RING_ROUND_SHIFT 1
+#define RING_CHUNK_SHIFT 9
+#define RING_MAX_CHUNKS ((1 << (32 - RING_CHUNK_SHIFT)) - 1)
 
 /* One struct for the whole frame, not a nested one for the header: only so does clang see that veth's 64-byte boundary makes
  * `cookie` and `checksum` aligned, and loads them in one instruction instead of byte by byte.
@@ -64,9 +72,9 @@ struct ring_frame {
 	__u8 round;   /* how often lap one of the chunk has begun anew */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
-	__u8 lane;    /* CPU of the sender on which it was sent */
-	__u8 last;    /* rank where lap two ends, or whom a request or probe is about */
-	__u32 prev;   /* what the sender sent before it on the same lane */
+	__u8 lane;    /* CPU of the sender that sent it: frames of a lane do not overtake each other */
+	__u8 last;
+	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct ring_frame) == 88, "twin: testbed/protocol/wire.py");

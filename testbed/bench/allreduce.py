@@ -50,7 +50,7 @@ class Options:
     lanes: Lanes = "int32"
     window: int = 8
     recovery: RecoveryFrom = "upstream"
-    gap: int = 16
+    gap: int = 1
     affinity: Affinity = "rank"
     seed: int = 0
 

@@ -65,7 +65,7 @@ class Options:
     budget: float = 30.0
     lanes: str = "int16"
     window: int = 8
-    gap: int = 16
+    gap: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -193,7 +193,7 @@ def faults(
     offload: Annotated[str, typer.Option(help="on or off; with faults, hosts' are off in either case.")] = "off",
     lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
     window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
-    gap: Annotated[int, typer.Option(help="As of testbed bench allreduce.")] = 16,
+    gap: Annotated[int, typer.Option(help="As of testbed bench allreduce.")] = 1,
     figure: Annotated[
         Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; the CSV goes beside it.")
     ] = None,

@@ -83,7 +83,7 @@ class GroupSpec:
     capacity: int = 16 << 20
     window: int = 8
     recovery: RecoveryFrom = "upstream"
-    gap: int = 16
+    gap: int = 1
     timeout: float = 10.0
     on_overflow: OnOverflow = "error"
     affinity: Affinity = "none"

@@ -13,7 +13,7 @@ from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_vo
 
 from testbed.collectives.group import GroupSpec, Member
 from testbed.collectives.lanes import NativeLanes
-from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, EventKind, Order
+from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, Order
 from testbed.protocol.wire import (
     BLOCK,
     FRAME_BYTES,
@@ -43,17 +43,19 @@ __all__ = [
     "Chunk",
     "Config",
     "Control",
-    "Event",
-    "EventKind",
     "Frame",
-    "Front",
+    "Kept",
     "Kind",
+    "Lane",
     "NativeRing",
     "Order",
     "Parked",
     "Peer",
+    "Rank",
+    "RingAsk",
     "RingAsks",
     "RingOrder",
+    "RingQueue",
     "Tensor",
     "make_bell",
     "peer",
@@ -79,6 +81,7 @@ class Config(ctypes.Structure):
         ("group", c_uint32),
         ("chunk_bytes", c_uint32),
         ("chunks", c_uint32),
+        ("kept", c_uint32),
         ("upstream", c_uint32),
         ("gap", c_uint32),
         ("uplink", c_uint32),
@@ -101,16 +104,18 @@ class Control(ctypes.Structure):
         ("tensors", Tensor * 2),
         ("wake_at", c_uint32),
         ("ordered", c_uint32),
-        ("quench_us", c_uint32),
+        ("holdoff_us", c_uint32),
         ("settled", c_uint32),
-        ("pad0", c_uint32 * 6),
+        ("front", c_uint32),
+        ("pad0", c_uint32 * 5),
         ("next", c_uint64),
+        ("flushed", c_uint64),
         ("stored", c_uint32),
         ("taken", c_uint32),
         ("rtt_samples", c_uint32),
         ("rtt_max_us", c_uint32),
         ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 8),
+        ("pad1", c_uint32 * 6),
     ]
 
 
@@ -120,35 +125,68 @@ class Chunk(ctypes.Structure):
     _fields_ = [
         ("input_sum", c_uint64),
         ("result_sum", c_uint64),
-        ("claimed", c_uint32),
-        ("done", c_uint32),
+        ("reduced", c_uint64),
+        ("result", c_uint64),
+        ("before", c_uint32 * 2),
+        ("lost", c_uint32 * 2),
         ("sent_us", c_uint32),
         ("attempt", c_uint32),
+        ("pad", c_uint32 * 2),
     ]
+
+
+class Kept(ctypes.Structure):
+    """``struct ring_kept``."""
+
+    _fields_ = [("owner", c_uint64), ("valid", c_uint64), ("sum", c_uint64), ("round", c_uint32), ("pad", c_uint32)]
+
+
+class Lane(ctypes.Structure):
+    """``struct ring_lane``."""
+
+    _fields_ = [
+        ("generation", c_uint32),
+        ("prev", c_uint32),
+        ("progress", c_uint64),
+        ("heard", c_uint32 * MAX_RANKS),
+        ("pad", c_uint32 * 12),
+    ]
+
+
+class Rank(ctypes.Structure):
+    """``struct ring_rank``."""
+
+    _fields_ = [("generation", c_uint32), ("settled", c_uint32), ("told", c_uint32), ("front", c_uint32)]
 
 
 class RingOrder(ctypes.Structure):
     """``struct ring_order``."""
 
-    _fields_ = [("kind", c_uint32), ("generation", c_uint32), ("chunk", c_uint32), ("attempt", c_uint32)]
+    _fields_ = [("kind", c_uint32), ("generation", c_uint32), ("chunk", c_uint32), ("attempt", c_uint16), ("extra", c_uint16)]
+
+
+class RingAsk(ctypes.Structure):
+    """``struct ring_ask``."""
+
+    _fields_ = [("generation", c_uint32), ("item", c_uint32), ("due_frame", c_uint32), ("due_us", c_uint32)]
+
+
+class RingQueue(ctypes.Structure):
+    """``struct ring_queue``."""
+
+    _fields_ = [
+        ("taken", c_uint32),
+        ("carried", c_uint32),
+        ("given", c_uint32),
+        ("pad", c_uint32),
+        ("asks", RingAsk * ASKS),
+    ]
 
 
 class RingAsks(ctypes.Structure):
     """``struct ring_asks``."""
 
-    _fields_ = [
-        ("given", c_uint32),
-        ("taken", c_uint32),
-        ("carried", c_uint32),
-        ("pad", c_uint32),
-        ("orders", RingOrder * ASKS),
-    ]
-
-
-class Front(ctypes.Structure):
-    """``struct ring_front``."""
-
-    _fields_ = [("generation", c_uint32), ("slot", c_uint32)]
+    _fields_ = [("frames", c_uint32), ("pad", c_uint32), ("fresh", RingQueue), ("again", RingQueue)]
 
 
 class Parked(ctypes.Structure):
@@ -160,17 +198,13 @@ class Parked(ctypes.Structure):
         ("chunk", c_uint32),
         ("attempt", c_uint8),
         ("hop", c_uint8),
+        ("round", c_uint8),
+        ("reserved", c_uint8),
         ("length", c_uint16),
         ("tag", c_uint16),
-        ("reserved", c_uint16 * 3),
-        ("checksum", c_uint64),
+        ("pad", c_uint32),
+        ("sum", c_uint64),
     ]
-
-
-class Event(ctypes.Structure):
-    """``struct ring_event``."""
-
-    _fields_ = [("kind", c_uint32), ("rank", c_uint32), ("generation", c_uint32), ("stored", c_uint32)]
 
 
 class Frame(ctypes.LittleEndianStructure):
@@ -218,6 +252,9 @@ class NativeRing(ctypes.Structure):
         ("inputs", c_void_p),
         ("results", c_void_p),
         ("records", c_void_p),
+        ("cpus", c_void_p),
+        ("cpu_count", c_uint32),
+        ("upstream", c_uint32),
         ("lanes", NativeLanes),
         ("chunk_bytes", c_uint32),
         ("window", c_uint32),
@@ -227,16 +264,21 @@ class NativeRing(ctypes.Structure):
         ("least_exponent", c_int32),
         ("exponents", c_uint32),
         ("timeout_ns", c_int64),
-        ("chase_ns", c_int64),
         ("consumer", c_void_p),
         ("producer", c_void_p),
-        ("event_data", c_void_p),
-        ("block", c_uint32),
-        ("last", c_uint32),
         ("front", c_uint32),
-        ("chased", c_uint32),
+        ("asked", c_uint32),
         ("allowed", c_uint32),
+        ("stalls", c_uint32),
+        ("probes", c_uint32),
         ("pad", c_uint32),
+        ("moved", c_uint64),
+        ("quiet_since", c_uint64),
+        ("srtt", c_int64),
+        ("rttvar", c_int64),
+        ("rtt_sum_us", c_uint64),
+        ("rtt_samples", c_uint32),
+        ("pad2", c_uint32),
         ("refused", c_uint64),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),

@@ -22,25 +22,19 @@ from testbed.kernel import BpfObject
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
+from testbed.protocol.memory import ANYWHERE
 from testbed.protocol.scale import SLACK
 
-__all__ = ["Event", "Outcome", "RingPort"]
+__all__ = ["Outcome", "Peer", "RingPort"]
 
-_CHUNK = np.dtype(
-    [
-        ("input_sum", "<u8"),
-        ("result_sum", "<u8"),
-        ("claimed", "<u4"),
-        ("done", "<u4"),
-        ("sent_us", "<u4"),
-        ("attempt", "<u4"),
-    ]
-)
-_RING_BUFFER_HEADER = 8
-_QUENCH_US = 500
-"""Requests for a chunk that was sent or asked for less than this ago are ignored, until round trips are known."""
-_CHASE_NS = 500_000
-"""How long nothing may come, near the end of a collective, before what is missing is asked for."""
+_HOLDOFF_US = 500
+"""Requests for a frame that was sent again less than this ago are ignored, until round trips are known."""
+_MOST_TOKENS = 192
+"""Frames under way at most, whatever the window: the ring of a veth's queue has 256 places, and drops what it has no room for."""
+_KEPT = 4
+"""Slots for partial sums, for each frame under way."""
+_SLICE_NS = 100_000_000
+"""How long `reduce` waits before it leaves it to the recovery to find out who is there."""
 
 
 class Outcome(IntEnum):
@@ -58,12 +52,13 @@ _OUTCOMES = tuple(Outcome)
 
 
 @dataclass(frozen=True)
-class Event:
-    """A rank has answered a probe: it is in ``generation`` and holds ``stored`` results of it."""
+class Peer:
+    """What another rank has said of itself last: `testbed.protocol.liveness.PeerState`."""
 
-    rank: int
     generation: int
-    stored: int
+    settled: int
+    told: int
+    front: int
 
 
 class RingPort:
@@ -77,6 +72,8 @@ class RingPort:
         cpus = sorted(os.sched_getaffinity(1))
         if cpus != list(range(len(cpus))):
             cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
+        self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
+        kept = 1 << (_KEPT * self.window * spec.size - 1).bit_length()
         config = maps.Config(
             cookie=spec.cookie,
             rank=spec.rank,
@@ -84,6 +81,7 @@ class RingPort:
             group=spec.group_id,
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
+            kept=kept,
             upstream=int(spec.recovery == "upstream"),
             gap=spec.gap,
             cpus=len(cpus),
@@ -91,17 +89,18 @@ class RingPort:
         )
         for other in spec.members:
             config.peers[other.rank] = maps.peer(spec.me, other)
-        payload = ("inputs", "results", "parking_data")
+        payload = ("inputs", "results", "parking_data", "kept_data")
+        lanes_ = {"lanes": os.sysconf("SC_NPROCESSORS_CONF"), "kept": kept, "kept_data": kept}
         self._object = BpfObject(
             "ring",
             rodata=config,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks) | {"cpus": len(cpus)},
+            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks) | {"cpus": len(cpus)} | lanes_,
             value_sizes=dict.fromkeys(payload, self.chunk_bytes),
         )
         self.doorbell: socket.socket | None = None
         try:
             self._share()
-            self._connect_doorbell(lanes)
+            self._connect_doorbell(lanes, len(cpus))
             dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
         except BaseException:
             self._close_own()
@@ -111,11 +110,13 @@ class RingPort:
         shared = self._object.maps
         self.inputs: NDArray[np.uint8] = shared["inputs"].view(np.uint8).reshape(-1)
         self.results: NDArray[np.uint8] = shared["results"].view(np.uint8).reshape(-1)
-        self.records = shared["chunks"].view(_CHUNK).reshape(-1)
+        self.records = shared["chunks"].view(np.dtype(maps.Chunk)).reshape(-1)
         self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
         self.parking = shared["parking"].view(np.uint8)
         self.orders = shared["orders"].view(np.uint8)
-        self.control.quench_us = _QUENCH_US
+        self.lanes = shared["lanes"].view(np.dtype(maps.Lane)).reshape(-1)
+        self._ranks = shared["ranks"].view(np.dtype(maps.Rank)).reshape(-1)
+        self.control.holdoff_us = _HOLDOFF_US
         far = socket.if_nametoindex(BELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
             shared["fan_ask"].update(index, device)
@@ -126,9 +127,9 @@ class RingPort:
         fill_cpumap(shared["cpus"], range(shared["cpus"].max_entries), maps.PARKING, remote)
         self._events = shared["events"]
         self._counters = shared["counters"]
-        self._consumer, self._producer, self._data = self._events.ring_buffer()
+        self._consumer, self._producer, _ = self._events.ring_buffer()
 
-    def _connect_doorbell(self, lanes: Lanes) -> None:
+    def _connect_doorbell(self, lanes: Lanes, cpus: int) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
         bell = maps.make_bell(maps.Kind.BELL, self.spec, maps.FRAME_BYTES + self.chunk_bytes)
@@ -148,13 +149,15 @@ class RingPort:
             records=self.records.ctypes.data,
             lanes=NativeLanes(lanes),
             chunk_bytes=self.chunk_bytes,
-            window=self.spec.window,
+            cpus=self.lanes.ctypes.data,
+            cpu_count=cpus,
+            upstream=int(self.spec.recovery == "upstream"),
+            window=self.window,
+            timeout_ns=_SLICE_NS,
             yields=self.spec.yields,
             slack=SLACK,
-            chase_ns=_CHASE_NS,
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
-            event_data=self._data.ctypes.data,
             least_exponent=EXPONENTS.start,
             exponents=len(EXPONENTS),
         )
@@ -169,13 +172,11 @@ class RingPort:
         self._finish = library.ring_finish
         self._finish.argtypes = [pointer, layout, u32, pointer]
         self._order = library.ring_order
-        self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32], None
-        self._replay = library.ring_replay
-        self._replay.argtypes, self._replay.restype = [pointer, u32, u32], None
+        self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32, u32], None
+        self._begin = library.ring_begin
+        self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
         self._flush = library.ring_flush
         self._flush.argtypes = [pointer]
-        self._take = library.ring_take
-        self._take.argtypes, self._take.restype = [pointer, u32], u32
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
@@ -217,62 +218,45 @@ class RingPort:
         """Time spent since the start, by phase."""
         return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in PHASES}
 
-    def set_timeout(self, seconds: float) -> None:
-        """How long `reduce` waits before it gives a collective to the recovery."""
-        self._native.timeout_ns = int(seconds * 1e9)
+    def begin(self, generation: int) -> None:
+        """Enter a generation with nothing to reduce."""
+        self._begin(self._ring, generation, 0, 0, 0, 0)
 
-    def set_quench(self, seconds: float) -> None:
-        """How long ago a chunk must have been sent or asked for, for a request to count."""
-        self.control.quench_us = int(seconds * 1e6)
-
-    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
+    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""
-        self._order(self._ring, kind, generation, chunk, attempt)
-
-    def replay(self, generation: int, ready: int) -> None:
-        """Prepare orders for the frames parked for chunks below ``ready``."""
-        self._replay(self._ring, generation, ready)
+        self._order(self._ring, kind, generation, chunk, attempt, extra)
 
     def flush(self) -> None:
         """Ring for the orders that wait."""
         self._check(self._flush(self._ring))
 
-    def take(self, most: int) -> int:
-        """Claim slots for new launches; the first of them."""
-        return int(self._take(self._ring, most))
-
     def wait(self, target: int, seconds: float) -> bool:
-        """Sleep until ``target`` results are stored (True), or an event or the end of time comes (False)."""
+        """Sleep until ``target`` results are stored (True), or the end of time comes (False); have sent again what is missing."""
         result = self._wait(self._ring, target, int(seconds * 1e9))
         self._check(-result if result < 0 else 0)
         return bool(result)
 
-    def events(self) -> list[Event]:
-        """Answers to probes that have come in since the last call."""
-        found = []
-        position, end = int(self._consumer[0]), int(self._producer[0])
-        mask = self._data.size // 2 - 1
-        while position < end:
-            length = int.from_bytes(self._data[position & mask : (position & mask) + 4].tobytes(), "little")
-            start = (position & mask) + _RING_BUFFER_HEADER
-            event = maps.Event.from_buffer_copy(
-                self._data[start : start + ctypes.sizeof(maps.Event)].tobytes()
-            )
-            if event.kind == maps.EventKind.ALIVE:
-                found.append(Event(event.rank, event.generation, event.stored))
-            position += _RING_BUFFER_HEADER + (length & 0x3FFFFFFF) + 7 & ~7
-        self._consumer[0] = position
+    def moved(self) -> int:
+        """Frames that have brought something new, since the start."""
+        return int(self.lanes["progress"].sum())
+
+    def heard(self) -> NDArray[np.uint64]:
+        """Frames from each rank, since the start."""
+        found: NDArray[np.uint64] = self.lanes["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
         return found
 
-    def done(self, total: int) -> NDArray[np.uint32]:
-        """For each of the first ``total`` chunks the generation of the result that is stored."""
-        view: NDArray[np.uint32] = self.records["done"][:total]
-        return view
+    def peers(self) -> list[Peer]:
+        """What each rank has said of itself last; zeros: nothing."""
+        return [
+            Peer(int(row["generation"]), int(row["settled"]), int(row["told"]), int(row["front"]))
+            for row in self._ranks[: self.spec.size].copy()
+        ]
 
     def forget(self, generation: int) -> None:
-        """Numbers begin anew: what is stored of collectives before ``generation`` must not pass for results to come."""
-        old = self.records["done"] != generation
-        self.records["done"][old] = self.records["claimed"][old] = 0
+        """What is stored of collectives before ``generation`` must not pass for results to come, when numbers begin anew."""
+        for name in ("reduced", "result"):
+            words = self.records[name]
+            words[words >> np.uint64(32) != generation] = 0
 
     def counters(self) -> dict[str, int]:
         """All of ``enum ring_counter``, summed over CPUs."""

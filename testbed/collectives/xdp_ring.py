@@ -17,11 +17,11 @@ from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout
 from testbed.collectives.ring_port import Outcome, RingPort
-from testbed.collectives.ring_recovery import Recovery
+from testbed.collectives.ring_recovery import FIRST, Recovery
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
 from testbed.errors import CollectiveError
 from testbed.fabric.dispatch import Dispatcher
-from testbed.protocol.generation import generation_after
+from testbed.protocol.generation import generation_after, must_forget
 from testbed.protocol.scale import SLACK, ScaleGuess
 from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
 
@@ -43,10 +43,11 @@ class XdpRing(Transport):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        self._generation = 0
+        self._generation = FIRST
         self._tensors: dict[int, _Tensor] = {}
         self._port: RingPort | None = None
         self._failed: str | None = None
+        self._together = False  # all ranks have met, and this one is in no collective
 
     def connect(self) -> None:
         """See `Transport.connect`."""
@@ -54,6 +55,7 @@ class XdpRing(Transport):
             self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
             self._recovery = Recovery(self._port)
             self._recovery.meet()
+            self._together = True
 
     @property
     def phases(self) -> dict[str, float]:
@@ -101,8 +103,9 @@ class XdpRing(Transport):
         assert port is not None
         before, self._generation = self._generation, generation_after(self._generation)
         generation = self._generation
-        if generation < before:
+        if must_forget(before, generation):
             port.forget(before)
+        self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
         outcome = port.reduce(kind.layout, generation, kind.tag(exponent), source, target, absmax, exponent)
@@ -126,6 +129,7 @@ class XdpRing(Transport):
             except CollectiveError as error:
                 self._failed = str(error)
                 raise
+        self._together = True
         return outcome
 
     def _agree(self, tensor: Tensor) -> int:
@@ -198,8 +202,12 @@ class XdpRing(Transport):
     def close(self) -> None:
         """See `Transport.close`."""
         if self._port is not None:
-            self._port.close()
-            self._port = None
+            try:
+                if self._together and not self._failed:
+                    self._recovery.linger(self._generation)
+            finally:
+                self._port.close()
+                self._port = None
 
 
 class _Tensor:

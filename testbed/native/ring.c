@@ -25,13 +25,13 @@ int ring_flush(struct ring *r)
 }
 
 /* Give an order; the next flush rings for it. One that does not fit waits for the timer as well. */
-void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt)
+void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra)
 {
 	struct control *c = r->control;
 
 	if (c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST) >= ORDERS)
 		return;
-	r->orders[c->ordered % ORDERS] = (struct order){ kind, generation, chunk, attempt };
+	r->orders[c->ordered % ORDERS] = (struct order){ kind, generation, chunk, attempt, extra };
 	__atomic_store_n(&c->ordered, c->ordered + 1, __ATOMIC_SEQ_CST);
 }
 
@@ -45,7 +45,7 @@ void ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
 		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != PARKED)
 			continue;
 		if (parked->generation == generation && parked->chunk < ready)
-			ring_order(r, REPLAY, generation, slot, 0);
+			ring_order(r, REPLAY, generation, slot, 0, 0);
 		else if ((int32_t)(parked->generation - generation) < 0)
 			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
@@ -58,11 +58,10 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
-	r->last = UINT32_MAX;
-	r->front = r->chased = 0;
+	r->front = r->asked = r->stalls = 0;
 	r->allowed = r->window * r->ranks;
 	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
-	c->wake_at = 0;
+	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
 	/* In this order: a token of the last generation must not take a slot of this one, which it could not launch. */
 	__atomic_exchange_n(&c->progress, (uint64_t)generation << 32, __ATOMIC_SEQ_CST);
@@ -78,17 +77,9 @@ int ring_publish(struct ring *r, uint32_t generation, uint32_t ready)
 	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
-		ring_order(r, LAUNCH, generation, r->rank + r->ranks * slot, 0);
+		ring_order(r, LAUNCH, generation, r->rank + r->ranks * slot, 0, 0);
 	ring_replay(r, generation, ready);
 	return ring_flush(r);
-}
-
-/* Claim up to `most` of the slots that nobody has launched: frames were lost, and with them the tokens that would have. */
-uint32_t ring_take(struct ring *r, uint32_t most)
-{
-	uint64_t before = __atomic_fetch_add(&r->control->next, most, __ATOMIC_SEQ_CST);
-
-	return (uint32_t)before;
 }
 
 int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
@@ -127,7 +118,6 @@ int ring_finish(struct ring *r, const struct layout *l, uint32_t generation, cha
 	copy_status(r, l, r->inputs, status, true);
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length, &r->records[chunk]);
-	r->last = whole > l->block ? (whole - 1) / l->block * l->block : 0;
 	return ring_publish(r, generation, l->total);
 }
 
@@ -142,7 +132,6 @@ uint32_t ring_send(struct ring *r, const struct layout *l, uint32_t generation, 
 	uint64_t start = now_ns(), mark, spent;
 
 	ring_begin(r, generation, l->total, l->length, tag, r->window);
-	r->block = l->block;
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -194,25 +183,23 @@ int32_t ring_status(struct ring *r, const struct layout *l, uint32_t exponents)
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* A result is not what its check says: do without, and have it sent again, but not by ranks that have yet to look (`holds` of
- * bpf/include/ring_work.h). In this order: what is stored next must find that it is the last, and can be stored from the moment on at
- * which `claimed` is free, when nothing may be written to `done` any more.
- */
+/* A result is not what its check says: do without, and have the chunk's first lap begun anew. What is stored next must find that it is the last. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct control *c = r->control;
 	struct record *record = &r->records[chunk];
 	uint32_t generation = c->progress >> 32;
+	uint64_t word = read_word(&record->result), done = (uint64_t)generation << 32 | (word & 0xff00) | RESULT_DONE;
 
-	r->refused++;
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&record->done, ~generation, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&record->claimed, 0, __ATOMIC_SEQ_CST);
-	if (chunk % r->ranks == r->rank)
-		ring_order(r, LAUNCH, generation, chunk, (record->attempt + 1) & 0xff);
-	else
-		ring_order(r, REQUEST, generation, chunk, 0);
+	if (word != done || !__atomic_compare_exchange_n(&record->result, &word, done + RESULT_REFUSED - RESULT_DONE, false, __ATOMIC_SEQ_CST,
+							 __ATOMIC_SEQ_CST)) {
+		__atomic_fetch_add(&c->stored, 1, __ATOMIC_SEQ_CST); /* another has come meanwhile */
+		return;
+	}
+	r->refused++;
+	ring_order(r, RESTART, generation, chunk, 0, (uint8_t)(done >> 8));
 }
 
 /* What became of a collective, and what is left to do. */
@@ -225,11 +212,33 @@ enum outcome {
 	FAILED, /* see `error` */
 };
 
-/* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks in doubt. */
-static int settle(struct ring *r, enum outcome outcome)
+/* Are all results of the collective there? *version changes whenever one of them is replaced by that of a later round. */
+static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, uint64_t *version)
 {
-	__atomic_store_n(&r->control->settled, r->control->progress >> 32, __ATOMIC_SEQ_CST);
-	return outcome;
+	*version = 0;
+	for (uint32_t chunk = 0; chunk < total; chunk++) {
+		uint64_t word = read_word(&r->records[chunk].result);
+
+		if (generation_of(word) != generation || (uint8_t)word != RESULT_DONE)
+			return false;
+		*version += word; /* words only go forward */
+	}
+	return true;
+}
+
+/* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks that have refused theirs. Unless
+ * one of them has been replaced while it was looked at.
+ */
+static int settle(struct ring *r, const struct layout *l, enum outcome outcome, uint64_t version)
+{
+	uint32_t generation = r->control->progress >> 32;
+	uint64_t now;
+
+	__atomic_store_n(&r->control->settled, generation, __ATOMIC_SEQ_CST);
+	if (is_whole(r, l->total, generation, &now) && now == version)
+		return outcome;
+	__atomic_store_n(&r->control->settled, 0, __ATOMIC_SEQ_CST);
+	return LATE;
 }
 
 /* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. Late again if a result is not
@@ -238,27 +247,29 @@ static int settle(struct ring *r, enum outcome outcome)
 int ring_complete(struct ring *r, const struct layout *l, float *out, int32_t exponent)
 {
 	uint32_t per_chunk = (l->length - 8) / r->lanes.bytes, whole = l->count / per_chunk, good = whole;
-	uint64_t start = now_ns(), refused = r->refused;
+	uint64_t start = now_ns(), refused = r->refused, version;
 	int32_t found;
 
+	if (!is_whole(r, l->total, r->control->progress >> 32, &version))
+		return LATE;
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
 			ring_refuse(r, chunk);
 	if (refused == r->refused) {
 		found = ring_status(r, l, r->exponents);
 		if (found < 0)
-			return settle(r, FAULTY);
+			return settle(r, l, FAULTY, version);
 		r->seen = r->least_exponent + found;
 		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
-			return settle(r, MISFIT);
+			return settle(r, l, MISFIT, version);
 		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
 			ring_refuse(r, chunk);
 	r->dequantize_ns += now_ns() - start;
-	if (refused == r->refused)
-		return settle(r, DONE);
+	if (refused == r->refused && good >= whole)
+		return settle(r, l, DONE, version);
 	r->error = ring_flush(r);
 	return r->error ? FAILED : LATE;
 }

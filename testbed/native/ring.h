@@ -11,10 +11,14 @@
 #define PARKING 256
 #define PARKED 2
 #define MAX_STATUS 1024
-#define EVENTS 4096 /* bytes of the ring buffer of events */
-#define EVENT_STORED 1
-#define CHASED 8 /* times the window: chunks looked at, from the first that is missing */
-#define FAR 4 /* times chase_ns, far from the end */
+#define ANYWHERE 0xffff
+#define REACH 8 /* times the window and the ranks: chunks looked at, from the first that is missing */
+#define BLIND 4 /* chunks that are asked for without a sign of loss, when nothing else explains that nothing comes */
+
+/* Lower byte of a chunk's result word. */
+enum result_state { RESULT_NONE, RESULT_CLAIMED, RESULT_DONE, RESULT_REFUSED };
+
+enum stage { PARTIAL, RESULT };
 
 struct tensor {
 	uint32_t total;
@@ -24,22 +28,30 @@ struct tensor {
 struct control {
 	uint64_t progress;
 	struct tensor tensors[2];
-	uint32_t wake_at, ordered, quench_us, settled, pad0[6];
-	uint64_t next;
+	uint32_t wake_at, ordered, holdoff_us, settled, front, pad0[5];
+	uint64_t next, flushed;
 	uint32_t stored, taken, rtt_samples, rtt_max_us;
 	uint64_t rtt_sum_us;
-	uint32_t pad1[8];
+	uint32_t pad1[6];
+};
+
+struct lane {
+	uint32_t generation, prev;
+	uint64_t progress;
+	uint32_t heard[32], pad[12];
 };
 
 struct parked {
 	uint32_t state, generation, chunk;
-	uint8_t attempt, hop;
-	uint16_t length, tag, reserved[3];
-	uint64_t checksum;
+	uint8_t attempt, hop, round, reserved;
+	uint16_t length, tag;
+	uint32_t pad;
+	uint64_t sum;
 };
 
 struct order {
-	uint32_t kind, generation, chunk, attempt;
+	uint32_t kind, generation, chunk;
+	uint16_t attempt, extra;
 };
 
 /* What the process fills in once. */
@@ -55,6 +67,9 @@ struct ring {
 	/* For whole collectives. */
 	char *inputs, *results;
 	struct record *records;
+	struct lane *cpus;
+	uint32_t cpu_count;
+	uint32_t upstream;
 	struct lanes lanes;
 	uint32_t chunk_bytes, window;
 	uint32_t yields; /* times that a collective's wait gives way before it sleeps */
@@ -62,17 +77,21 @@ struct ring {
 	uint32_t slack;	/* bits of precision that an exponent may waste */
 	int32_t least_exponent; /* that the status has a byte for */
 	uint32_t exponents;
-	int64_t timeout_ns; /* of the retransmission timer */
-	int64_t chase_ns; /* time without a result after which missing ones are asked for, near the end */
-	uint64_t *consumer; /* positions in the ring buffer of events, and its data */
+	int64_t timeout_ns; /* how long a collective waits before the process looks who is there */
+	uint64_t *consumer; /* positions in the ring buffer of events */
 	const uint64_t *producer;
-	const char *event_data;
-	uint32_t block; /* chunks that are published at a time */
-	uint32_t last; /* first chunk of the last block, once that is published */
 	uint32_t front; /* all chunks before this one are done */
-	uint32_t chased; /* results that were here when missing ones were last asked for */
+	uint32_t asked; /* results that were here when missing ones were last asked for */
 	uint32_t allowed; /* chunks that could be asked for then */
+	uint32_t stalls; /* in a row */
+	uint32_t probes; /* since the start */
 	uint32_t pad;
+	uint64_t moved; /* frames that had brought something new when it was last looked */
+	uint64_t quiet_since; /* ns */
+	/* Round trips of whole laps (RFC 6298), ns. */
+	int64_t srtt, rttvar;
+	uint64_t rtt_sum_us;
+	uint32_t rtt_samples, pad2;
 	uint64_t refused; /* results that were not what their check said */
 	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
 	/* What the last collective has shown. */
@@ -92,10 +111,28 @@ struct layout {
 };
 
 _Static_assert(sizeof(struct control) == 128, "bpf/include/ring.h");
+_Static_assert(sizeof(struct record) == 64, "bpf/include/ring.h");
+_Static_assert(sizeof(struct lane) == 192, "bpf/include/ring.h");
 _Static_assert(sizeof(struct parked) == 32, "bpf/include/ring.h");
 
-enum { LAUNCH = 1, REPLAY, REQUEST, PROBE };
+enum { LAUNCH = 1, REPLAY, REQUEST, RESTART, PROBE };
+
+static inline uint32_t generation_of(uint64_t word)
+{
+	return word >> 32;
+}
+
+static inline uint64_t read_word(const uint64_t *word)
+{
+	return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline bool is_done(const struct ring *r, uint32_t chunk, uint32_t generation)
+{
+	uint64_t word = read_word(&r->records[chunk].result);
+
+	return generation_of(word) == generation && (uint8_t)word == RESULT_DONE;
+}
 
 int ring_flush(struct ring *r);
-uint32_t ring_take(struct ring *r, uint32_t most);
-void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt);
+void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra);

@@ -1,8 +1,9 @@
-"""Numbers of collectives: 32 bits that wrap."""
+"""Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward."""
 
-__all__ = ["NEWEST", "generation_after", "is_before"]
+__all__ = ["NEWEST", "generation_after", "is_before", "is_forward", "must_forget", "word_of"]
 
 NEWEST = 0xFFFFFFFF
+_EPOCH = 1 << 30
 
 
 def generation_after(generation: int) -> int:
@@ -13,3 +14,23 @@ def generation_after(generation: int) -> int:
 def is_before(generation: int, other: int) -> bool:
     """Is ``generation`` the earlier one, taking numbers half the range apart at most (RFC 1982)?"""
     return bool((generation - other) & 0x80000000)
+
+
+def must_forget(before: int, after: int) -> bool:
+    """Is it time to forget words of all generations but the latest, as ``after`` begins?
+
+    `is_before` tells numbers apart that are less than 2**31 apart, so nothing may stay for longer; this is true every 2**30.
+    """
+    return before // _EPOCH != after // _EPOCH
+
+
+def word_of(generation: int, lower: int) -> int:
+    """A generation, and 32 bits that only grow while it lasts."""
+    return generation << 32 | lower
+
+
+def is_forward(before: int, after: int) -> bool:
+    """Would a word go forward? One that is 0 was never written."""
+    if not before or is_before(before >> 32, after >> 32):
+        return True
+    return before >> 32 == after >> 32 and before < after

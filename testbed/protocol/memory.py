@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from testbed.protocol.wire import Endpoint, Frame
+from testbed.protocol.wire import NOTHING, Endpoint, Frame
 
 __all__ = [
+    "ANYWHERE",
     "ASKS",
     "COUNTERS",
     "ORDERS",
     "PARKING",
     "PARKING_TRIES",
+    "Ask",
+    "Asks",
     "Chunk",
     "Config",
-    "Event",
-    "EventKind",
-    "Front",
+    "Kept",
+    "Lane",
     "Memory",
     "Order",
     "OrderEntry",
+    "Peer",
+    "Queue",
+    "ResultState",
+    "Stage",
     "Tensor",
+    "item_of",
+    "slots_of",
 ]
 
 PARKING = 256
@@ -34,11 +42,14 @@ PARKING = 256
 PARKING_TRIES = 4
 """Slots that a chunk may wait in."""
 
-ASKS = 32
-"""Chunks that a CPU may have to ask for."""
+ASKS = 64
+"""Requests that a CPU may have to send."""
 
 ORDERS = 1024
 """Orders that may wait to be taken."""
+
+ANYWHERE = 0xFFFF
+"""Of a probe: on whichever CPU takes the order."""
 
 COUNTERS = (
     "sent",
@@ -49,6 +60,7 @@ COUNTERS = (
     "duplicate",
     "parked",
     "bad_cookie",
+    "bad_receiver",
     "bad_generation",
     "bad_chunk",
     "bad_length",
@@ -57,8 +69,11 @@ COUNTERS = (
     "bad_kind",
     "bad_checksum",
     "parking_full",
+    "not_held",
     "spread",
-    "gaps",
+    "lost",
+    "restarted",
+    "unkept",
     "overtaken",
 )
 """``enum ring_counter``."""
@@ -70,14 +85,24 @@ class Order(IntEnum):
     LAUNCH = 1
     REPLAY = 2
     REQUEST = 3
-    PROBE = 4
+    RESTART = 4
+    PROBE = 5
 
 
-class EventKind(IntEnum):
-    """``enum ring_event_kind``."""
+class Stage(IntEnum):
+    """``enum stage``: what a frame with data is about."""
 
-    STORED = 1
-    ALIVE = 2
+    PARTIAL = 0
+    RESULT = 1
+
+
+class ResultState(IntEnum):
+    """``enum ring_result_state``: the lowest byte of a chunk's result word."""
+
+    NONE = 0
+    CLAIMED = 1
+    DONE = 2
+    REFUSED = 3
 
 
 class OrderEntry(NamedTuple):
@@ -87,15 +112,16 @@ class OrderEntry(NamedTuple):
     generation: int
     chunk: int
     attempt: int = 0
+    extra: int = 0
 
 
-class Event(NamedTuple):
-    """``struct ring_event``."""
+class Ask(NamedTuple):
+    """``struct ring_ask``, without its time."""
 
-    kind: EventKind
-    rank: int
     generation: int
-    stored: int
+    item: int
+    due_frame: int
+    due_us: int
 
 
 @dataclass(frozen=True)
@@ -105,8 +131,10 @@ class Config:
     :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of `BLOCK`.
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
-    :param upstream: Who lacks a chunk asks the rank before it, not the chunk's owner.
-    :param gap: Slots by which a result may be late before it is asked for; 0: only the timer asks.
+    :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
+    :param gap: Later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks.
+    :param kept: Slots for partial sums that have been sent; a power of two.
+    :param cpus: CPUs that carry frames, each a lane.
     """
 
     cookie: int
@@ -116,8 +144,10 @@ class Config:
     chunk_bytes: int
     chunks: int
     peers: tuple[Endpoint, ...]
-    upstream: bool = False
+    upstream: bool = True
     gap: int = 0
+    kept: int = 16
+    cpus: int = 1
 
     @property
     def after(self) -> int:
@@ -140,23 +170,65 @@ class Tensor:
 
 
 @dataclass(slots=True)
-class Front:
-    """``struct ring_front``."""
-
-    generation: int = 0
-    slot: int = 0
-
-
-@dataclass(slots=True)
 class Chunk:
-    """``struct ring_chunk``."""
+    """``struct ring_chunk``; `before` and `lost` are by `Stage`."""
 
     input_sum: int = 0
     result_sum: int = 0
-    claimed: int = 0
-    done: int = 0  # the complement of a generation: its result has been refused
+    reduced: int = 0
+    result: int = 0
+    before: list[int] = field(default_factory=lambda: [0, 0])
+    lost: list[int] = field(default_factory=lambda: [0, 0])
     sent_us: int = 0
     attempt: int = 0
+
+
+@dataclass(slots=True)
+class Kept:
+    """``struct ring_kept``, and its data."""
+
+    owner: int = 0
+    valid: int = 0
+    sum: int = 0
+    round: int = 0
+    data: Any = None
+
+
+@dataclass(slots=True)
+class Lane:
+    """``struct ring_lane``."""
+
+    generation: int = 0
+    prev: int = 0
+    progress: int = 0
+    heard: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Peer:
+    """``struct ring_rank``."""
+
+    generation: int = 0
+    settled: int = 0
+    told: int = 0
+    front: int = 0
+
+
+@dataclass(slots=True)
+class Queue:
+    """``struct ring_queue``: requests for which a frame is under way, and those that wait."""
+
+    carried: deque[Ask] = field(default_factory=deque)
+    waiting: deque[Ask] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Asks:
+    """``struct ring_asks``."""
+
+    frames: int = 0
+    fresh: Queue = field(default_factory=Queue)
+    again: Queue = field(default_factory=Queue)
 
 
 @dataclass
@@ -168,12 +240,12 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_generation: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param quench_us: Requests for a chunk that was sent or asked for less than this ago are ignored; 0: none is.
-    :param settled: Generation of which the process has found all results that it needs to be what their checks say.
+    :param holdoff_us: Requests for a frame that was sent again less than this ago are ignored; 0: none is.
+    :param settled: Generation of which the process has verified all results.
+    :param front: First chunk whose result is missing, as far as the process has looked.
+    :param flushed: CPUs, a bit each, on which the rank before has answered.
+    :param events: Generations of which the last result that was waited for has been stored.
     :param orders: Given and not taken.
-    :param asks: What the programs want sent: launches and requests.
-    :param carried: For so many of these a frame is under way that takes one.
-    :param fronts: By owner, how far its results have come without a hole.
     :param parking: What is parked in each slot.
     """
 
@@ -182,24 +254,39 @@ class Memory:
     ready: int = 0
     next_generation: int = 0
     next_slot: int = 0
+    flushed: int = 0
     stored: int = 0
     wake_at: int = 0
     rtt_samples: int = 0
     rtt_sum_us: int = 0
     rtt_max_us: int = 0
-    quench_us: int = 0
+    holdoff_us: int = 0
     settled: int = 0
+    front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
     orders: deque[OrderEntry] = field(default_factory=deque)
-    carried: int = 0
-    asks: deque[OrderEntry] = field(default_factory=deque)
-    events: list[Event] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
     parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)
 
     def __post_init__(self) -> None:
-        shape = self.config.chunks, self.config.chunk_bytes // 8
-        self.inputs = np.zeros(shape, np.uint64)
-        self.results = np.zeros(shape, np.uint64)
-        self.fronts = [Front() for _ in range(self.config.ranks)]
-        self.chunks = [Chunk() for _ in range(self.config.chunks)]
+        config, words = self.config, self.config.chunk_bytes // 8
+        self.inputs: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
+        self.results: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
+        self.chunks = [Chunk() for _ in range(config.chunks)]
+        self.kept = [Kept() for _ in range(config.kept)]
+        self.lanes = [Lane() for _ in range(config.cpus)]
+        self.asks = [Asks() for _ in range(config.cpus)]
+        self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
+
+
+def item_of(index: int, round_: int, stage: Stage) -> int:
+    """What a frame with data is about, as a later frame's ``prev`` names it."""
+    item = index << 9 | round_ << 1 | stage
+    assert item < NOTHING
+    return item
+
+
+def slots_of(rank: int, ranks: int, total: int) -> int:
+    """Chunks below ``total`` that a rank owns: its slots."""
+    return max(0, -(-(total - rank) // ranks))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
 
-from testbed.protocol.generation import is_before
-from testbed.protocol.memory import ORDERS, PARKING, Memory, Order, OrderEntry, Tensor
-from testbed.protocol.recovery import missing, plead, slots_of
+from testbed.protocol.generation import is_before, word_of
+from testbed.protocol.memory import ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage, Tensor, slots_of
 from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 
 __all__ = ["Process"]
 
-_CHASED = 8
+_REACH = 8
+"""Times the window and the ranks: chunks looked at, from the first that is missing."""
+_BLIND = 4
+"""Chunks that are asked for without a sign of loss, when nothing else explains that nothing comes."""
 
 
 class Process:
@@ -25,29 +26,23 @@ class Process:
     def __init__(self, memory: Memory, window: int) -> None:
         self.memory = memory
         self.window = window
-        self._block = self._last = 1
-        self._overdue: NDArray[np.bool_] = np.zeros(0, bool)
-        self._before = -1
-        self._chased = self._allowed = 0
+        self.total = self.stalls = 0
+        self._front = self._asked = self._allowed = self._probes = 0
 
-    def begin(self, generation: int, total: int, length: int, tag: int, block: int = 1, last: int | None = None) -> None:
-        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet.
-
-        :param block: Chunks that all ranks publish at a time.
-        :param last: First chunk of the last block, to which the rest belongs; without it, all blocks are equal.
-        """
+    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
+        """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
         memory, config = self.memory, self.memory.config
         memory.tensors[generation & 1] = Tensor(total, length, tag)
-        memory.wake_at = memory.stored = memory.ready = 0
+        memory.wake_at = memory.stored = memory.ready = memory.front = 0
         memory.generation = memory.next_generation = generation
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
-        self._block, self._last = block, total if last is None else last
-        self._overdue, self._before = np.zeros(total, bool), -1
-        self._chased, self._allowed = 0, self.window * config.ranks
+        self.total = total
+        self.stalls = self._front = self._asked = 0
+        self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
         """Lay a chunk's input where the programs read it; to be done before it is published."""
-        self.memory.inputs[chunk, : words.size] = words
+        self.memory.inputs[chunk][: words.size] = words
         self.memory.chunks[chunk].input_sum = checksum(words)
 
     def publish(self, ready: int) -> None:
@@ -71,99 +66,121 @@ class Process:
             elif is_before(parked.header.generation, memory.generation):
                 memory.parking[slot] = None
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0) -> None:
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         """Give an order; one that does not fit waits for the timer."""
         if len(self.memory.orders) < ORDERS:
-            self.memory.orders.append(OrderEntry(kind, generation, chunk, attempt))
-
-    def take(self, most: int) -> int:
-        """Claim ``most`` of the slots that nobody has launched; the first of them."""
-        self.memory.next_slot += most
-        return self.memory.next_slot - most
+            self.memory.orders.append(OrderEntry(kind, generation, chunk, attempt, extra))
 
     def bell(self) -> Frame:
         """A frame that carries out an order."""
         config = self.memory.config
         header = Header(Kind.BELL, group=config.group, cookie=config.cookie)
-        return Frame(header, np.zeros(config.chunk_bytes // 8, np.uint64))
+        frame = Frame(header)
+        frame.resize(config.chunk_bytes)
+        return frame
 
     def verify(self) -> bool:
         """All results are stored: are they what their checks say? Those that are not are refused."""
         memory = self.memory
+        if any(memory.chunks[chunk].result != done for chunk, done in enumerate(self._done())):
+            return False
         words = memory.tensors[memory.generation & 1].length // 8
-        results = memory.results[: self._overdue.size, :words]
+        results = [result[:words] for result in memory.results[: self.total]]
         wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
-            memory.settled = memory.generation
+            self.settle()
         return not wrong
 
+    def _done(self) -> Iterable[int]:
+        """For each chunk, the word that says that its result is stored, in whichever round."""
+        memory = self.memory
+        for chunk in memory.chunks[: self.total]:
+            yield word_of(memory.generation, chunk.result & 0xFF00 | ResultState.DONE)
+
+    def settle(self) -> None:
+        """All results are good, and stay as they are."""
+        self.memory.settled = self.memory.generation
+
     def refuse(self, chunk: int) -> None:
-        """A result is not what its check says: do without, and have it sent again (``ring_refuse``)."""
+        """A result is not what its check says: do without, and have the chunk's first lap begun anew (``ring_refuse``)."""
         memory, record = self.memory, self.memory.chunks[chunk]
-        memory.stored -= 1
-        record.claimed, record.done = 0, ~memory.generation & 0xFFFFFFFF
-        if chunk % memory.config.ranks == memory.config.rank:
-            self.order(Order.LAUNCH, memory.generation, chunk, record.attempt + 1 & 0xFF)
-        else:
-            self.order(Order.REQUEST, memory.generation, chunk)
-
-    def chase(self) -> None:
-        """Nothing has come for a moment: ask for what every rank has published, which is all of the latest result's block.
-
-        ``ring_chase`` of ``testbed/native/ring_wait.h``. Of those chunks, what is missing is lost, not late. If nothing of this
-        rank's own is under way, it begins with new tokens. What it may ask for halves as long as nothing comes (``allowance``).
-        """
-        memory, rank, ranks = self.memory, self.memory.config.rank, self.memory.config.ranks
-        generation, next_slot, total = memory.generation, memory.next_slot, self._overdue.size
-        absent = [chunk for chunk in range(total) if memory.chunks[chunk].done != generation]
-        most = self.window * ranks
-        come, self._chased = memory.stored - self._chased, memory.stored
-        allowed = self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
-        if not absent:
+        self._front = min(self._front, chunk)
+        done = word_of(memory.generation, record.result & 0xFF00 | ResultState.DONE)
+        if record.result != done:
             return
-        seen = range(absent[0], min(total, absent[0] + _CHASED * most))
-        absent = [chunk for chunk in absent if chunk in seen]
-        here = max((chunk + 1 for chunk in seen if chunk not in absent), default=absent[0])
-        published = total if here > self._last else -(-here // self._block) * self._block
-        flying = False
-        for chunk in absent:
-            mine = chunk % ranks == rank
-            launched = mine and chunk < memory.ready and chunk // ranks < next_slot
-            flying |= launched
-            if not allowed or chunk >= published:
-                continue
-            if launched:
-                self.order(Order.LAUNCH, generation, chunk, memory.chunks[chunk].attempt + 1 & 0xFF)
-            elif not mine:
-                self.order(Order.REQUEST, generation, chunk)
-            allowed -= launched or not mine
-        if not flying:
-            slots = slots_of(rank, ranks, memory.ready)
-            for _ in range(min(self.window, max(0, slots - next_slot))):
-                self.order(Order.LAUNCH, generation, rank + ranks * self.take(1))
+        memory.stored -= 1
+        record.result = done - ResultState.DONE + ResultState.REFUSED
+        self.order(Order.RESTART, memory.generation, chunk, extra=record.result >> 8 & 0xFF)
 
-    def on_timer(self) -> None:
-        """Results are late: give orders that bring them (``Recovery`` of ``testbed/collectives/ring_recovery.py``)."""
+    def stall(self) -> None:
+        """Nothing has come for a while (``ring_stall``).
+
+        Launch what should have been launched, have sent again what is known to be lost, and find out what else is. When the rank
+        before has answered on all CPUs, and still nothing comes, ask for what is missing first without knowing why: what has been
+        said about it may have been lost as well.
+        """
         memory, config, generation = self.memory, self.memory.config, self.memory.generation
-        total = self._overdue.size
-        done = np.array([chunk.done for chunk in memory.chunks[:total]], np.uint32)
-        stalled, self._before = memory.stored == self._before, memory.stored
-        launched = memory.next_slot
-        plea = plead(config.rank, config.ranks, self.window, missing(done, generation), self._overdue, launched, stalled)
-        for chunk in plea.request:
-            self.order(Order.REQUEST, generation, chunk)
-        for chunk in plea.resend:
-            self.order(Order.LAUNCH, generation, chunk, memory.chunks[chunk].attempt + 1)
-        if plea.claim:
-            first = self.take(plea.claim)
-            for slot in range(first, first + plea.claim):
-                self.order(Order.LAUNCH, generation, config.rank + config.ranks * slot)
-        self.replay()
-        self._overdue = plea.overtaken
+        allowed = self._allowance()
+        flushed, known = bool(self.stalls) and memory.flushed == (1 << config.cpus) - 1, False
+        while self._front < self.total and self._is_done(self._front):
+            self._front += 1
+        memory.front = self._front
+        end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
+        for blind in (False, True) if flushed else (False,):
+            asked = 0
+            for chunk in range(self._front, end if not known else 0):
+                record = memory.chunks[chunk]
+                if not allowed:
+                    break
+                if self._is_done(chunk):
+                    continue
+                if chunk % config.ranks == config.rank and record.reduced >> 32 != generation:
+                    if not blind and chunk // config.ranks < memory.next_slot:
+                        self.order(Order.LAUNCH, generation, chunk)
+                    continue
+                if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
+                    self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
+                if asked < _BLIND if blind else self._is_lost(chunk):
+                    self.order(Order.REQUEST, generation, chunk)
+                    asked += 1
+                    allowed -= 1
+            known |= asked > 0
+        self.stalls += 1
+        self.probe()
+
+    def probe(self) -> None:
+        """Ask the rank before what it has sent last, on each CPU: what does not come before its answer is lost."""
+        memory, config = self.memory, self.memory.config
+        memory.flushed = 0
+        for cpu in range(config.cpus):
+            extra = cpu if config.cpus > 1 else 0xFFFF
+            self.order(Order.PROBE, memory.generation, config.before, self._probes & 0xFF, extra)
+            self._probes += 1
+
+    def moved(self) -> None:
+        """Something has come since the last look."""
+        self.stalls = 0
+
+    def _is_done(self, chunk: int) -> bool:
+        result = self.memory.chunks[chunk].result
+        return result >> 32 == self.memory.generation and result & 0xFF == ResultState.DONE
+
+    def _is_lost(self, chunk: int) -> bool:
+        """Is the next frame about a chunk known to be lost?"""
+        memory, record = self.memory, self.memory.chunks[chunk]
+        begun = chunk % memory.config.ranks == memory.config.rank or record.reduced >> 32 == memory.generation
+        return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.generation
+
+    def _allowance(self) -> int:
+        """How many chunks may be asked for at once: half as many as the last time, until something comes."""
+        memory, most = self.memory, self.window * self.memory.config.ranks
+        come, self._asked = memory.stored - min(self._asked, memory.stored), memory.stored
+        self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
+        return self._allowed
 
     @property
     def finished(self) -> bool:
         """All results of the collective are stored."""
-        return self.memory.stored >= self._overdue.size
+        return self.memory.stored >= self.total

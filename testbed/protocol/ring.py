@@ -1,19 +1,17 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
 Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
-`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. What C does against races with other CPUs
-has no counterpart here: calls come one at a time. `testbed.protocol.process` is the process beside it. One rank alone needs no
-ring: ranks are 2..32.
+`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. `testbed.protocol.process` is the process beside
+it. One rank alone needs no ring: ranks are 2..32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from testbed.protocol.generation import generation_after
-from testbed.protocol.memory import PARKING, PARKING_TRIES, Event, EventKind, Order, OrderEntry
-from testbed.protocol.sending import U32, U64, Sender
-from testbed.protocol.wire import BLOCK, DOUBT, USEFUL, VERSION, Frame, Kind, checksum, seal
+from testbed.protocol.generation import generation_after, is_before, is_forward, word_of
+from testbed.protocol.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.sending import U32, U64, Sender, Work
+from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
+from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Rank"]
 
@@ -21,251 +19,388 @@ __all__ = ["Rank"]
 class Rank(Sender):
     """The programs of one rank, and the memory that they work on."""
 
-    def on_frame(self, frame: Frame, now_us: int = 0) -> Frame | None:
+    def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         """A frame has come in by the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
+        :param cpu: The CPU, hence the lane, that it has come on and that what it becomes goes out on.
         :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as
             well, a copy of it comes back by the doorbell, and is given to `on_order`.
         """
-        return self._run(self._on_frame, frame, now_us)
+        work = self.look(frame, now_us, cpu)
+        return None if work is None else self.act(work)
 
-    def on_order(self, bell: Frame, now_us: int = 0) -> Frame | None:
-        """One of the frames that a bell was made into has come back: carry out the next order (``ring_order``).
-
-        Or it is the copy of a frame that has gone on: ask for a chunk that is missing.
-
-        :returns: The frame that goes out by the link, if any.
-        """
-        return self._run(self._on_order, bell, now_us)
-
-    def _run(self, program: Callable[[Frame, int], Frame | None], frame: Frame, now_us: int) -> Frame | None:
-        """``begin`` of the twin: what every frame must be before anything is looked at that it names."""
+    def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
+        """The first half of `on_frame`: all that it reads before it acts. None: the frame is none of this group's."""
         self.asking = False
-        if frame.header.cookie != self.config.cookie or frame.header.version != VERSION:
-            return self._drop("bad_cookie")
-        frame = frame.copy()
-        out = program(frame, now_us & U32)
+        header = frame.header
+        if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
+            self._drop("bad_cookie")
+            return None
+        w = Work(frame.copy(), now_us & U32, cpu, self.generation, self.ready, header.chunk)
+        if header.chunk < self.config.chunks:
+            chunk = self.chunks[header.chunk]
+            w.reduced, w.result = chunk.reduced, chunk.result
+        return w
+
+    def act(self, w: Work) -> Frame | None:
+        """The second half."""
+        out = self._on_frame(w)
+        if self.config.gap:
+            self._look_around(w)
         if out is not None or not self.asking:
             return out
         self.asking = False  # a frame that goes nowhere asks by itself
-        return self._on_ask(frame, now_us & U32)
+        return self._on_ask(w)
 
-    def _on_frame(self, frame: Frame, now: int) -> Frame | None:
-        kind = frame.header.kind
+    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        """One of the frames that a bell was made into has come back: carry out the next order (``ring_order``).
+
+        Or it is the copy of a frame that has gone on: ask for what is missing.
+
+        :returns: The frame that goes out by the link, if any.
+        """
+        w = self.look(bell, now_us, cpu)
+        if w is None:
+            return None
+        if w.frame.header.kind != Kind.BELL:
+            return self._on_ask(w)
+        return self._on_order(w, self.orders.popleft()) if self.orders else None
+
+    def _on_frame(self, w: Work) -> Frame | None:
+        kind = w.frame.header.kind
+        if not self._is_for_me(w):
+            return None
         if kind == Kind.PROBE:
-            return self._on_probe(frame)
+            return self._on_probe(w)
         if kind == Kind.ALIVE:
-            return self._on_alive(frame)
+            return self._on_alive(w)
         if kind not in (Kind.REDUCE, Kind.RESULT, Kind.REQUEST):
             return self._drop("bad_kind")
-        if not self._find_chunk(frame):
+        if not self._find_chunk(w):
             return None
         if kind == Kind.REQUEST:
-            return self._on_request(frame, now)
-        if not self._is_from(frame, self.config.before):
-            return self._drop("bad_rank")
-        return self._on_reduce(frame, now) if kind == Kind.REDUCE else self._on_result(frame, now)
+            return self._on_request(w)
+        return self._on_reduce(w) if kind == Kind.REDUCE else self._on_result(w)
 
-    def _on_reduce(self, frame: Frame, now: int) -> Frame | None:
-        header, config = frame.header, self.config
-        hop = (config.rank - header.chunk) % config.ranks
-        if not hop or header.hop != hop:
-            return self._drop("bad_rank")
-        if self._holds(frame):
-            return self._answer(frame)
-        if header.generation not in (self.generation, generation_after(self.generation)):
-            return self._drop("bad_generation")
-        if header.generation == self.generation and header.chunk < self.ready:
-            return self._reduce(frame, now)
-        return self._park(frame)
+    def _is_for_me(self, w: Work) -> bool:
+        """Is a frame for this rank, and from another one?"""
+        header, config = w.frame.header, self.config
+        if header.receiver != config.rank or w.frame.destination.ip != config.peers[config.rank].ip:
+            return self._refuse("bad_receiver")
+        if header.sender >= config.ranks or header.sender == config.rank or w.frame.source.ip != config.peers[header.sender].ip:
+            return self._refuse("bad_rank")
+        heard = self.lanes[w.cpu].heard
+        heard[header.sender] = heard.get(header.sender, 0) + 1
+        return True
 
-    def _on_result(self, frame: Frame, now: int) -> Frame | None:
-        header, config = frame.header, self.config
-        if header.last >= config.ranks or header.hop >= config.ranks:
-            return self._drop("bad_rank")
-        if self.chunks[header.chunk].done == header.generation:
-            self._count("duplicate")
-        elif header.generation != self.generation or header.chunk >= self.ready:
-            # No sum can be whole without this rank's part: a forgery, or a frame of another age.
-            return self._drop("bad_generation")
-        else:
-            if not self._store(frame, header.checksum - seal(header) & U64, now):
-                return None
-            header.flags |= USEFUL
-        if config.rank != header.last:
-            header.hop += 1
-            return self._send(frame, config.after, header.length)
-        return self._launch_next(frame, now) if header.flags & USEFUL else None
-
-    def _on_request(self, frame: Frame, now: int) -> Frame | None:
-        """Somebody lacks a result: send it, begin its first lap again, or pass the request on towards its owner."""
-        header, config = frame.header, self.config
-        chunk, mine = self.chunks[header.chunk], header.chunk % config.ranks == config.rank
-        held = self._holds(frame)
-        asker = config.after if config.upstream else header.last
-        if not self._is_from(frame, asker) or not (mine or config.upstream):
-            return self._drop("bad_rank")
-        # Never launched: it will be, and nothing is lost yet.
-        launched = header.chunk < self.ready and (not mine or header.chunk // config.ranks < self.next_slot)
-        if not held and (header.generation != self.generation or not launched):
-            return self._drop("bad_generation")
-        if self._too_soon(header.chunk, now):
-            return None
-        chunk.sent_us = now
-        self._count("resent")
-        if held and config.upstream:
-            return self._resume(frame)
-        if held:
-            chunk.attempt += 1
-            header.attempt = chunk.attempt & 0xFF
-            return self._answer(frame)
-        if mine:
-            return self._launch(frame, header.chunk, chunk.attempt + 1, now, header.flags & DOUBT)
-        if header.hop + 1 >= config.ranks:
-            return self._drop("bad_rank")
-        header.hop += 1
-        return self._send(frame, config.before, header.length)
-
-    def _on_probe(self, frame: Frame) -> Frame | None:
-        header, asker = frame.header, frame.header.last
-        if not self._is_from(frame, asker):
-            return self._drop("bad_rank")
-        header.kind, header.last = Kind.ALIVE, self.config.rank
-        header.generation, header.chunk = self.generation, self.stored
-        return self._send(frame, asker, 0)
-
-    def _on_alive(self, frame: Frame) -> Frame | None:
-        header = frame.header
-        if not self._is_from(frame, header.last):
-            return self._drop("bad_rank")
-        self.events.append(Event(EventKind.ALIVE, header.last, header.generation, header.chunk))
-        return None
-
-    def _on_order(self, frame: Frame, now: int) -> Frame | None:
-        if frame.header.kind != Kind.BELL:
-            return self._on_ask(frame, now)
-        if not self.orders:
-            return None
-        order = self.orders.popleft()
-        if order.kind in (Order.LAUNCH, Order.REQUEST):
-            return self._send_order(frame, order, now)
-        if order.kind == Order.REPLAY:
-            return self._replay(frame, order.chunk, now)
-        if order.kind == Order.PROBE:
-            frame.header.kind, frame.header.attempt, frame.header.last = Kind.PROBE, order.attempt & 0xFF, self.config.rank
-            return self._send(frame, order.chunk, 0)
-        return self._drop("bad_kind")
-
-    def _on_ask(self, frame: Frame, now: int) -> Frame | None:
-        """The frame is free to ask for what is missing."""
-        if not self.asks:
-            return self._drop("bad_kind")
-        self.carried = max(self.carried - 1, 0)
-        return self._send_order(frame, self.asks.popleft(), now)
-
-    def _send_order(self, frame: Frame, order: OrderEntry, now: int) -> Frame | None:
-        """What is wanted of the collective at hand: an own chunk, on its first lap, or somebody else's."""
-        if order.generation != self.generation or order.chunk >= self.ready:
-            return self._drop("bad_generation")
-        if order.kind == Order.REQUEST:
-            return self._request(frame, order, now)
-        if order.attempt:
-            self._count("resent")
-        return self._launch(frame, order.chunk, order.attempt, now)
-
-    def _find_chunk(self, frame: Frame) -> bool:
+    def _find_chunk(self, w: Work) -> bool:
         """Refuse a frame if what it says cannot be true of the chunk that it names."""
-        header, config = frame.header, self.config
+        header, config = w.frame.header, self.config
         if header.chunk >= config.chunks:
             return self._refuse("bad_chunk")
         if not header.generation:
             return self._refuse("bad_generation")  # what chunks that were never stored have
+        w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
-        if header.generation != self.generation:
-            # An earlier one is answered as it asks, what the next one will be is not known yet.
-            return True
-        tensor = self._tensor(header.generation)
+        # An earlier one is answered as it asks, what the next one will be is not known yet.
+        return header.generation != w.generation or self._fits(w)
+
+    def _fits(self, w: Work) -> bool:
+        """Is the frame, which is of this rank's generation, one of this rank's tensor?"""
+        header, tensor = w.frame.header, self._tensor(w.frame.header.generation)
         if header.chunk >= tensor.total:
             return self._refuse("bad_chunk")
         if header.length != tensor.length:
             return self._refuse("bad_length")
         return header.tag == tensor.tag or self._refuse("bad_tensor")
 
-    def _park(self, frame: Frame) -> Frame | None:
-        """Keep the frame until the process has its gradient ready and rings."""
+    def _expected(self, w: Work) -> int:
+        """The checksum that the payload must have, if the header is what its sender has sealed."""
+        return w.frame.header.checksum - frame_seal(w.frame.header) & U64
+
+    def _is_sealed(self, w: Work) -> bool:
+        """Is a frame without payload that counts what its sender has sent?"""
+        return not self._expected(w) or self._refuse("bad_checksum")
+
+    def _verify(self, w: Work) -> int | None:
+        """The payload's checksum; None: the frame is not what its sender has sealed."""
+        total = w.frame.sum(w.length)
+        if total is None:
+            self._drop("bad_length")
+        elif total != self._expected(w):
+            self._drop("bad_checksum")
+            return None
+        return total
+
+    def _on_reduce(self, w: Work) -> Frame | None:
+        header, config = w.frame.header, self.config
+        hop = self._steps(w.index, config.rank)
+        if not hop or header.hop != hop or header.sender != config.before:
+            return self._drop("bad_rank")
+        if not config.upstream and self._holds(w):
+            # The owner has not got the result, which went on from here.
+            if self._verify(w) is None or self._too_soon(self.chunks[w.index].sent_us, w.now):
+                return None
+            return self._send_result(w, self._owner(w.index), header.round)
+        if header.generation not in (w.generation, generation_after(w.generation)):
+            return self._drop("bad_generation")
+        if header.generation == w.generation and w.index < w.ready:
+            return self._reduce(w)
+        total = self._verify(w)
+        if total is None:
+            return None
+        self._look_back(w, header.generation, header.prev)
+        return self._park(w)
+
+    def _on_result(self, w: Work) -> Frame | None:
+        header, config = w.frame.header, self.config
+        hop = self._result_steps(w.index, config.rank)
+        if not hop or header.hop != hop:
+            return self._drop("bad_rank")
+        state = w.result & 0xFF
+        if w.result >> 32 == header.generation and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
+            return self._drop("duplicate")
+        if header.generation != w.generation or w.index >= w.ready:
+            # No sum can be whole without this rank's part: a forgery, or a frame of another age.
+            return self._drop("bad_generation")
+        total = self._verify(w)
+        if total is None:
+            return None
+        if header.sender == config.before:
+            self._look_back(w, header.generation, header.prev)
+        first = w.result >> 32 != w.generation
+        if not self._take_result(w, header.round, total):
+            return self._drop("duplicate")
+        if hop + 1 < config.ranks:
+            header.hop = hop + 1
+            self._enlist(w, w.index, Stage.RESULT)
+            return self._send(w, config.after, w.length, total)
+        return self._launch_next(w) if first else None
+
+    def _on_request(self, w: Work) -> Frame | None:
+        """Somebody lacks a frame: send it, if this rank has it."""
+        header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
+        if not self._is_sealed(w):
+            return None
+        if header.flags & RESTART:
+            return self._on_restart(w)
+        if not (header.sender == config.after if config.upstream else mine):
+            return self._drop("bad_rank")
+        if self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation)):
+            if self._too_soon(self.chunks[w.index].sent_us, w.now):
+                return None
+            return self._send_result(w, header.sender, header.round)
+        if config.upstream and header.flags & RESULT_FLAG:
+            return self._drop("not_held")
+        return self._resend_partial(w, mine)
+
+    def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
+        """The rank behind lacks the partial sum that this rank has sent."""
+        chunk = self.chunks[w.index]
+        if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
+            return self._drop("not_held")
+        if self._too_soon(chunk.sent_us, w.now):
+            return None
+        if mine:
+            return self._launch(w, w.reduced & 0xFF, again=True)
+        return self._send_kept(w, w.reduced & 0xFF)
+
+    def _on_restart(self, w: Work) -> Frame | None:
+        """A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that."""
+        header = w.frame.header
+        if not self._is_mine(w.index):
+            return self._drop("bad_rank")
+        if self._holds(w) and self._is_settled(header.generation):
+            if self._too_soon(self.chunks[w.index].sent_us, w.now):
+                return None
+            return self._send_result(w, header.sender, header.round + 1 & 0xFF)
+        if header.generation != w.generation:
+            return self._drop("not_held")
+        return self._restart(w, header.round)
+
+    def _note_rank(self, w: Work) -> None:
+        """What another rank says of itself."""
+        header, peer = w.frame.header, self.ranks[w.frame.header.sender]
+        if peer.generation and is_before(header.generation, peer.generation):
+            return
+        peer.front, peer.generation = header.chunk, header.generation
+        if header.flags & SETTLED:
+            peer.settled = header.generation
+
+    def _tell(self, w: Work, kind: Kind, to: int, prev: int, flags: int = 0) -> Frame:
+        """What this rank says of itself."""
+        header = w.frame.header
+        header.kind, header.generation, header.chunk = kind, self.generation, self.front
+        header.hop, header.round, header.tag, header.prev = 0, 0, 0, prev
+        header.flags = flags | (SETTLED if self.settled == self.generation else 0)
+        return self._send(w, to, 0, 0)
+
+    def _on_probe(self, w: Work) -> Frame | None:
+        asker, lane, prev = w.frame.header.sender, self.lanes[w.cpu], NOTHING
+        flags = TOLD if w.frame.header.flags & SETTLED else 0
+        if not self._is_sealed(w):
+            return None
+        self._note_rank(w)
+        if asker == self.config.after and lane.generation == self.generation:
+            prev = lane.prev
+        return self._tell(w, Kind.ALIVE, asker, prev, flags)
+
+    def _on_alive(self, w: Work) -> Frame | None:
+        header = w.frame.header
+        if not self._is_sealed(w):
+            return None
+        self._note_rank(w)
+        if header.flags & TOLD:
+            self.ranks[header.sender].told = self.settled
+        if header.sender == self.config.before:
+            self._look_back(w, header.generation, header.prev)
+            if header.generation == w.generation and header.lane < 64:
+                self.flushed |= 1 << header.lane
+        return None
+
+    def _on_order(self, w: Work, order: OrderEntry) -> Frame | None:
+        if order.kind == Order.REPLAY:
+            return self._replay(w, order.chunk)
+        if order.kind == Order.PROBE:
+            w.frame.header.attempt = order.attempt & 0xFF
+            return self._tell(w, Kind.PROBE, order.chunk, NOTHING)
+        if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
+            return self._drop("bad_kind")
+        if order.generation != w.generation or order.chunk >= w.ready:
+            return self._drop("bad_generation")
+        w.index, w.length = order.chunk, self._tensor(w.generation).length
+        if order.kind == Order.LAUNCH:
+            return self._launch_first(w)
+        return self._request_next(w) if order.kind == Order.REQUEST else self._order_restart(w, order.extra)
+
+    def _on_ask(self, w: Work) -> Frame | None:
+        """The frame is free to ask for what is missing."""
+        asks = self.asks[w.cpu]
+        ask = self._take_ask(w, asks, asks.fresh) or self._take_ask(w, asks, asks.again)
+        if ask is None:
+            return None
+        w.index = ask.item >> 9
+        return self._request(w, ask.item >> 1 & 0xFF, Stage(ask.item & 1))
+
+    def _request_next(self, w: Work) -> Frame | None:
+        """Ask for whatever frame is next to come about a chunk, unless it is all there."""
+        chunk = self.chunks[w.index]
+        if chunk.result >> 32 == w.generation:
+            state = chunk.result & 0xFF
+            if state in (ResultState.DONE, ResultState.CLAIMED):
+                return None
+            if state == ResultState.REFUSED:
+                return self._request(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
+        if chunk.reduced >> 32 == w.generation:
+            return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
+        return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
+
+    def _order_restart(self, w: Work, round_: int) -> Frame | None:
+        """A result was refused in a round."""
+        header, tensor = w.frame.header, self._tensor(w.generation)
+        if self._is_mine(w.index):
+            return self._restart(w, round_ & 0xFF)
+        w.frame.resize(w.length)
+        header.generation, header.chunk, header.tag = w.generation, w.index, tensor.tag
+        return self._ask_restart(w, round_ & 0xFF)
+
+    def _park(self, w: Work) -> Frame | None:
+        """Keep the frame, which has been verified, until the process has its gradient ready and rings."""
+        header = w.frame.header
         for step in range(PARKING_TRIES):
-            slot = (frame.header.chunk + step * (PARKING // PARKING_TRIES)) % PARKING
+            slot = (header.chunk + step * (PARKING // PARKING_TRIES)) % PARKING
             waiting = self.parking[slot]
             if waiting is None:
                 break
-            if (waiting.header.generation, waiting.header.chunk) == (frame.header.generation, frame.header.chunk):
+            if (waiting.header.generation, waiting.header.chunk) == (header.generation, header.chunk):
                 return self._drop("duplicate")
         else:
+            self.chunks[w.index].lost[Stage.PARTIAL] = header.generation
             return self._drop("parking_full")
-        words = frame.header.length // 8
-        if frame.payload.size < words:
-            return self._drop("bad_length")
-        frame.payload, frame.trailer = frame.payload[:words], b""
-        self.parking[slot] = frame
+        self.parking[slot] = w.frame.copy()
         return self._drop("parked")
 
-    def _replay(self, bell: Frame, slot: int, now: int) -> Frame | None:
+    def _replay(self, w: Work, slot: int) -> Frame | None:
         """A parked frame's turn has come: the bell's frame takes its place."""
         if slot >= PARKING:
             return self._drop("bad_chunk")
         parked, self.parking[slot] = self.parking[slot], None
         if parked is None:
             return None
-        bell.header.kind, bell.header.flags, kept = Kind.REDUCE, 0, parked.header
-        bell.header.generation, bell.header.chunk, bell.header.attempt = kept.generation, kept.chunk, kept.attempt
-        bell.header.hop, bell.header.checksum = kept.hop, kept.checksum
-        bell.header.length, bell.header.tag = kept.length, kept.tag
-        bell.payload, bell.trailer = parked.payload, b""
-        return self._on_reduce(bell, now) if self._find_chunk(bell) else None
+        frame, header, kept = w.frame, w.frame.header, parked.header
+        frame.resize(kept.length)
+        frame.fill(parked.payload, kept.length)
+        total = frame.sum(kept.length)
+        assert total is not None
+        header.kind, header.flags, header.lane, header.last, header.prev = Kind.REDUCE, 0, 0, 0, NOTHING
+        header.generation, header.chunk, header.attempt = kept.generation, kept.chunk, kept.attempt
+        header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
+        header.sender, header.receiver = self.config.before, self.config.rank
+        header.checksum = total + frame_seal(header) & U64
+        chunk = self.chunks[header.chunk]
+        w.reduced, w.result = chunk.reduced, chunk.result
+        return self._on_reduce(w) if self._find_chunk(w) else None
 
-    def _reduce(self, frame: Frame, now: int) -> Frame | None:
-        """Lap one, input ready: add it; the last rank of the lap has the sum, and keeps what it holds in doubt."""
-        header, config = frame.header, self.config
-        words = header.length // 8
-        mine, keep = self.chunks[header.chunk].input_sum, self.chunks[header.chunk].done != self.generation
-        frame.payload[:words] += self.inputs[header.chunk, : min(words, frame.payload.size)]
-        last = header.hop + 1 >= config.ranks
-        if not (last and keep) and frame.payload.size < words:
+    def _reduce(self, w: Work) -> Frame | None:
+        """Lap one, input ready: add it; the last rank of the lap has the sum."""
+        header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
+        mine, last = word_of(w.generation, header.round), header.hop + 1 >= config.ranks
+        # With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on.
+        if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
+            return self._drop("duplicate")
+        expected = self._expected(w) + chunk.input_sum & U64
+        w.frame.add(self.inputs[w.index], w.length)
+        total = w.frame.sum(w.length)
+        if total is None:
             return self._drop("bad_length")
+        if w.generation != self.generation:
+            return self._drop("overtaken")
+        if total != expected:
+            return self._drop("bad_checksum")
+        if w.reduced != mine:
+            if not self._advance(chunk, "reduced", w.reduced, mine):
+                return self._drop("duplicate")
+            self.lanes[w.cpu].progress += 1
+        self._look_back(w, w.generation, header.prev)
         if not last:
-            header.checksum = header.checksum + mine & U64
+            if config.upstream:
+                self._keep(w, total)
             header.hop += 1
-            return self._send(frame, config.after, header.length)
-        expected = header.checksum - seal(header) + mine & U64
-        if keep and not self._store(frame, expected, now):
-            return None
-        header.kind, header.hop, header.last, header.flags = Kind.RESULT, 1, config.before, USEFUL if keep else 0
-        header.checksum = expected + seal(header) & U64
-        return self._send(frame, config.after, header.length)
+            self._enlist(w, w.index, Stage.PARTIAL)
+            return self._send(w, config.after, w.length, total)
+        if not self._take_result(w, header.round, total):
+            return self._drop("duplicate")
+        header.kind, header.hop, header.flags = Kind.RESULT, 1, 0
+        self._enlist(w, w.index, Stage.RESULT)
+        return self._send(w, config.after, w.length, total)
 
-    def _store(self, frame: Frame, expected: int, now: int) -> bool:
-        """Take the payload for a result if it is all there and has the right sum, and make it count."""
-        chunk, words = self.chunks[frame.header.chunk], frame.header.length // 8
-        payload = frame.payload[:words]
-        if payload.size < words or checksum(payload) != expected:
-            chunk.claimed = 0
-            return self._refuse("bad_length" if payload.size < words else "bad_checksum")
-        self.results[frame.header.chunk, :words] = payload
-        chunk.result_sum, chunk.claimed, chunk.done = expected, self.generation, self.generation
+    def _take_result(self, w: Work, round_: int, total: int) -> bool:
+        """Take the payload, which has been verified, for the result; one that the process has verified is kept."""
+        chunk, first = self.chunks[w.index], w.result >> 32 != w.generation
+        state = w.result & 0xFF
+        if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
+            return False
+        done = word_of(w.generation, round_ << 8 | ResultState.DONE)
+        held = not first and state == ResultState.DONE
+        if held and self._is_settled(w.generation):
+            return self._advance(chunk, "result", w.result, done)
+        if not self._advance(chunk, "result", w.result, done):
+            return False
+        self.results[w.index] = w.frame.take(w.length)
+        chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
         self._count("stored")
-        own = frame.header.chunk % self.config.ranks == self.config.rank
-        if not own:
-            chunk.attempt = 0
-        elif not frame.header.attempt and not chunk.attempt:
-            rtt = now - chunk.sent_us & U32
+        self.lanes[w.cpu].progress += 1
+        if self._is_mine(w.index) and not w.frame.header.attempt and not round_:
+            rtt = w.now - chunk.sent_us & U32
             self.rtt_samples += 1
             self.rtt_sum_us += rtt
             self.rtt_max_us = max(self.rtt_max_us, rtt)
         chunk.sent_us = 0  # whoever asks for it from now on can have it
+        if held:
+            return True
         self.stored += 1
         if self.stored == self.wake_at:
-            self.events.append(Event(EventKind.STORED, 0, self.generation, 0))
-        self._look_back(frame.header.chunk, now)
+            self.events.append(w.generation)
         return True

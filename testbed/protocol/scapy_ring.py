@@ -18,7 +18,7 @@ from scapy.fields import (
 from scapy.layers.inet import UDP
 from scapy.packet import Packet, bind_layers
 
-from testbed.protocol.wire import MAGIC, PORT, VERSION, Kind
+from testbed.protocol.wire import MAGIC, NOTHING, PORT, VERSION, Kind
 
 __all__ = ["RingHeader"]
 
@@ -40,13 +40,13 @@ class RingHeader(Packet):
         ByteField("hop", 0),
         ByteField("sender", 0),
         ByteField("receiver", 0),
-        FlagsField("flags", 0, 8, ["useful", "spread", "doubt"]),
+        FlagsField("flags", 0, 8, ["result", "spread", "settled", "restart", "told"]),
         ByteField("round", 0),
         LEShortField("length", 0),
         XLEShortField("tag", 0),
         ByteField("lane", 0),
         ByteField("last", 0),
-        LEIntField("prev", 0),
+        LEIntField("prev", NOTHING),
     ]
 
     def guess_payload_class(self, payload: bytes) -> type[Packet]:

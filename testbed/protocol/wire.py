@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BLOCK",
-    "DOUBT",
     "FRAME_BYTES",
     "MAGIC",
     "MAX_PAYLOAD",
     "MAX_RANKS",
     "NOBODY",
+    "NOTHING",
     "PORT",
-    "USEFUL",
+    "RESTART",
+    "RESULT",
+    "SETTLED",
+    "TOLD",
     "VERSION",
     "WEIGHTS",
     "Endpoint",
@@ -61,10 +64,16 @@ MAX_PAYLOAD = 53 * BLOCK
 """What fits the largest MTU of single-buffer XDP on veth."""
 
 MAX_RANKS = 32
-USEFUL = 1
-"""Flag: a rank of this lap stored a result that it did not have."""
-DOUBT = 4
-"""Flag: whoever asks has refused a result of this chunk: only one of a settled generation will do, or a new sum."""
+RESULT = 1
+"""Flag of a request: what is missing is the result, not the partial sum."""
+SETTLED = 4
+"""Flag of a probe and its answer: the sender's process has verified all results of this generation."""
+TOLD = 16
+"""Flag of an answer: the probe said that its sender has settled."""
+RESTART = 8
+"""Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
+NOTHING = 0xFFFFFFFF
+"""In ``prev``: nothing of this generation was sent on the lane before."""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -84,8 +93,6 @@ _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _UDP = struct.Struct("!HHHH")
 _RING = struct.Struct("<HBBHQIIQBBBBBBHHBBI")
-_FIELDS = struct.Struct("<IIBBBBBBHHBBI")
-_SEALED = struct.Struct("<QQQ")
 _ETHERTYPE_IPV4, _VERSION_IHL, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL = 0x0800, 0x45, 0x4000, 64, 17
 
 
@@ -156,7 +163,7 @@ class Header:
     tag: int = 0
     lane: int = 0
     last: int = 0
-    prev: int = 0
+    prev: int = NOTHING
     version: int = VERSION
 
 
@@ -183,6 +190,22 @@ class Frame:
         """Cut or grow, with zeros, to ``length`` bytes of payload."""
         data = (self.payload.tobytes() + self.trailer)[:length].ljust(length, b"\0")
         self.payload, self.trailer = np.frombuffer(data, np.uint64).copy(), b""
+
+    def fill(self, words: Words, length: int) -> None:
+        """Lay ``length`` bytes into the payload, which is as long."""
+        self.payload[:] = words[: length // 8]
+
+    def take(self, length: int) -> Words:
+        """The payload's first ``length`` bytes."""
+        return self.payload[: length // 8].copy()
+
+    def sum(self, length: int) -> int | None:
+        """The `checksum` of the payload's first ``length`` bytes; None: it has fewer."""
+        return None if self.payload.size < length // 8 else checksum(self.payload[: length // 8])
+
+    def add(self, words: Words, length: int) -> None:
+        """Add to the payload's first ``length`` bytes."""
+        self.payload[: length // 8] += words[: min(length // 8, self.payload.size)]
 
 
 def checksum(words: Words) -> int:
@@ -217,25 +240,11 @@ def frame_seal(header: Header) -> int:
     For each of its words a bijection, so an error within one word is always seen. Multipliers: splitmix64 (Steele, Lea, Flood,
     OOPSLA 2014).
     """
-    words = _SEALED.unpack(
-        _FIELDS.pack(
-            header.generation,
-            header.chunk,
-            header.attempt,
-            header.hop,
-            header.sender,
-            header.receiver,
-            header.flags,
-            header.round,
-            header.length,
-            header.tag,
-            header.lane,
-            header.last,
-            header.prev,
-        )
-    )
-    x = words[0] * 0xBF58476D1CE4E5B9 + words[1] & _U64
-    x = (x ^ x >> 30) * 0x94D049BB133111EB + words[2] & _U64
+    x = (header.chunk << 32 | header.generation) * 0xBF58476D1CE4E5B9
+    x += header.length << 48 | header.round << 40 | header.flags << 32
+    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.attempt
+    x &= _U64
+    x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.last << 24 | header.lane << 16 | header.tag) & _U64
     x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (header.kind << 16 | header.group) & _U64
     return x ^ x >> 31
 
