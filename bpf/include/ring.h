@@ -55,7 +55,7 @@ struct ring_control {
 	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 ordered;	/* orders given since the start */
-	__u32 holdoff_us; /* requests for a frame that was sent or asked for less than this ago are ignored; 0: none is */
+	__u32 holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
 	__u32 settled;	/* generation of which the process has verified all results */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
@@ -63,10 +63,7 @@ struct ring_control {
 	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
 	__u32 stored; /* results of this generation */
 	__u32 taken;  /* orders taken since the start */
-	__u32 rtt_samples; /* of own chunks sent once, from launch to result (RFC 6298, Karn's rule), all since the start */
-	__u32 rtt_max_us;
-	__u64 rtt_sum_us;
-	__u32 pad1[6];
+	__u32 pad1[10];
 };
 
 /* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */
@@ -85,9 +82,10 @@ struct ring_chunk {
 	__u64 result;  /* generation << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
 	__u32 lost[2];	 /* by stage: generation in which the frame to this rank is known to be lost */
-	__u32 sent_us;	 /* when this rank last sent it again, or as its owner at all, low 32 bits; 0: not */
+	__u32 asked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
+	__u32 resent_us; /* when this rank last sent a frame about it again; 0: not */
 	__u32 attempt;	 /* of the latest frame about it that was sent */
-	__u32 pad[2];
+	__u32 pad;
 };
 
 /* A partial sum that was sent, for the rank behind, which may lack it. */
@@ -141,6 +139,8 @@ struct ring_ask {
 	__u32 item;
 	__u32 due_frame; /* to be asked for when so many frames have come */
 	__u32 due_us;	 /* and not before this time */
+	__u32 tries;
+	__u32 pad;
 };
 
 /* First in, first out: from `taken` on a frame is under way for each that will ask for it, from `carried` on they wait. */

@@ -16,6 +16,7 @@
 
 #include "ring_work.h"
 
+#define RING_MOST_DOUBLINGS 4 /* of the time between two requests for a frame */
 #define RING_SKIP 4 /* requests that are not needed any more, which are passed over at a time */
 
 static __always_inline bool has_parked(__u32 generation, __u32 index)
@@ -79,17 +80,24 @@ static __always_inline bool carry(struct work *w, struct ring_asks *asks, struct
 	return false;
 }
 
-/* A frame has come whose sender sent another before it, in this generation: is that here? */
-static __always_inline void look_back(struct work *w, __u32 generation, __u32 prev)
+/* A frame has come whose sender sent another before it: is that here? */
+static __always_inline void look_back(struct work *w)
 {
-	__u32 index = prev >> RING_CHUNK_SHIFT, zero = 0;
+	__u32 generation = w->frame->generation, mine = generation_of(w->progress), prev = w->frame->prev, zero = 0;
+	__u32 index = prev >> RING_CHUNK_SHIFT;
 	enum stage stage = prev & RING_STAGE_BIT;
-	struct ring_ask ask = { .generation = generation, .item = prev };
+	struct ring_ask ask = { .item = prev };
 	struct ring_chunk *chunk;
 	struct ring_asks *list;
 
-	if (prev == RING_NOTHING || index >= config.chunks || is_before(generation, generation_of(w->progress)))
+	if (w->frame->flags & RING_FLAG_EARLIER) {
+		if (generation != generation_after(mine))
+			return;
+		generation = mine;
+	}
+	if (prev == RING_NOTHING || index >= config.chunks || is_before(generation, mine))
 		return;
+	ask.generation = generation;
 	chunk = bpf_map_lookup_elem(&chunks, &index);
 	list = bpf_map_lookup_elem(&asks, &zero);
 	if (!chunk || !list || !lacks(w, chunk, generation, prev >> RING_ROUND_SHIFT, stage))
@@ -97,8 +105,9 @@ static __always_inline void look_back(struct work *w, __u32 generation, __u32 pr
 	if (stage == PARTIAL && has_parked(generation, index))
 		return;
 	chunk->lost[stage] = generation;
+	chunk->asked_us = now_us();
 	count(w, RING_LOST);
-	if (!config.gap || generation != generation_of(w->progress) || index >= (__u32)w->progress)
+	if (!config.gap || generation != mine || index >= (__u32)w->progress)
 		return;
 	ask.due_frame = list->frames + config.gap;
 	ask.due_us = now_us();
@@ -125,7 +134,8 @@ static __always_inline bool take_ask(struct work *w, struct ring_asks *list, str
 		queue->taken += 1;
 		if (is_missing(w, ask)) {
 			ask->due_frame = list->frames;
-			ask->due_us = now_us() + w->control->holdoff_us;
+			ask->due_us = now_us() + (w->control->holdoff_us << (ask->tries & 7));
+			ask->tries += ask->tries < RING_MOST_DOUBLINGS;
 			put(&list->again, ask);
 			return true;
 		}

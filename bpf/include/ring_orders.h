@@ -64,7 +64,8 @@ static __always_inline enum outcome request(struct work *w, __u8 round, enum sta
 	w->frame->flags = stage == RESULT ? RING_FLAG_RESULT : 0;
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
-	w->frame->prev = RING_NOTHING;
+	w->frame->prev = (__u8)read_word(&w->chunk->reduced);
+	w->chunk->asked_us = now_us();
 	count(w, RING_RESENT);
 	return send(w, config.upstream ? rank_before(config.rank) : owner, length, 0);
 }
@@ -105,7 +106,7 @@ static __always_inline enum outcome order_restart(struct work *w, __u8 round)
 static __always_inline enum outcome probe(struct work *w, const struct ring_order *order)
 {
 	w->frame->attempt = order->attempt;
-	return tell(w, RING_PROBE, order->chunk, RING_NOTHING, 0);
+	return tell(w, RING_PROBE, order->chunk, 0);
 }
 
 /* The next order, if there is one that no other CPU has taken. */

@@ -77,7 +77,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 		/* The owner has not got the result, which went on from here. */
 		if (!verify(w, &sum))
 			return GONE;
-		return too_soon(w, w->chunk->sent_us, now_us()) ? GONE : send_result(w, owner_of(w->index), w->frame->round);
+		return too_soon(w) ? GONE : send_result(w, owner_of(w->index), w->frame->round);
 	}
 	if (generation != mine && generation != generation_after(mine))
 		return drop(w, RING_BAD_GENERATION);
@@ -85,7 +85,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 		return reduce(w);
 	if (!verify(w, &sum))
 		return GONE;
-	look_back(w, generation, w->frame->prev);
+	look_back(w);
 	park(w, sum, &ready);
 	if (!ready)
 		return GONE;
@@ -109,7 +109,7 @@ static __always_inline enum outcome on_result(struct work *w)
 	if (!verify(w, &sum))
 		return GONE;
 	if (w->frame->sender == rank_before(config.rank))
-		look_back(w, generation, w->frame->prev);
+		look_back(w);
 	taken = take_result(w, round, sum);
 	if (taken == NOT_TAKEN)
 		return drop(w, RING_DUPLICATE);
@@ -145,13 +145,13 @@ static __always_inline enum outcome resend_partial(struct work *w, bool mine)
 
 	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
 		return drop(w, RING_NOT_HELD);
-	if (too_soon(w, w->chunk->sent_us, now_us()))
+	if (too_soon(w))
 		return GONE;
 	if (mine)
 		return launch(w, round, true);
 	if (send_kept(w, round, &outcome))
 		return outcome;
-	w->chunk->sent_us = now_us();
+	w->chunk->resent_us = now_us();
 	return ask_restart(w, round);
 }
 
@@ -163,7 +163,7 @@ static __always_inline enum outcome on_restart(struct work *w, bool mine)
 	if (!mine)
 		return drop(w, RING_BAD_RANK);
 	if (holds(w) && is_settled(w, w->frame->generation)) {
-		if (too_soon(w, w->chunk->sent_us, now_us()))
+		if (too_soon(w))
 			return GONE;
 		return send_result(w, asker, w->frame->round + 1);
 	}
@@ -187,11 +187,12 @@ static __always_inline enum outcome on_request(struct work *w)
 	if (config.upstream ? w->frame->sender != rank_after(config.rank) : !mine)
 		return drop(w, RING_BAD_RANK);
 	if (holds(w) && (round_of(result) >= w->frame->round || is_settled(w, w->frame->generation))) {
-		if (too_soon(w, w->chunk->sent_us, now_us()))
+		if (too_soon(w))
 			return GONE;
 		return send_result(w, w->frame->sender, w->frame->round);
 	}
-	if (config.upstream && w->frame->flags & RING_FLAG_RESULT)
+	/* It cannot have the result before this rank, but may lack the partial sum of a later round. */
+	if (config.upstream && w->frame->flags & RING_FLAG_RESULT && (__u8)read_word(&w->chunk->reduced) <= w->frame->prev)
 		return drop(w, RING_NOT_HELD);
 	return resend_partial(w, mine);
 }
@@ -210,8 +211,8 @@ static __always_inline void note_rank(struct work *w)
 		rank->settled = generation;
 }
 
-/* What this rank says of itself. */
-static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __u32 prev, __u8 flags)
+/* What this rank says of itself. To the rank behind it names what it has sent it last. */
+static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __u8 flags)
 {
 	__u32 generation = generation_of(read_word(&w->control->progress));
 
@@ -222,21 +223,18 @@ static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __
 	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == generation ? RING_FLAG_SETTLED : 0);
 	w->frame->round = 0;
 	w->frame->tag = 0;
-	w->frame->prev = prev;
+	w->frame->prev = RING_NOTHING;
+	if (kind == RING_ALIVE && to == rank_after(config.rank))
+		name_latest(w, generation);
 	return send(w, to, 0, 0);
 }
 
 static __always_inline enum outcome on_probe(struct work *w)
 {
-	__u8 flags = w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0;
-	__u32 asker = w->frame->sender, prev = RING_NOTHING;
-
 	if (!is_sealed(w))
 		return GONE;
 	note_rank(w);
-	if (asker == rank_after(config.rank) && w->lane && w->lane->generation == generation_of(read_word(&w->control->progress)))
-		prev = w->lane->prev;
-	return tell(w, RING_ALIVE, asker, prev, flags);
+	return tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
 }
 
 static __always_inline enum outcome on_alive(struct work *w)
@@ -249,10 +247,10 @@ static __always_inline enum outcome on_alive(struct work *w)
 	note_rank(w);
 	if (w->frame->flags & RING_FLAG_TOLD)
 		rank->told = *(volatile __u32 *)&w->control->settled;
-	if (sender != rank_before(config.rank))
+	if (sender != rank_before(config.rank) || is_before(w->frame->generation, generation_of(w->progress)))
 		return GONE;
-	look_back(w, w->frame->generation, w->frame->prev);
-	if (w->frame->generation == generation_of(w->progress) && lane < 64)
+	look_back(w);
+	if (lane < 64)
 		__sync_fetch_and_or(&w->control->flushed, 1ull << lane);
 	return GONE;
 }

@@ -29,17 +29,17 @@ static __always_inline enum outcome launch(struct work *w, __u8 round, bool agai
 		return drop(w, RING_OVERTAKEN);
 	if (!reload(w))
 		return GONE;
-	chunk->sent_us = now_us();
 	w->frame->kind = RING_REDUCE;
 	w->frame->generation = generation;
 	w->frame->chunk = index;
 	w->frame->hop = 1;
-	w->frame->flags = 0;
+	w->frame->flags = 0; /* enlist may set one */
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
 	if (again) {
 		w->frame->attempt = ++chunk->attempt;
 		w->frame->prev = chunk->before[PARTIAL];
+		chunk->resent_us = now_us();
 		count(w, RING_RESENT);
 	} else {
 		w->frame->attempt = round ? chunk->attempt + 1 : 0;
@@ -110,7 +110,7 @@ static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 r
 		return drop(w, RING_OVERTAKEN);
 	if (!reload(w))
 		return GONE;
-	w->chunk->sent_us = now_us();
+	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_RESULT;
 	w->frame->hop = result_steps_to(w->index, to);
 	w->frame->flags = 0;
@@ -177,7 +177,7 @@ static __always_inline bool send_kept(struct work *w, __u8 round, enum outcome *
 	barrier();
 	if (read_word(&kept_slot->valid) != mine || kept_slot->round != round || !reload(w))
 		return true;
-	w->chunk->sent_us = now_us();
+	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_REDUCE;
 	w->frame->hop = steps_to(w->index, config.rank) + 1;
 	w->frame->flags = 0;
@@ -200,16 +200,7 @@ static __always_inline void stored(struct work *w, __u64 before, __u8 round, __u
 	count(w, RING_STORED);
 	if (w->lane)
 		w->lane->progress += 1;
-	if (is_mine(w->index) && !w->frame->attempt && !round) {
-		__u32 rtt = now_us() - w->chunk->sent_us;
-
-		__sync_fetch_and_add(&w->control->rtt_samples, 1);
-		__sync_fetch_and_add(&w->control->rtt_sum_us, rtt);
-		/* Two CPUs may race here; the greatest round trip is a hint, not a sum. */
-		if (rtt > w->control->rtt_max_us)
-			w->control->rtt_max_us = rtt;
-	}
-	w->chunk->sent_us = 0; /* whoever asks for it from now on can have it */
+	w->chunk->resent_us = 0; /* whoever asks for it from now on can have it */
 	if (generation_of(before) == generation && state_of(before) == RESULT_DONE)
 		return;
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
@@ -326,7 +317,7 @@ static __always_inline enum outcome reduce(struct work *w)
 		return GONE;
 	if (w->lane && reduced != now)
 		w->lane->progress += 1;
-	look_back(w, generation, w->frame->prev);
+	look_back(w);
 	if (!last) {
 		if (config.upstream)
 			keep(w, sum);
@@ -342,7 +333,6 @@ static __always_inline enum outcome reduce(struct work *w)
 		return GONE;
 	w->frame->kind = RING_RESULT;
 	w->frame->hop = 1;
-	w->frame->flags = 0;
 	enlist(w, generation, w->index, RESULT);
 	return send(w, rank_after(config.rank), w->length, sum);
 }

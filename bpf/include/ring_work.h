@@ -143,10 +143,10 @@ static __always_inline __u32 now_us(void)
 	return bpf_ktime_get_ns() / 1000;
 }
 
-/* Has a frame about the chunk been sent again a moment ago? All that lack it ask at once. */
-static __always_inline bool too_soon(struct work *w, __u32 since, __u32 now)
+/* Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner. */
+static __always_inline bool too_soon(struct work *w)
 {
-	return since && now - since < w->control->holdoff_us;
+	return !config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->holdoff_us;
 }
 
 /* Has this rank's process verified all results of a generation? Then what this rank holds of them is good. It has if it has gone on. */
@@ -183,22 +183,36 @@ static __always_inline __u32 item_of(__u32 index, __u8 round, enum stage stage)
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
+/* Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before. */
+static __always_inline void name_latest(struct work *w, __u32 generation)
+{
+	struct ring_frame *f = w->frame;
+
+	f->prev = RING_NOTHING;
+	if (!w->lane || !w->lane->generation)
+		return;
+	if (w->lane->generation == generation) {
+		f->prev = w->lane->prev;
+	} else if (generation_after(w->lane->generation) == generation) {
+		f->prev = w->lane->prev;
+		f->flags |= RING_FLAG_EARLIER;
+	}
+}
+
 /* Give the frame, which is sent for the first time, its place in the order of this CPU's frames. */
 static __always_inline void enlist(struct work *w, __u32 generation, __u32 index, enum stage stage)
 {
 	struct ring_chunk *chunk = w->chunk;
 	struct ring_frame *f = w->frame;
-	__u32 prev = RING_NOTHING;
 
+	f->flags = 0;
+	name_latest(w, generation);
 	if (w->lane) {
-		if (w->lane->generation == generation)
-			prev = w->lane->prev;
 		w->lane->generation = generation;
 		w->lane->prev = item_of(index, f->round, stage);
 	}
-	f->prev = prev;
 	if (chunk) {
-		chunk->before[stage] = prev;
+		chunk->before[stage] = f->flags ? RING_NOTHING : f->prev;
 		chunk->attempt = f->attempt;
 	}
 }

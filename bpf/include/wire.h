@@ -40,6 +40,7 @@ enum ring_kind {
 #define RING_FLAG_SPREAD 2  /* of a bell: its frames are worth more than one CPU */
 #define RING_FLAG_SETTLED 4 /* of a probe and its answer: the sender's process has verified all results of this generation */
 #define RING_FLAG_TOLD 16   /* of an answer: the probe said that its sender has settled */
+#define RING_FLAG_EARLIER 32 /* `prev` is of the generation before */
 #define RING_FLAG_RESTART 8 /* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
 
 #define RING_NOTHING 0xffffffff /* in `prev`: nothing of this generation was sent on the lane before */
@@ -74,7 +75,7 @@ struct ring_frame {
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
 	__u8 lane;    /* CPU of the sender that sent it: frames of a lane do not overtake each other */
 	__u8 last;
-	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank */
+	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank; of a request: the round of its partial sum */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct ring_frame) == 88, "twin: testbed/protocol/wire.py");

@@ -112,10 +112,7 @@ class Control(ctypes.Structure):
         ("flushed", c_uint64),
         ("stored", c_uint32),
         ("taken", c_uint32),
-        ("rtt_samples", c_uint32),
-        ("rtt_max_us", c_uint32),
-        ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 6),
+        ("pad1", c_uint32 * 10),
     ]
 
 
@@ -129,9 +126,10 @@ class Chunk(ctypes.Structure):
         ("result", c_uint64),
         ("before", c_uint32 * 2),
         ("lost", c_uint32 * 2),
-        ("sent_us", c_uint32),
+        ("asked_us", c_uint32),
+        ("resent_us", c_uint32),
         ("attempt", c_uint32),
-        ("pad", c_uint32 * 2),
+        ("pad", c_uint32),
     ]
 
 
@@ -168,7 +166,7 @@ class RingOrder(ctypes.Structure):
 class RingAsk(ctypes.Structure):
     """``struct ring_ask``."""
 
-    _fields_ = [("generation", c_uint32), ("item", c_uint32), ("due_frame", c_uint32), ("due_us", c_uint32)]
+    _fields_ = [("generation", c_uint32), ("item", c_uint32), ("due_frame", c_uint32), ("due_us", c_uint32), ("tries", c_uint32), ("pad", c_uint32)]
 
 
 class RingQueue(ctypes.Structure):
@@ -253,6 +251,7 @@ class NativeRing(ctypes.Structure):
         ("results", c_void_p),
         ("records", c_void_p),
         ("cpus", c_void_p),
+        ("peers", c_void_p),
         ("cpu_count", c_uint32),
         ("upstream", c_uint32),
         ("lanes", NativeLanes),
@@ -272,13 +271,7 @@ class NativeRing(ctypes.Structure):
         ("stalls", c_uint32),
         ("probes", c_uint32),
         ("pad", c_uint32),
-        ("moved", c_uint64),
-        ("quiet_since", c_uint64),
-        ("srtt", c_int64),
-        ("rttvar", c_int64),
-        ("rtt_sum_us", c_uint64),
-        ("rtt_samples", c_uint32),
-        ("pad2", c_uint32),
+        ("quiet", c_void_p),
         ("refused", c_uint64),
         ("quantize_ns", c_uint64),
         ("communicate_ns", c_uint64),

@@ -27,11 +27,11 @@ from testbed.protocol.scale import SLACK
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
-_HOLDOFF_US = 500
-"""Requests for a frame that was sent again less than this ago are ignored, until round trips are known."""
+_HOLDOFF_US = 200
+"""Between two requests for a frame, the first time: a few round trips on a quiet machine."""
 _MOST_TOKENS = 192
 """Frames under way at most, whatever the window: the ring of a veth's queue has 256 places, and drops what it has no room for."""
-_KEPT = 4
+_KEPT = 8
 """Slots for partial sums, for each frame under way."""
 _SLICE_NS = 100_000_000
 """How long `reduce` waits before it leaves it to the recovery to find out who is there."""
@@ -134,6 +134,7 @@ class RingPort:
         self.doorbell.bind((BELL_NEAR, 0))
         bell = maps.make_bell(maps.Kind.BELL, self.spec, maps.FRAME_BYTES + self.chunk_bytes)
         self._bell = ctypes.create_string_buffer(bell, len(bell))
+        self._quiet = np.zeros((cpus, 3), np.uint64)
         self._native = maps.NativeRing(
             control=ctypes.addressof(self.control),
             parking=self.parking.ctypes.data,
@@ -150,10 +151,12 @@ class RingPort:
             lanes=NativeLanes(lanes),
             chunk_bytes=self.chunk_bytes,
             cpus=self.lanes.ctypes.data,
+            peers=self._ranks.ctypes.data,
             cpu_count=cpus,
             upstream=int(self.spec.recovery == "upstream"),
             window=self.window,
             timeout_ns=_SLICE_NS,
+            quiet=self._quiet.ctypes.data,
             yields=self.spec.yields,
             slack=SLACK,
             consumer=self._consumer.ctypes.data,

@@ -93,8 +93,8 @@ class Recovery:
         started = time.monotonic()
         seen, heard = np.full(spec.size, started), port.heard()
         while True:
-            now, peers = time.monotonic(), port.peers()
-            seen[(latest := port.heard()) != heard], heard = now, latest
+            now, peers, latest = time.monotonic(), port.peers(), port.heard()
+            seen[latest != heard], heard = now, latest
             needed = [rank for rank in unsettled(askers, generation, peers) if now - seen[rank] < _GONE]
             owing = [rank for rank in untold(askees, generation, peers) if now - seen[rank] < _QUIET]
             if not needed and not owing or now - started > spec.timeout:

@@ -88,7 +88,7 @@ QUANTIZE(quantize32, uint32_t)
 /* One slot of the chunk records in the ring's map; struct ring_chunk of bpf/include/ring.h. */
 struct record {
 	uint64_t input_sum, result_sum, reduced, result;
-	uint32_t before[2], lost[2], sent_us, attempt, pad[2];
+	uint32_t before[2], lost[2], asked_us, resent_us, attempt, pad;
 };
 
 #define MAX_HALVES 848 /* of a chunk's words */

@@ -59,6 +59,8 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 
 	r->patience = r->yields;
 	r->front = r->asked = r->stalls = 0;
+	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
+		r->quiet[cpu] = (struct quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
 	c->tensors[generation & 1] = (struct tensor){ total, length, tag };
 	c->wake_at = c->front = 0;

@@ -12,6 +12,7 @@
 #define PARKED 2
 #define MAX_STATUS 1024
 #define ANYWHERE 0xffff
+#define NEVER 0xffffffff /* more results than there ever are */
 #define REACH 8 /* times the window and the ranks: chunks looked at, from the first that is missing */
 #define BLIND 4 /* chunks that are asked for without a sign of loss, when nothing else explains that nothing comes */
 
@@ -30,15 +31,25 @@ struct control {
 	struct tensor tensors[2];
 	uint32_t wake_at, ordered, holdoff_us, settled, front, pad0[5];
 	uint64_t next, flushed;
-	uint32_t stored, taken, rtt_samples, rtt_max_us;
-	uint64_t rtt_sum_us;
-	uint32_t pad1[6];
+	uint32_t stored, taken, pad1[10];
 };
 
 struct lane {
 	uint32_t generation, prev;
 	uint64_t progress;
 	uint32_t heard[32], pad[12];
+};
+
+struct peer {
+	uint32_t generation, settled, told, front;
+};
+
+/* A CPU's lane from the rank before, as the process sees it. */
+struct quiet {
+	uint64_t progress; /* of the lane, when it was last looked at */
+	uint64_t since; /* ns: nothing new has come since then, nor has it been asked why */
+	uint32_t probes; /* in a row */
+	uint32_t pad;
 };
 
 struct parked {
@@ -68,6 +79,7 @@ struct ring {
 	char *inputs, *results;
 	struct record *records;
 	struct lane *cpus;
+	struct peer *peers;
 	uint32_t cpu_count;
 	uint32_t upstream;
 	struct lanes lanes;
@@ -86,12 +98,7 @@ struct ring {
 	uint32_t stalls; /* in a row */
 	uint32_t probes; /* since the start */
 	uint32_t pad;
-	uint64_t moved; /* frames that had brought something new when it was last looked */
-	uint64_t quiet_since; /* ns */
-	/* Round trips of whole laps (RFC 6298), ns. */
-	int64_t srtt, rttvar;
-	uint64_t rtt_sum_us;
-	uint32_t rtt_samples, pad2;
+	struct quiet *quiet; /* by CPU */
 	uint64_t refused; /* results that were not what their check said */
 	uint64_t quantize_ns, communicate_ns, wait_ns, dequantize_ns;
 	/* What the last collective has shown. */

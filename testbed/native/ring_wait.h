@@ -8,11 +8,12 @@
 
 #include "ring.h"
 
-#define LEAST_HOLDOFF_US 200
-#define MOST_HOLDOFF_US 500 /* a loss is recovered in about that time: with 2 ms, 1 % of loss cost a third of the goodput at 16 MiB */
-#define LEAST_TIMEOUT_NS 1000000 /* of a probe: on a busy machine a rank may wait as long for a CPU */
-#define FIRST_TIMEOUT_NS 5000000 /* until round trips are known */
-#define MOST_TIMEOUT_NS 20000000 /* probes cost little, and a loss that nobody sees is found by nothing else */
+/* How long nothing new may come on a CPU before it is asked why: longer each time, as long as nothing does. Probes cost little, and have nothing sent
+ * again that is not lost, so this need not follow round trips, which on a busy machine are mostly the time that ranks wait for a CPU.
+ */
+#define LEAST_TIMEOUT_NS 500000
+#define MOST_TIMEOUT_NS 16000000
+#define DOUBLINGS 5
 
 static uint64_t now_ns(void)
 {
@@ -20,56 +21,6 @@ static uint64_t now_ns(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
-
-/* Take in the round trips that the programs have measured since the last time: smoothed and its variation, as RFC 6298 has them. */
-static void note_round_trips(struct ring *r)
-{
-	struct control *c = r->control;
-	uint32_t samples = __atomic_load_n(&c->rtt_samples, __ATOMIC_RELAXED), count = samples - r->rtt_samples;
-	uint64_t sum = __atomic_load_n(&c->rtt_sum_us, __ATOMIC_RELAXED);
-	int64_t mean, most;
-
-	if (!count)
-		return;
-	mean = (int64_t)(sum - r->rtt_sum_us) * 1000 / count;
-	most = (int64_t)c->rtt_max_us * 1000 - mean;
-	if (!r->srtt) {
-		r->srtt = mean;
-		r->rttvar = mean / 2;
-	} else {
-		int64_t off = r->srtt > mean ? r->srtt - mean : mean - r->srtt;
-
-		r->rttvar = (3 * r->rttvar + off) / 4;
-		r->srtt = (7 * r->srtt + mean) / 8;
-	}
-	r->rttvar = r->rttvar > most / 4 ? r->rttvar : most / 4;
-	c->rtt_max_us = 0;
-	c->holdoff_us = MIN(2 * r->srtt / 1000 > LEAST_HOLDOFF_US ? 2 * r->srtt / 1000 : LEAST_HOLDOFF_US, MOST_HOLDOFF_US);
-	r->rtt_samples = samples;
-	r->rtt_sum_us = sum;
-}
-
-/* How long nothing may come before it is asked why. */
-static int64_t probe_timeout(const struct ring *r)
-{
-	int64_t base = r->srtt ? r->srtt + 4 * r->rttvar : FIRST_TIMEOUT_NS;
-
-	base = base > LEAST_TIMEOUT_NS ? base : LEAST_TIMEOUT_NS;
-	base = base < MOST_TIMEOUT_NS ? base : MOST_TIMEOUT_NS;
-	for (uint32_t stall = 0; stall < r->stalls && base < MOST_TIMEOUT_NS; stall++)
-		base = 2 * base < MOST_TIMEOUT_NS ? 2 * base : MOST_TIMEOUT_NS;
-	return base;
-}
-
-/* Frames that have brought something new. */
-static uint64_t moved(const struct ring *r)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
-		sum += __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
-	return sum;
 }
 
 /* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
@@ -85,6 +36,15 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 	return r->allowed;
 }
 
+/* Has the rank before all results, so that it has sent whatever this rank lacks? */
+static bool is_complete(const struct ring *r, uint32_t generation)
+{
+	const struct peer *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
+	uint32_t entered = __atomic_load_n(&before->generation, __ATOMIC_RELAXED);
+
+	return before->settled == generation || (entered && (int32_t)(generation - entered) < 0);
+}
+
 /* Is the next frame about a chunk known to be lost? */
 static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
 {
@@ -94,25 +54,25 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
 	return __atomic_load_n(&record->lost[begun ? RESULT : PARTIAL], __ATOMIC_RELAXED) == generation;
 }
 
-/* Ask the rank before what it has sent last, on each CPU: what does not come before its answer is lost. */
-static void probe(struct ring *r, uint32_t generation)
+/* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
+static void probe(struct ring *r, uint32_t generation, uint32_t cpu)
 {
-	__atomic_store_n(&r->control->flushed, 0, __ATOMIC_SEQ_CST);
-	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
-		ring_order(r, PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xff, r->cpu_count > 1 ? cpu : ANYWHERE);
+	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
+	ring_order(r, PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xff, r->cpu_count > 1 ? cpu : ANYWHERE);
 }
 
-/* Nothing has come for a while. Launch what should have been launched, have sent again what is known to be lost, and find out what else is. When
- * the rank before has answered on all CPUs, and still nothing comes, ask for what is missing first without knowing why: what has been
- * said about it may have been lost as well.
+/* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
+ * for lately. When the rank before has answered on all CPUs, nothing comes on any of them (`still`), and nothing is known to be lost, ask for what is
+ * missing first without knowing why: what has been said about it may have been lost as well.
  */
-void ring_stall(struct ring *r, uint32_t total)
+void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
-	bool flushed = r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	bool complete = flushed && r->upstream && is_complete(r, generation);
 
 	while (r->front < total && is_done(r, r->front, generation))
 		r->front++;
@@ -131,9 +91,11 @@ void ring_stall(struct ring *r, uint32_t total)
 					ring_order(r, LAUNCH, generation, chunk, 0, 0);
 				continue;
 			}
+			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
+				continue;
 			if (generation_of(result) == generation && (uint8_t)result == RESULT_REFUSED)
 				ring_order(r, RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
-			if (pass ? blind++ < BLIND : is_lost(r, chunk, generation)) {
+			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
 				ring_order(r, REQUEST, generation, chunk, 0, 0);
 				allowed--;
 				known = true;
@@ -143,7 +105,54 @@ void ring_stall(struct ring *r, uint32_t total)
 			break;
 	}
 	r->stalls++;
-	probe(r, generation);
+}
+
+/* Has something new come on a CPU since the last look? If not, when is it to be asked why? */
+static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
+{
+	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
+	struct quiet *quiet = &r->quiet[cpu];
+	bool moved = progress != quiet->progress;
+	int64_t timeout;
+
+	if (moved) {
+		quiet->progress = progress;
+		quiet->since = now;
+		quiet->probes = 0;
+	}
+	timeout = (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, DOUBLINGS);
+	*left = MIN(*left, (int64_t)(quiet->since - now) + timeout);
+	return moved;
+}
+
+/* Look at all CPUs' lanes; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
+static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
+{
+	uint32_t generation = r->control->progress >> 32;
+	bool still = true, stalled = false;
+
+	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
+		int64_t cpu_left = INT64_MAX;
+
+		still = !has_moved(r, cpu, now, &cpu_left) && still;
+		stalled = cpu_left <= 0 || stalled;
+		*left = cpu_left > 0 ? MIN(*left, cpu_left) : MIN(*left, LEAST_TIMEOUT_NS);
+	}
+	if (!still)
+		r->stalls = 0;
+	if (!stalled)
+		return 0;
+	ring_stall(r, target, now / 1000, still);
+	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
+		struct quiet *quiet = &r->quiet[cpu];
+
+		if (now - quiet->since < (uint64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, DOUBLINGS))
+			continue;
+		probe(r, generation, cpu);
+		quiet->since = now;
+		quiet->probes++;
+	}
+	return ring_flush(r);
 }
 
 /* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno. First let the other
@@ -163,36 +172,22 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 	}
 	now = now_ns();
 	end = now + timeout_ns;
-	note_round_trips(r);
-	r->quiet_since = r->stalls ? r->quiet_since : now;
+	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
+		if (!r->quiet[cpu].probes) /* until now this process was busy itself */
+			r->quiet[cpu].since = now;
 	for (;; now = now_ns()) {
-		int64_t left = (int64_t)(end - now), quiet;
-		uint64_t come = moved(r);
+		int64_t left = (int64_t)(end - now);
 		struct timespec pause;
+		int error;
 
 		__atomic_exchange_n(&c->wake_at, target, __ATOMIC_SEQ_CST);
 		if (__atomic_load_n(&c->stored, __ATOMIC_SEQ_CST) >= target)
 			return 1;
 		if (left <= 0)
 			return 0;
-		if (come != r->moved) {
-			r->moved = come;
-			r->quiet_since = now;
-			r->stalls = 0;
-			note_round_trips(r);
-		}
-		quiet = (int64_t)(r->quiet_since - now) + probe_timeout(r);
-		if (quiet <= 0 && target != UINT32_MAX) {
-			int error;
-
-			ring_stall(r, target);
-			error = ring_flush(r);
-			if (error)
-				return -error;
-			r->quiet_since = now;
-			quiet = probe_timeout(r);
-		}
-		left = left < quiet || quiet <= 0 ? left : quiet;
+		error = target == NEVER ? 0 : look(r, target, now, &left);
+		if (error)
+			return -error;
 		pause = (struct timespec){ left / 1000000000, left % 1000000000 };
 		r->syscalls++;
 		if (ppoll(&events, 1, &pause, NULL) < 0 && errno != EINTR)

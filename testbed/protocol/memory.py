@@ -122,6 +122,7 @@ class Ask(NamedTuple):
     item: int
     due_frame: int
     due_us: int
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ class Chunk:
     result: int = 0
     before: list[int] = field(default_factory=lambda: [0, 0])
     lost: list[int] = field(default_factory=lambda: [0, 0])
-    sent_us: int = 0
+    asked_us: int = 0
+    resent_us: int = 0
     attempt: int = 0
 
 
@@ -240,7 +242,7 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_generation: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param holdoff_us: Requests for a frame that was sent again less than this ago are ignored; 0: none is.
+    :param holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
     :param settled: Generation of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
@@ -257,9 +259,6 @@ class Memory:
     flushed: int = 0
     stored: int = 0
     wake_at: int = 0
-    rtt_samples: int = 0
-    rtt_sum_us: int = 0
-    rtt_max_us: int = 0
     holdoff_us: int = 0
     settled: int = 0
     front: int = 0

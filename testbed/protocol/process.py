@@ -124,6 +124,7 @@ class Process:
         memory, config, generation = self.memory, self.memory.config, self.memory.generation
         allowed = self._allowance()
         flushed, known = bool(self.stalls) and memory.flushed == (1 << config.cpus) - 1, False
+        complete = flushed and config.upstream and self._is_complete()
         while self._front < self.total and self._is_done(self._front):
             self._front += 1
         memory.front = self._front
@@ -142,7 +143,7 @@ class Process:
                     continue
                 if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
                     self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
-                if asked < _BLIND if blind else self._is_lost(chunk):
+                if asked < _BLIND if blind else complete or self._is_lost(chunk):
                     self.order(Order.REQUEST, generation, chunk)
                     asked += 1
                     allowed -= 1
@@ -166,6 +167,11 @@ class Process:
     def _is_done(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
         return result >> 32 == self.memory.generation and result & 0xFF == ResultState.DONE
+
+    def _is_complete(self) -> bool:
+        """Has the rank before all results, so that it has sent whatever this rank lacks?"""
+        before, generation = self.memory.ranks[self.memory.config.before], self.memory.generation
+        return before.settled == generation or (before.generation != 0 and is_before(generation, before.generation))
 
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""

@@ -141,7 +141,7 @@ class Rank(Sender):
             return self._drop("bad_rank")
         if not config.upstream and self._holds(w):
             # The owner has not got the result, which went on from here.
-            if self._verify(w) is None or self._too_soon(self.chunks[w.index].sent_us, w.now):
+            if self._verify(w) is None or self._too_soon(w):
                 return None
             return self._send_result(w, self._owner(w.index), header.round)
         if header.generation not in (w.generation, generation_after(w.generation)):
@@ -151,7 +151,7 @@ class Rank(Sender):
         total = self._verify(w)
         if total is None:
             return None
-        self._look_back(w, header.generation, header.prev)
+        self._look_back(w)
         return self._park(w)
 
     def _on_result(self, w: Work) -> Frame | None:
@@ -169,7 +169,7 @@ class Rank(Sender):
         if total is None:
             return None
         if header.sender == config.before:
-            self._look_back(w, header.generation, header.prev)
+            self._look_back(w)
         first = w.result >> 32 != w.generation
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
@@ -189,10 +189,11 @@ class Rank(Sender):
         if not (header.sender == config.after if config.upstream else mine):
             return self._drop("bad_rank")
         if self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation)):
-            if self._too_soon(self.chunks[w.index].sent_us, w.now):
+            if self._too_soon(w):
                 return None
             return self._send_result(w, header.sender, header.round)
-        if config.upstream and header.flags & RESULT_FLAG:
+        # It cannot have the result before this rank, but may lack the partial sum of a later round.
+        if config.upstream and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
 
@@ -213,7 +214,7 @@ class Rank(Sender):
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
         if self._holds(w) and self._is_settled(header.generation):
-            if self._too_soon(self.chunks[w.index].sent_us, w.now):
+            if self._too_soon(w):
                 return None
             return self._send_result(w, header.sender, header.round + 1 & 0xFF)
         if header.generation != w.generation:
@@ -229,23 +230,22 @@ class Rank(Sender):
         if header.flags & SETTLED:
             peer.settled = header.generation
 
-    def _tell(self, w: Work, kind: Kind, to: int, prev: int, flags: int = 0) -> Frame:
-        """What this rank says of itself."""
+    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
+        """What this rank says of itself. To the rank behind it names what it has sent it last."""
         header = w.frame.header
         header.kind, header.generation, header.chunk = kind, self.generation, self.front
-        header.hop, header.round, header.tag, header.prev = 0, 0, 0, prev
+        header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
         header.flags = flags | (SETTLED if self.settled == self.generation else 0)
+        if kind == Kind.ALIVE and to == self.config.after:
+            self._name_latest(w, self.generation)
         return self._send(w, to, 0, 0)
 
     def _on_probe(self, w: Work) -> Frame | None:
-        asker, lane, prev = w.frame.header.sender, self.lanes[w.cpu], NOTHING
-        flags = TOLD if w.frame.header.flags & SETTLED else 0
+        header = w.frame.header
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        if asker == self.config.after and lane.generation == self.generation:
-            prev = lane.prev
-        return self._tell(w, Kind.ALIVE, asker, prev, flags)
+        return self._tell(w, Kind.ALIVE, header.sender, TOLD if header.flags & SETTLED else 0)
 
     def _on_alive(self, w: Work) -> Frame | None:
         header = w.frame.header
@@ -254,9 +254,9 @@ class Rank(Sender):
         self._note_rank(w)
         if header.flags & TOLD:
             self.ranks[header.sender].told = self.settled
-        if header.sender == self.config.before:
-            self._look_back(w, header.generation, header.prev)
-            if header.generation == w.generation and header.lane < 64:
+        if header.sender == self.config.before and not is_before(header.generation, w.generation):
+            self._look_back(w)
+            if header.lane < 64:
                 self.flushed |= 1 << header.lane
         return None
 
@@ -265,7 +265,7 @@ class Rank(Sender):
             return self._replay(w, order.chunk)
         if order.kind == Order.PROBE:
             w.frame.header.attempt = order.attempt & 0xFF
-            return self._tell(w, Kind.PROBE, order.chunk, NOTHING)
+            return self._tell(w, Kind.PROBE, order.chunk)
         if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
             return self._drop("bad_kind")
         if order.generation != w.generation or order.chunk >= w.ready:
@@ -363,7 +363,7 @@ class Rank(Sender):
             if not self._advance(chunk, "reduced", w.reduced, mine):
                 return self._drop("duplicate")
             self.lanes[w.cpu].progress += 1
-        self._look_back(w, w.generation, header.prev)
+        self._look_back(w)
         if not last:
             if config.upstream:
                 self._keep(w, total)
@@ -372,7 +372,7 @@ class Rank(Sender):
             return self._send(w, config.after, w.length, total)
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
-        header.kind, header.hop, header.flags = Kind.RESULT, 1, 0
+        header.kind, header.hop = Kind.RESULT, 1
         self._enlist(w, w.index, Stage.RESULT)
         return self._send(w, config.after, w.length, total)
 
@@ -392,12 +392,7 @@ class Rank(Sender):
         chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
         self._count("stored")
         self.lanes[w.cpu].progress += 1
-        if self._is_mine(w.index) and not w.frame.header.attempt and not round_:
-            rtt = w.now - chunk.sent_us & U32
-            self.rtt_samples += 1
-            self.rtt_sum_us += rtt
-            self.rtt_max_us = max(self.rtt_max_us, rtt)
-        chunk.sent_us = 0  # whoever asks for it from now on can have it
+        chunk.resent_us = 0  # whoever asks for it from now on can have it
         if held:
             return True
         self.stored += 1

@@ -40,7 +40,7 @@ class RingHeader(Packet):
         ByteField("hop", 0),
         ByteField("sender", 0),
         ByteField("receiver", 0),
-        FlagsField("flags", 0, 8, ["result", "spread", "settled", "restart", "told"]),
+        FlagsField("flags", 0, 8, ["result", "spread", "settled", "restart", "told", "earlier"]),
         ByteField("round", 0),
         LEShortField("length", 0),
         XLEShortField("tag", 0),

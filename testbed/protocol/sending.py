@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from testbed.protocol.generation import is_before, is_forward, word_of
+from testbed.protocol.generation import generation_after, is_before, is_forward, word_of
 from testbed.protocol.memory import ASKS, PARKING, PARKING_TRIES, Ask, Asks, Chunk, Memory, Queue, ResultState, Stage, Tensor, item_of
-from testbed.protocol.wire import FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
+from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Sender", "Work"]
@@ -18,6 +18,7 @@ __all__ = ["Sender", "Work"]
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
 _SKIP = 4
+_MOST_DOUBLINGS = 4
 
 
 @dataclass(slots=True)
@@ -70,9 +71,10 @@ class Sender(Memory):
         """Does this rank hold the result of the frame's chunk and generation?"""
         return w.result >> 32 == w.frame.header.generation and w.result & 0xFF == ResultState.DONE
 
-    def _too_soon(self, since: int, now: int) -> bool:
-        """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once."""
-        return since != 0 and (now - since & U32) < self.holdoff_us
+    def _too_soon(self, w: Work) -> bool:
+        """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
+        since = self.chunks[w.index].resent_us
+        return not self.config.upstream and since != 0 and (w.now - since & U32) < self.holdoff_us
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         """Compare and exchange, forward only."""
@@ -89,9 +91,20 @@ class Sender(Memory):
     def _enlist(self, w: Work, index: int, stage: Stage) -> None:
         """Give the frame, which is sent for the first time, its place in the order of this CPU's frames."""
         lane, chunk, header = self.lanes[w.cpu], self.chunks[index], w.frame.header
-        header.prev = lane.prev if lane.generation == w.generation else NOTHING
+        header.flags = 0
+        self._name_latest(w, w.generation)
         lane.generation, lane.prev = w.generation, item_of(index, header.round, stage)
-        chunk.before[stage], chunk.attempt = header.prev, header.attempt
+        chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
+
+    def _name_latest(self, w: Work, generation: int) -> None:
+        """Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before."""
+        lane, header = self.lanes[w.cpu], w.frame.header
+        header.prev = NOTHING
+        if lane.generation == generation:
+            header.prev = lane.prev
+        elif lane.generation and generation_after(lane.generation) == generation:
+            header.prev = lane.prev
+            header.flags |= EARLIER
 
     def _lacks(self, chunk: Chunk, generation: int, round_: int, stage: Stage) -> bool:
         """Is a frame about a chunk missing here?"""
@@ -109,9 +122,14 @@ class Sender(Memory):
                 return True
         return False
 
-    def _look_back(self, w: Work, generation: int, prev: int) -> None:
-        """A frame has come whose sender sent another before it, in this generation: is that here?"""
+    def _look_back(self, w: Work) -> None:
+        """A frame has come whose sender sent another before it: is that here?"""
+        generation, prev = w.frame.header.generation, w.frame.header.prev
         index, round_, stage = prev >> 9, prev >> 1 & 0xFF, Stage(prev & 1)
+        if w.frame.header.flags & EARLIER:
+            if generation != generation_after(w.generation):
+                return
+            generation = w.generation
         if prev == NOTHING or index >= self.config.chunks or is_before(generation, w.generation):
             return
         chunk, asks = self.chunks[index], self.asks[w.cpu]
@@ -119,7 +137,7 @@ class Sender(Memory):
             return
         if stage is Stage.PARTIAL and self._has_parked(generation, index):
             return
-        chunk.lost[stage] = generation
+        chunk.lost[stage], chunk.asked_us = generation, w.now
         self._count("lost")
         if not self.config.gap or generation != w.generation or index >= w.ready:
             return
@@ -167,7 +185,8 @@ class Sender(Memory):
                 return None
             ask = queue.carried.popleft()
             if self._is_missing(ask):
-                self._put(asks.again, Ask(ask.generation, ask.item, asks.frames, w.now + self.holdoff_us & U32))
+                due = w.now + (self.holdoff_us << ask.tries) & U32
+                self._put(asks.again, Ask(ask.generation, ask.item, asks.frames, due, min(ask.tries + 1, _MOST_DOUBLINGS)))
                 return ask
         return None
 
@@ -183,11 +202,11 @@ class Sender(Memory):
         w.frame.fill(self.inputs[w.index], tensor.length)
         if w.generation != self.generation:
             return self._drop("overtaken")
-        chunk.sent_us = w.now
         header.kind, header.generation, header.chunk = Kind.REDUCE, w.generation, w.index
         header.hop, header.flags, header.round, header.tag = 1, 0, round_, tensor.tag
         if again:
             header.attempt, header.prev = self._next_attempt(chunk), chunk.before[Stage.PARTIAL]
+            chunk.resent_us = w.now
             self._count("resent")
         else:
             header.attempt = chunk.attempt + 1 & 0xFF if round_ else 0
@@ -231,7 +250,7 @@ class Sender(Memory):
         w.frame.fill(self.results[w.index], w.length)
         if chunk.result >> 32 != header.generation or chunk.result & 0xFF != ResultState.DONE:
             return self._drop("overtaken")
-        chunk.sent_us = w.now
+        chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
         header.round = max(chunk.result >> 8 & 0xFF, round_)
         header.attempt = self._next_attempt(chunk)
@@ -259,11 +278,11 @@ class Sender(Memory):
         slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.generation, w.index)
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
-            chunk.sent_us = w.now
+            chunk.resent_us = w.now
             return self._ask_restart(w, round_)
         w.frame.resize(w.length)
         w.frame.fill(slot.data, w.length)
-        chunk.sent_us = w.now
+        chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.REDUCE, self._steps(w.index, self.config.rank) + 1, 0
         header.round, header.attempt, header.prev = round_, self._next_attempt(chunk), chunk.before[Stage.PARTIAL]
         self._count("resent")
@@ -287,7 +306,8 @@ class Sender(Memory):
         header.kind, header.generation, header.chunk = Kind.REQUEST, w.generation, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
-        header.round, header.tag, header.prev = round_, tensor.tag, NOTHING
+        header.round, header.tag, header.prev = round_, tensor.tag, chunk.reduced & 0xFF
+        chunk.asked_us = w.now
         self._count("resent")
         return self._send(w, config.before if config.upstream else owner, tensor.length, 0)
 

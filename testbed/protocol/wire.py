@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BLOCK",
+    "EARLIER",
     "FRAME_BYTES",
     "MAGIC",
     "MAX_PAYLOAD",
@@ -70,6 +71,8 @@ SETTLED = 4
 """Flag of a probe and its answer: the sender's process has verified all results of this generation."""
 TOLD = 16
 """Flag of an answer: the probe said that its sender has settled."""
+EARLIER = 32
+"""Flag: ``prev`` is of the generation before."""
 RESTART = 8
 """Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
 NOTHING = 0xFFFFFFFF
