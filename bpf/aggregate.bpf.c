@@ -42,7 +42,7 @@ static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 	if (next == MET_DONE || !f)
 		return XDP_DROP;
 	f->kind = PINCH_BELL;
-	f->last = config.rank;
+	f->sender = config.rank;
 	f->flags = BELL_FOR_ALL;
 	return bpf_redirect_map(&fan, 0, BPF_F_BROADCAST);
 }
@@ -119,14 +119,14 @@ int pinch_bell(struct xdp_md *ctx)
 	if (f->kind == PINCH_GREET)
 		return XDP_PASS;
 	if (f->kind == PINCH_BELL) {
-		if (f->last == config.rank && f->flags & BELL_FOR_ALL)
+		if (f->sender == config.rank && f->flags & BELL_FOR_ALL)
 			f->chunk = next_in_fan();
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = frame_of(ctx);
 		/* One that no acknowledgement has become is for the flow of a CPU. */
-		if (f && f->last == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
+		if (f && f->sender == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&cpus, f->chunk, XDP_DROP);
 		return XDP_PASS;
 	}

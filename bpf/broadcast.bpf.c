@@ -197,7 +197,7 @@ static long send_hello(__u32 rank, struct greet_work *w)
 static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
 {
 	bell->kind = PINCH_BELL;
-	bell->last = config.rank;
+	bell->sender = config.rank;
 	bell->flags = BELL_FOR_ALL;
 	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
 		return;
@@ -223,7 +223,7 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
 	if (w->control->taken != w->control->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
-	w->peer = bell->last;
+	w->peer = bell->sender;
 	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation && bell->chunk > config.gap) {
 		w->before = bell->chunk - config.gap;
 		w->word = w->before / 32 > PINCH_HOLE_WORDS ? w->before / 32 - PINCH_HOLE_WORDS : 0;

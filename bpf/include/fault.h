@@ -29,8 +29,7 @@ struct fault_packet {
 	__u8 receiver;
 	__u8 kind; /* enum ring_kind, or 0x80 and the IPv4 protocol */
 	__u8 hop;
-	__u8 attempt;
-	__u8 reserved;
+	__u16 attempt;
 	__u16 group;
 	__u32 generation; /* or number of the flow between these hosts */
 	__u32 chunk;	  /* or index of the packet in its flow */

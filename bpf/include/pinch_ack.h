@@ -67,7 +67,7 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	ack = (void *)(long)ctx->data;
 	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
 		return false;
-	sender = ack->head.last % RING_MAX_RANKS;
+	sender = ack->head.sender % RING_MAX_RANKS;
 	source = &config.sources[sender];
 	w.generation = ack->head.generation;
 	w.first = ack_first(ack->head.chunk);
@@ -82,7 +82,7 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 		return false;
 	__builtin_memcpy(ack->words, w.words, sizeof(w.words));
 	ack->head.kind = PINCH_ACK;
-	ack->head.last = config.rank;
+	ack->head.sender = config.rank;
 	ack->head.flags = 0;
 	ack->head.checksum = pinch_check(w.sum, w.sums, 0, 0) +
 			     ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
@@ -120,7 +120,7 @@ static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c
 	struct pinch_ack *ack = (void *)(long)ctx->data;
 	__u64 check = f->checksum, seal = ring_seal(PINCH_ACK, f->generation, f->chunk, sizeof(ack->words), f->tag);
 
-	if (!is_from(f, f->last)) {
+	if (!is_from(f, f->sender)) {
 		count(PINCH_BAD_RANK, 1);
 		return false;
 	}
@@ -159,7 +159,7 @@ static __always_inline void measure(struct pinch_control *c, struct pinch_frame 
 /* Note what a peer has. Is there anything to send now? */
 static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 peer = f->last, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
+	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
 	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words };
 	struct pinch_frame *frame;
 	struct pinch_flow *flow;

@@ -15,7 +15,7 @@ static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello
 {
 	struct ring_frame *f = &hello->head;
 
-	if (!is_from(f, f->last)) {
+	if (!is_from(f, f->sender)) {
 		count(PINCH_BAD_RANK, 1);
 		return false;
 	}
@@ -57,7 +57,7 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 
 	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !is_hello(c, hello, (void *)(long)ctx->data_end))
 		return MET_DONE;
-	sender = hello->head.last;
+	sender = hello->head.sender;
 	word = hello->word;
 	generation = generation_of(word);
 	ask = hello->head.flags & 1;

@@ -140,7 +140,7 @@ static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
 /* Returns a set of enum pinch_next. */
 static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->last, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh, come;
+	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh, come;
 	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
 	struct frame_work w = { .control = c, .bank = bank_of() };
 	struct pinch_peer *peer;

@@ -168,7 +168,7 @@ static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 ge
 	f->chunk = chunk;
 	f->attempt = attempt;
 	f->hop = 0;
-	f->last = config.rank;
+	f->sender = config.rank;
 	f->tag = tag;
 }
 

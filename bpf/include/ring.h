@@ -166,10 +166,9 @@ struct ring_parked {
 	__u32 state;
 	__u32 generation;
 	__u32 chunk;
-	__u8 attempt;
+	__u16 attempt;
 	__u8 hop;
 	__u8 round;
-	__u8 reserved;
 	__u16 length;
 	__u16 tag;
 	__u32 pad;

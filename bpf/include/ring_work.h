@@ -254,7 +254,6 @@ static __always_inline enum outcome send(struct work *w, __u32 to, __u32 length,
 	f->receiver = to;
 	f->length = length;
 	f->lane = bpf_get_smp_processor_id();
-	f->last = 0;
 	f->checksum = sum + frame_seal(f);
 	count(w, RING_SENT);
 	w->counters[RING_SENT_BYTES] += sizeof(*f) + length;

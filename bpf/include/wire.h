@@ -65,7 +65,7 @@ struct ring_frame {
 	__u32 generation; /* number of the collective in the group, from 1 */
 	__u32 chunk;
 	__u64 checksum; /* of the payload, and the seal of the header */
-	__u8 attempt;	/* 0, then 1 more for each time that it is sent again */
+	__u8 lane;	/* CPU of the sender that sent it: frames of a lane do not overtake each other */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
 	__u8 sender;	/* ranks, which the addresses must agree with */
 	__u8 receiver;
@@ -73,8 +73,7 @@ struct ring_frame {
 	__u8 round;   /* how often lap one of the chunk has begun anew */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
-	__u8 lane;    /* CPU of the sender that sent it: frames of a lane do not overtake each other */
-	__u8 last;
+	__u16 attempt; /* 0, then 1 more for each time that it is sent again */
 	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank; of a request: the round of its partial sum */
 } __attribute__((packed, aligned(8)));
 
@@ -91,7 +90,7 @@ _Static_assert(__builtin_offsetof(struct ring_frame, checksum) % 8 == 0, "one lo
  */
 static __always_inline __u64 frame_seal(const struct ring_frame *frame)
 {
-	__u64 x = SEAL_WORD(frame, generation) * 0xbf58476d1ce4e5b9ull + SEAL_WORD(frame, attempt);
+	__u64 x = SEAL_WORD(frame, generation) * 0xbf58476d1ce4e5b9ull + SEAL_WORD(frame, lane);
 
 	x = (x ^ x >> 30) * 0x94d049bb133111ebull + SEAL_WORD(frame, tag);
 	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie + ((__u64)frame->kind << 16 | frame->group);

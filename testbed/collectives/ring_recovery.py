@@ -6,12 +6,12 @@ What is missing is sent again without it: by the programs, and by ``testbed/nati
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from testbed.collectives.ring_maps import Order
-from testbed.collectives.ring_port import RingPort
+from testbed.collectives.ring_port import Peer, RingPort
 from testbed.errors import CollectiveError
 from testbed.protocol.liveness import absent, silent, unsettled, untold
 
@@ -25,6 +25,8 @@ _LOOKS = 40
 """Probes of every rank within the group's timeout: what has answered none of them is gone, whatever the loss."""
 _MOST_PAUSE = 0.05  # seconds
 _MEETING = 0.005  # seconds between probes, while ranks meet or part
+_NAMED = 4
+"""Chunks that an error names, for which ranks wait."""
 _QUIET = 0.025
 """Seconds for which a rank must not have been heard to be taken for gone or content, while ranks part."""
 _GONE = 1.0
@@ -105,7 +107,7 @@ class Recovery:
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
-            self.port.order(Order.PROBE, 0, rank, self._probes & 0xFF)
+            self.port.order(Order.PROBE, 0, rank, self._probes & 0xFFFF)
         self.port.flush()
 
     def _mismatched(self) -> int:
@@ -129,11 +131,20 @@ class Recovery:
         elif mismatched:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
-            behind = unsettled(self._others, generation, peers)
-            fronts = [f"{spec.members[rank].name} is up, waiting for {self._chunk(peers[rank].front)}" for rank in behind]
-            missing = f"{self._chunk(int(port.control.front))} is missing"
-            why = f"no progress for {spec.timeout:g} s: " + "; ".join([missing, *fronts])
+            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, generation, peers), peers)}"
         return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
+
+    def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
+        """What is missing here, and what the ranks wait for that are not done either."""
+        by_chunk: dict[int, list[str]] = {}
+        for rank in ranks:
+            by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)
+        waits = [f"{self._chunk(int(self.port.control.front))} is missing"]
+        for chunk, names in sorted(by_chunk.items())[:_NAMED]:
+            waits.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for {self._chunk(chunk)}")
+        if len(by_chunk) > _NAMED:
+            waits.append(f"and others for {len(by_chunk) - _NAMED} more chunks")
+        return "; ".join(waits)
 
     def _chunk(self, index: int) -> str:
         return f"chunk {index} of {self.port.spec.members[index % self.port.spec.size].name}"

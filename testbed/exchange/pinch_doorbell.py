@@ -30,11 +30,11 @@ class Doorbell(Closing):
         self.bell_bytes = max(size, LEAST_BYTES)
         #: A bell for each flow, this rank's own last: the others' CPUs have begun by then.
         self.bells = ctypes.create_string_buffer(
-            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, last=group.rank, chunk=flow) for flow in flows)
+            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, sender=group.rank, chunk=flow) for flow in flows)
         )
         self.bell_count = len(flows)
-        self._work = make_bell(PinchKind.WORK, group, LEAST_BYTES, last=group.rank)
-        greeting = make_bell(PinchKind.GREET, group, LEAST_BYTES, last=group.rank)
+        self._work = make_bell(PinchKind.WORK, group, LEAST_BYTES, sender=group.rank)
+        greeting = make_bell(PinchKind.GREET, group, LEAST_BYTES, sender=group.rank)
         self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:

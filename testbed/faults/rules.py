@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_RULES = 64
-MAX_BYTE, MAX_WORD = 2**8 - 1, 2**32 - 1  # widths of struct ring_frame's fields, bpf/include/wire.h
+MAX_BYTE, MAX_SHORT, MAX_WORD = 2**8 - 1, 2**16 - 1, 2**32 - 1  # widths of struct ring_frame's fields, bpf/include/wire.h
 MAX_COPIES = 7
 MAX_BITS = 64
 MAX_BEHIND = 1024
@@ -86,6 +86,7 @@ Links = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_links)]
 Kinds = Annotated[tuple[str, ...], BeforeValidator(_kinds)]
 Group = Annotated[Range, BeforeValidator(partial(_range, last=MAX_GROUP_ID))]
 Word = Annotated[Range, BeforeValidator(partial(_range, last=MAX_WORD))]
+Short = Annotated[Range, BeforeValidator(partial(_range, last=MAX_SHORT))]
 Byte = Annotated[Range, BeforeValidator(partial(_range, last=MAX_BYTE))]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 
@@ -112,7 +113,7 @@ class Rule(BaseModel):
     generation: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
     chunk: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
     hop: Byte = Field(Range(), description=_NUMBERS.format(MAX_BYTE))
-    attempt: Byte = Field(Range(), description=_NUMBERS.format(MAX_BYTE))
+    attempt: Short = Field(Range(), description=_NUMBERS.format(MAX_SHORT))
     p: float = Field(1.0, ge=0, le=1, description=_PROBABILITY)
     backend: Literal["engine", "netem"] = Field("engine", description="engine or netem")
 

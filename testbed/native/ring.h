@@ -54,7 +54,8 @@ struct quiet {
 
 struct parked {
 	uint32_t state, generation, chunk;
-	uint8_t attempt, hop, round, reserved;
+	uint16_t attempt;
+	uint8_t hop, round;
 	uint16_t length, tag;
 	uint32_t pad;
 	uint64_t sum;

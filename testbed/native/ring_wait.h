@@ -55,10 +55,10 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
 }
 
 /* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
-static void probe(struct ring *r, uint32_t generation, uint32_t cpu)
+void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_order(r, PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xff, r->cpu_count > 1 ? cpu : ANYWHERE);
+	ring_order(r, PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : ANYWHERE);
 }
 
 /* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
@@ -148,7 +148,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 
 		if (now - quiet->since < (uint64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, DOUBLINGS))
 			continue;
-		probe(r, generation, cpu);
+		ring_probe(r, generation, cpu);
 		quiet->since = now;
 		quiet->probes++;
 	}

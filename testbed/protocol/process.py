@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.protocol.generation import is_before, word_of
-from testbed.protocol.memory import ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage, Tensor, slots_of
+from testbed.protocol.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage, Tensor, slots_of
 from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 
 __all__ = ["Process"]
@@ -114,17 +114,19 @@ class Process:
         record.result = done - ResultState.DONE + ResultState.REFUSED
         self.order(Order.RESTART, memory.generation, chunk, extra=record.result >> 8 & 0xFF)
 
-    def stall(self) -> None:
-        """Nothing has come for a while (``ring_stall``).
+    def stall(self, now_us: int, still: bool = True) -> None:
+        """Nothing new has come on a CPU for a while (``ring_stall``).
 
-        Launch what should have been launched, have sent again what is known to be lost, and find out what else is. When the rank
-        before has answered on all CPUs, and still nothing comes, ask for what is missing first without knowing why: what has been
-        said about it may have been lost as well.
+        Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately. When
+        the rank before has answered on all CPUs, nothing comes on any of them, and nothing is known to be lost, ask for what is missing
+        first without knowing why: what has been said about it may have been lost as well.
+
+        :param still: Nothing has come on any CPU since the last look.
         """
         memory, config, generation = self.memory, self.memory.config, self.memory.generation
         allowed = self._allowance()
-        flushed, known = bool(self.stalls) and memory.flushed == (1 << config.cpus) - 1, False
-        complete = flushed and config.upstream and self._is_complete()
+        flushed = still and bool(self.stalls) and memory.flushed == (1 << config.cpus) - 1
+        known, complete = False, flushed and config.upstream and self._is_complete()
         while self._front < self.total and self._is_done(self._front):
             self._front += 1
         memory.front = self._front
@@ -141,6 +143,8 @@ class Process:
                     if not blind and chunk // config.ranks < memory.next_slot:
                         self.order(Order.LAUNCH, generation, chunk)
                     continue
+                if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
+                    continue
                 if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
                     self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
                 if asked < _BLIND if blind else complete or self._is_lost(chunk):
@@ -149,16 +153,19 @@ class Process:
                     allowed -= 1
             known |= asked > 0
         self.stalls += 1
-        self.probe()
 
-    def probe(self) -> None:
-        """Ask the rank before what it has sent last, on each CPU: what does not come before its answer is lost."""
+    def probe(self, cpu: int) -> None:
+        """Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost."""
         memory, config = self.memory, self.memory.config
-        memory.flushed = 0
-        for cpu in range(config.cpus):
-            extra = cpu if config.cpus > 1 else 0xFFFF
-            self.order(Order.PROBE, memory.generation, config.before, self._probes & 0xFF, extra)
-            self._probes += 1
+        memory.flushed &= ~(1 << cpu % 64)
+        self.order(Order.PROBE, memory.generation, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
+        self._probes += 1
+
+    def on_timer(self, now_us: int) -> None:
+        """Nothing has come for so long that all CPUs are asked."""
+        self.stall(now_us)
+        for cpu in range(self.memory.config.cpus):
+            self.probe(cpu)
 
     def moved(self) -> None:
         """Something has come since the last look."""

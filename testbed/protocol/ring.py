@@ -199,10 +199,9 @@ class Rank(Sender):
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """The rank behind lacks the partial sum that this rank has sent."""
-        chunk = self.chunks[w.index]
         if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
             return self._drop("not_held")
-        if self._too_soon(chunk.sent_us, w.now):
+        if self._too_soon(w):
             return None
         if mine:
             return self._launch(w, w.reduced & 0xFF, again=True)
@@ -264,7 +263,7 @@ class Rank(Sender):
         if order.kind == Order.REPLAY:
             return self._replay(w, order.chunk)
         if order.kind == Order.PROBE:
-            w.frame.header.attempt = order.attempt & 0xFF
+            w.frame.header.attempt = order.attempt
             return self._tell(w, Kind.PROBE, order.chunk)
         if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
             return self._drop("bad_kind")
@@ -334,7 +333,7 @@ class Rank(Sender):
         frame.fill(parked.payload, kept.length)
         total = frame.sum(kept.length)
         assert total is not None
-        header.kind, header.flags, header.lane, header.last, header.prev = Kind.REDUCE, 0, 0, 0, NOTHING
+        header.kind, header.flags, header.lane, header.prev = Kind.REDUCE, 0, 0, NOTHING
         header.generation, header.chunk, header.attempt = kept.generation, kept.chunk, kept.attempt
         header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
         header.sender, header.receiver = self.config.before, self.config.rank

@@ -36,7 +36,7 @@ class RingHeader(Packet):
         LEIntField("generation", 0),
         LEIntField("chunk", 0),
         XLELongField("checksum", 0),
-        ByteField("attempt", 0),
+        ByteField("lane", 0),
         ByteField("hop", 0),
         ByteField("sender", 0),
         ByteField("receiver", 0),
@@ -44,8 +44,7 @@ class RingHeader(Packet):
         ByteField("round", 0),
         LEShortField("length", 0),
         XLEShortField("tag", 0),
-        ByteField("lane", 0),
-        ByteField("last", 0),
+        LEShortField("attempt", 0),
         LEIntField("prev", NOTHING),
     ]
 

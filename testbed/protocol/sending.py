@@ -209,7 +209,7 @@ class Sender(Memory):
             chunk.resent_us = w.now
             self._count("resent")
         else:
-            header.attempt = chunk.attempt + 1 & 0xFF if round_ else 0
+            header.attempt = chunk.attempt + 1 & 0xFFFF if round_ else 0
             self._enlist(w, w.index, Stage.PARTIAL)
         return self._send(w, self.config.after, tensor.length, chunk.input_sum)
 
@@ -313,14 +313,14 @@ class Sender(Memory):
 
     def _next_attempt(self, chunk: Chunk) -> int:
         chunk.attempt = chunk.attempt + 1 & U32
-        return chunk.attempt & 0xFF
+        return chunk.attempt & 0xFFFF
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
         """Address the frame. Its fields and payload are in place but for the seal; ``total`` is the payload's checksum."""
         frame, header = w.frame, w.frame.header
         frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
         header.sender, header.receiver, header.length = self.config.rank, to, length
-        header.lane, header.last = self.lane_number(w.cpu), 0
+        header.lane = self.lane_number(w.cpu)
         header.checksum = total + frame_seal(header) & U64
         self._count("sent")
         self._count("sent_bytes", FRAME_BYTES + length)

@@ -95,7 +95,7 @@ WEIGHTS = _draw_weights()
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
 _UDP = struct.Struct("!HHHH")
-_RING = struct.Struct("<HBBHQIIQBBBBBBHHBBI")
+_RING = struct.Struct("<HBBHQIIQBBBBBBHHHI")
 _ETHERTYPE_IPV4, _VERSION_IHL, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL = 0x0800, 0x45, 0x4000, 64, 17
 
 
@@ -156,7 +156,7 @@ class Header:
     generation: int = 0
     chunk: int = 0
     checksum: int = 0
-    attempt: int = 0
+    lane: int = 0
     hop: int = 0
     sender: int = 0
     receiver: int = 0
@@ -164,8 +164,7 @@ class Header:
     round: int = 0
     length: int = 0
     tag: int = 0
-    lane: int = 0
-    last: int = 0
+    attempt: int = 0
     prev: int = NOTHING
     version: int = VERSION
 
@@ -245,9 +244,9 @@ def frame_seal(header: Header) -> int:
     """
     x = (header.chunk << 32 | header.generation) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
-    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.attempt
+    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.lane
     x &= _U64
-    x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.last << 24 | header.lane << 16 | header.tag) & _U64
+    x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.attempt << 16 | header.tag) & _U64
     x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (header.kind << 16 | header.group) & _U64
     return x ^ x >> 31
 
@@ -256,14 +255,14 @@ def encode(frame: Frame) -> bytes:
     """A frame's bytes, from the Ethernet header on."""
     _, *fields, version = astuple(frame.header)
     source, destination, length = frame.source, frame.destination, frame.header.length
-    total = FRAME_BYTES - _ETHERNET.size + length
+    total = FRAME_BYTES - _ETHERNET.size + length & 0xFFFF  # a length that is a lie may be too long
     # The sum is that of memory's order, hence the check's bytes come swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
     return b"".join(
         (
             _ETHERNET.pack(destination.mac_bytes, source.mac_bytes, _ETHERTYPE_IPV4),
             _ipv4(source.ip, destination.ip, total, _swap(check)),
-            _UDP.pack(PORT, PORT, total - _IPV4.size, 0),
+            _UDP.pack(PORT, PORT, total - _IPV4.size & 0xFFFF, 0),
             _RING.pack(MAGIC, version, frame.header.kind, *fields),
             frame.payload.astype("<u8", copy=False).tobytes(),
             frame.trailer,

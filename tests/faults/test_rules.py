@@ -52,7 +52,7 @@ REFUSED = {
     "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: allowed is {NUMBER} 4294967295",
     "drop group=0..4096": f"fault 'drop group=0..4096': group = 0..4096: allowed is {NUMBER} 4095",
     "drop hop=256": f"fault 'drop hop=256': hop = 256: allowed is {NUMBER} 255",
-    "drop attempt=1..256": f"fault 'drop attempt=1..256': attempt = 1..256: allowed is {NUMBER} 255",
+    "drop attempt=1..65536": f"fault 'drop attempt=1..65536': attempt = 1..65536: allowed is {NUMBER} 65535",
     "drop hop=-1": f"fault 'drop hop=-1': hop = -1: allowed is {NUMBER}",
     "drop chunk=1_0": f"fault 'drop chunk=1_0': chunk = 1_0: allowed is {NUMBER} 4294967295",
     "drop chunk=1_0..2_0": f"fault 'drop chunk=1_0..2_0': chunk = 1_0..2_0: allowed is {NUMBER} 4294967295",

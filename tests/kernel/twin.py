@@ -2,14 +2,16 @@
 
 import ctypes
 import ipaddress
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
 
 import numpy as np
 
 from testbed.collectives import ring_maps as maps
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
-from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, Config, Event, EventKind, OrderEntry
+from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, Ask, Config, OrderEntry, Queue, ResultState
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, ip_sum
@@ -34,6 +36,7 @@ class KernelRank:
             group=config.group,
             chunk_bytes=config.chunk_bytes,
             chunks=config.chunks,
+            kept=config.kept,
             upstream=config.upstream,
             gap=config.gap,
             uplink=LOOPBACK,
@@ -45,22 +48,26 @@ class KernelRank:
         self.object = BpfObject(
             "ring",
             rodata=rodata,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), config.chunks + spare),
-            value_sizes=dict.fromkeys(("inputs", "results", "parking_data"), config.chunk_bytes),
+            max_entries=dict.fromkeys(("inputs", "results", "chunks"), config.chunks + spare)
+            | dict.fromkeys(("kept", "kept_data"), config.kept)
+            | {"lanes": max(os.sched_getaffinity(1)) + 1},
+            value_sizes=dict.fromkeys(("inputs", "results", "parking_data", "kept_data"), config.chunk_bytes),
         )
         shared = self.object.maps
         self.inputs, self.results = shared["inputs"].view(), shared["results"].view()
         self.records = shared["chunks"].view(_dtype(maps.Chunk)).reshape(-1)
-        self.bytes = {name: shared[name].view(np.uint8) for name in ("control", "parking", "orders")}
+        self.bytes = {name: shared[name].view(np.uint8) for name in ("control", "parking", "orders", "lanes", "ranks")}
         self.control = maps.Control.from_buffer(self.bytes["control"].data)
         self.parking = (maps.Parked * PARKING).from_buffer(self.bytes["parking"].data)
+        self.lanes = (maps.Lane * shared["lanes"].max_entries).from_buffer(self.bytes["lanes"].data)
+        self.ranks = (maps.Rank * shared["ranks"].max_entries).from_buffer(self.bytes["ranks"].data)
         self.orders = (maps.RingOrder * ORDERS).from_buffer(self.bytes["orders"].data)
         self.consumer, self.producer, self.data = shared["events"].ring_buffer()
 
     def close(self) -> None:
         self.object.close()
 
-    def reset(self, generation: int = 0, quench_us: int = 0) -> None:
+    def reset(self, generation: int = 0, holdoff_us: int = 0) -> None:
         """As new, but for the generation that the process is said to have entered."""
         for memory in (self.inputs, self.results, *self.bytes.values()):
             memory[:] = 0
@@ -68,11 +75,11 @@ class KernelRank:
         counters = self.object.maps["counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        for name in ("asks", "fronts"):
+        for name in ("asks", "kept"):
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
-        self.control.progress, self.control.quench_us = generation << 32, quench_us
+        self.control.progress, self.control.holdoff_us = generation << 32, holdoff_us
 
     def run(self, program: str, data: bytes) -> TestRun:
         return self.object.programs[program].test_run(data)
@@ -81,26 +88,23 @@ class KernelRank:
         table = np.frombuffer(self.object.maps["counters"].lookup(0), np.uint64).reshape(-1, len(COUNTERS))
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
-    def events(self) -> list[Event]:
-        """What the ring buffer has had since the last call; a record is a header of 8 bytes and an event of 16."""
+    def events(self) -> list[int]:
+        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a generation."""
         found = []
         while self.consumer[0] < self.producer[0]:
             place = int(self.consumer[0]) % (self.data.size // 2) + 8
-            event = maps.Event.from_buffer_copy(self.data[place : place + ctypes.sizeof(maps.Event)].tobytes())
-            found.append(Event(EventKind(event.kind), event.rank, event.generation, event.stored))
-            self.consumer[0] += 8 + ctypes.sizeof(maps.Event)
+            found.append(int.from_bytes(self.data[place : place + 8].tobytes(), "little"))
+            self.consumer[0] += 16
         return found
 
-    def asks(self) -> list[OrderEntry]:
-        """What the programs want sent, all CPUs' together: test runs stay on one."""
+    def asks(self, cpu: int) -> maps.RingAsks:
+        """What the programs want to ask for on a CPU."""
         table = self.object.maps["asks"]
-        queues = (maps.RingAsks * table.per_cpu).from_buffer_copy(table.lookup(0))
-        entries = [queue.orders[index % ASKS] for queue in queues for index in range(queue.taken, queue.given)]
-        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt) for entry in entries]
+        return (maps.RingAsks * table.per_cpu).from_buffer_copy(table.lookup(0))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
         """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
-        done, parked = self.records["done"] != 0, self.bytes["parking"].view(np.uint32)[:, 0] != FREE
+        done, parked = self.records["result"] != 0, self.bytes["parking"].view(np.uint32)[:, 0] != FREE
         memory = self.inputs, self.results[done], self.records, self.bytes["parking"][parked]
         data = b"".join(self.object.maps["parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
         return *(part.tobytes() for part in memory), bytes(self.control), bytes(self.orders), data
@@ -111,33 +115,63 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
-        for name in ("stored", "wake_at", "rtt_samples", "quench_us", "settled"):
+        for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
         waiting = control.ordered - control.taken & 0xFFFFFFFF
         entries = (self.orders[(control.taken + index) % ORDERS] for index in range(waiting))
-        assert [OrderEntry(e.kind, e.generation, e.chunk, e.attempt) for e in entries] == list(rank.orders)
-        assert self.asks() == list(rank.asks)
-        for owner, expected in enumerate(rank.fronts):
-            front = maps.Front.from_buffer_copy(self.object.maps["fronts"].lookup(owner))
-            assert (front.generation, front.slot) == (expected.generation, expected.slot), owner
+        assert [OrderEntry(e.kind, e.generation, e.chunk, e.attempt, e.extra) for e in entries] == list(rank.orders)
+        cpu = rank.lane_number(0)
+        asks = self.asks(cpu)
+        assert asks.frames == rank.asks[0].frames
+        _assert_same_queue(asks.fresh, rank.asks[0].fresh)
+        _assert_same_queue(asks.again, rank.asks[0].again)
+        lane, expected = self.lanes[cpu], rank.lanes[0]
+        assert (lane.generation, lane.prev, lane.progress) == (expected.generation, expected.prev, expected.progress)
+        assert {other: count for other, count in enumerate(lane.heard) if count} == expected.heard
+        for peer, said in zip(self.ranks, rank.ranks, strict=False):
+            assert (peer.generation, peer.settled, peer.told, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
-            for name in ("input_sum", "claimed", "done", "attempt"):
+            for name in ("input_sum", "reduced", "result", "attempt"):
                 assert int(record[name]) == getattr(chunk, name), (index, name)
-            assert bool(record["sent_us"]) == bool(chunk.sent_us), index
-            if chunk.done and chunk.claimed == chunk.done:
+            for name in ("before", "lost"):
+                assert record[name].tolist() == getattr(chunk, name), (index, name)
+            for name in ("asked_us", "resent_us"):
+                assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)
+            if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED):
                 assert int(record["result_sum"]) == chunk.result_sum
-                words = rank.tensors[chunk.done & 1].length // 8
-                np.testing.assert_array_equal(self.results[index, :words], rank.results[index, :words])
+                words = rank.tensors[chunk.result >> 32 & 1].length // 8
+                np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
+        for slot, kept in enumerate(rank.kept):
+            found = maps.Kept.from_buffer_copy(self.object.maps["kept"].lookup(slot))
+            assert (found.owner, found.valid, found.sum, found.round) == (kept.owner, kept.valid, kept.sum, kept.round), slot
+            if kept.valid:
+                data = self.object.maps["kept_data"].lookup(slot)
+                assert data[: kept.data.nbytes] == kept.data.tobytes()
         for slot, (parked, frame) in enumerate(zip(self.parking, rank.parking, strict=True)):
             assert parked.state == (FREE if frame is None else PARKED), slot
             if frame is not None:
-                for name in ("generation", "chunk", "attempt", "hop", "length", "tag", "checksum"):
+                for name in ("generation", "chunk", "attempt", "hop", "round", "length", "tag"):
                     assert getattr(parked, name) == getattr(frame.header, name), (slot, name)
+                assert parked.sum == frame.sum(frame.header.length)
                 data = self.object.maps["parking_data"].lookup(slot)
-                assert data[: frame.header.length] == frame.payload.tobytes()
+                assert data[: frame.header.length] == frame.take(frame.header.length).tobytes()
         assert self.events() == rank.events
         rank.events.clear()
+
+
+def _assert_same_queue(queue: maps.RingQueue, expected: Queue) -> None:
+    """The same requests, but for when they are due."""
+
+    def entries(first: int, end: int) -> list[tuple[int, ...]]:
+        found = (queue.asks[index % ASKS] for index in range(first, end))
+        return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in found]
+
+    def of(asks: Iterable[Ask]) -> list[tuple[int, ...]]:
+        return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in asks]
+
+    assert entries(queue.taken, queue.carried) == of(expected.carried)
+    assert entries(queue.carried, queue.given) == of(expected.waiting)
 
 
 class TwinRank(Rank):
@@ -145,10 +179,13 @@ class TwinRank(Rank):
 
     kernel: KernelRank
 
-    def on_frame(self, frame: Frame, now_us: int = 0) -> Frame | None:
+    def lane_number(self, cpu: int) -> int:
+        return min(os.sched_getaffinity(0))
+
+    def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         return self._both("ring_link", XDP_TX, super().on_frame, frame)
 
-    def on_order(self, bell: Frame, now_us: int = 0) -> Frame | None:
+    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         return self._both("ring_order", XDP_REDIRECT, super().on_order, bell)
 
     def on_bytes(self, data: bytes) -> Frame | None:
@@ -186,8 +223,10 @@ class TwinProcess(Process):
         self.kernel = kernel = rank.kernel
         setting = rank.config
         shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
+        shared["peers"] = kernel.ranks
+        shared["lanes"] = (maps.Lane * 1).from_buffer(kernel.lanes, ctypes.sizeof(maps.Lane) * rank.lane_number(0))
         shared["records"] = (maps.Chunk * setting.chunks).from_buffer(kernel.object.maps["chunks"].view(np.uint8).data)
-        self.native = NativeProcess(setting.rank, setting.ranks, window, **shared)
+        self.native = NativeProcess(setting.rank, setting.ranks, window, setting.upstream, **shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
     def begin(self, generation: int, total: int, length: int, tag: int) -> None:
@@ -213,10 +252,23 @@ class TwinProcess(Process):
             self._in_c = False
             self.native.replay(self.memory.generation, self.memory.ready)
 
-    def verify(self) -> bool:
-        good = super().verify()
+    def settle(self) -> None:
+        super().settle()
         self.kernel.control.settled = self.memory.settled
-        return good
+
+    def stall(self, now_us: int, still: bool = True) -> None:
+        now_us = time.monotonic_ns() // 1000 & 0xFFFFFFFF
+        self.native.ring.stalls = self.stalls
+        self._in_c = True
+        super().stall(now_us, still)
+        self._in_c = False
+        self.native.stall(self.total, now_us, still)
+
+    def probe(self, cpu: int) -> None:
+        self._in_c = True
+        super().probe(cpu)
+        self._in_c = False
+        self.native.probe(self.memory.generation, cpu)
 
     def refuse(self, chunk: int) -> None:
         self._in_c = True
@@ -224,15 +276,10 @@ class TwinProcess(Process):
         self._in_c = False
         self.native.refuse(chunk)
 
-    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0) -> None:
-        super().order(kind, generation, chunk, attempt)
+    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        super().order(kind, generation, chunk, attempt, extra)
         if not self._in_c:
-            self.native.order(kind, generation, chunk, attempt)
-
-    def take(self, most: int) -> int:
-        first = super().take(most)
-        assert self.native.take(most) == first
-        return first
+            self.native.order(kind, generation, chunk, attempt, extra)
 
 
 def _dtype(structure: type[ctypes.Structure]) -> np.dtype:

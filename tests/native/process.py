@@ -3,9 +3,10 @@
 import ctypes
 import socket
 
-from testbed.collectives.ring_maps import Chunk, Control, NativeRing, Parked, RingOrder
+from testbed.collectives.ring_maps import Chunk, Control, Lane, NativeRing, Parked, Rank, RingOrder
 from testbed.native import load
 from testbed.protocol.memory import ORDERS, PARKING, Order, OrderEntry
+from testbed.protocol.wire import MAX_RANKS
 
 __all__ = ["NativeProcess"]
 
@@ -19,12 +20,17 @@ class NativeProcess:
     :param shared: Memory to work on, where it is not to be this object's own.
     """
 
-    def __init__(self, rank: int, ranks: int, window: int, **shared: ctypes.Structure | ctypes.Array) -> None:
+    def __init__(
+        self, rank: int, ranks: int, window: int, upstream: bool = True, **shared: ctypes.Structure | ctypes.Array
+    ) -> None:
         self.window = window
         self.control = shared.get("control", Control())
         self.parking = shared.get("parking", (Parked * PARKING)())
         self.orders = shared.get("orders", (RingOrder * ORDERS)())
         self.records = shared.get("records", (Chunk * RECORDS)())
+        self.lanes = shared.get("lanes", (Lane * 1)())
+        self.peers = shared.get("peers", (Rank * MAX_RANKS)())
+        self.quiet = (ctypes.c_uint64 * 3)()
         self.bell = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.far.setblocking(False)
@@ -33,6 +39,11 @@ class NativeProcess:
             parking=ctypes.addressof(self.parking),
             orders=ctypes.addressof(self.orders),
             records=ctypes.addressof(self.records),
+            cpus=ctypes.addressof(self.lanes),
+            peers=ctypes.addressof(self.peers),
+            cpu_count=1,
+            upstream=upstream,
+            quiet=ctypes.addressof(self.quiet),
             window=window,
             bell=ctypes.addressof(self.bell),
             bell_length=len(self.bell),
@@ -41,8 +52,8 @@ class NativeProcess:
             ranks=ranks,
         )
         self.library = load("ring")
-        self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_chase.restype = None
-        self.library.ring_refuse.restype = None
+        self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
+        self.library.ring_refuse.restype = self.library.ring_probe.restype = None
 
     def __enter__(self):
         return self
@@ -66,21 +77,20 @@ class NativeProcess:
     def refuse(self, chunk: int) -> None:
         self.call("refuse", U32(chunk))
 
-    def chase(self, total: int, block: int, last: int) -> None:
-        self.ring.block, self.ring.last = block, last
-        self.call("chase", U32(total))
+    def stall(self, total: int, now_us: int, still: bool) -> None:
+        self.library.ring_stall(ctypes.byref(self.ring), U32(total), U32(now_us), ctypes.c_bool(still))
 
-    def take(self, most: int) -> int:
-        return self.call("take", U32(most))
+    def probe(self, generation: int, cpu: int) -> None:
+        self.call("probe", U32(generation), U32(cpu))
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0) -> None:
-        self.call("order", U32(kind), U32(generation), U32(chunk), U32(attempt))
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        self.call("order", U32(kind), U32(generation), U32(chunk), U32(attempt), U32(extra))
 
     def waiting(self) -> list[OrderEntry]:
         control = self.control
         count = control.ordered - control.taken & 0xFFFFFFFF
         entries = (self.orders[(control.taken + index) % ORDERS] for index in range(count))
-        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt) for entry in entries]
+        return [OrderEntry(entry.kind, entry.generation, entry.chunk, entry.attempt, entry.extra) for entry in entries]
 
     def rings(self) -> int:
         """Bells since the last call."""

@@ -20,8 +20,10 @@ def endpoints(ranks: int) -> tuple[Endpoint, ...]:
     return tuple(Endpoint(f"02:00:00:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}") for rank in range(ranks))
 
 
-def config(rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, upstream: bool = False, gap: int = 0) -> Config:
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, gap)
+def config(
+    rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, upstream: bool = True, gap: int = 1, kept: int = 4
+) -> Config:
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, gap, kept)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Member:
         self.process = Process(rank, window)
         self.todo = list(todo)
         self.current: Collective | None = None
+        self._progress = 0
         self.verified = True  # results are compared with the sums
 
     @property
@@ -78,6 +81,11 @@ class Member:
     def waiting(self) -> bool:
         """Has it published all and not got all?"""
         return self.current is not None and self.rank.ready == self.current.total and not self.process.finished
+
+    def progressed(self) -> bool:
+        """Has something new come since the last call?"""
+        before, self._progress = self._progress, sum(lane.progress for lane in self.rank.lanes)
+        return self._progress != before
 
     def step(self, chunks: int = 1) -> None:
         """What the process does next: enter a collective, publish up to ``chunks`` more, or take the results."""
@@ -93,7 +101,7 @@ class Member:
                 self.process.fill(chunk, self.current.inputs[self.rank.config.rank, chunk])
             self.process.publish(ready)
         elif self.process.finished and self.process.verify():
-            got = self.rank.results[: self.current.total, : self.current.length // 8]
+            got = np.array([result[: self.current.length // 8] for result in self.rank.results[: self.current.total]])
             if self.verified:
                 np.testing.assert_array_equal(got, self.current.sums)
             self.current = None
@@ -108,17 +116,18 @@ class Network:
         todo: Sequence[Collective],
         *,
         window: int = 2,
-        quench_us: int = 0,
+        holdoff_us: int = 0,
         chunk_bytes: int = BLOCK,
         generation: int = 0,
-        upstream: bool = False,
-        gap: int = 0,
+        upstream: bool = True,
+        gap: int = 1,
+        kept: int = 4,
     ) -> None:
         capacity = max(collective.total for collective in todo)
         self.members = []
         for rank in range(ranks):
-            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap)
-            self.members.append(Member(Rank(setting, generation=generation, quench_us=quench_us), window, todo))
+            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap, kept=kept)
+            self.members.append(Member(Rank(setting, generation=generation, holdoff_us=holdoff_us), window, todo))
         self.flying: list[Frame] = []
         self.now_us = 0
 
@@ -162,10 +171,12 @@ class Network:
                     self.serve(index)
             while self.flying:
                 self.deliver()
+                for member in self.members:
+                    member.process.stalls = 0 if member.progressed() else member.process.stalls
             if quiet and timers:
                 self.now_us += 100 * TICK_US
                 for member in self.waiting():
-                    member.process.on_timer()
+                    member.process.on_timer(self.now_us)
         raise AssertionError(f"not done after {rounds} rounds")
 
     def waiting(self) -> Iterator[Member]:

@@ -8,18 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.protocol.generation import NEWEST, generation_after
-from testbed.protocol.memory import COUNTERS
+from testbed.protocol.memory import COUNTERS, slots_of
 from testbed.protocol.process import Process
-from testbed.protocol.recovery import slots_of
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, USEFUL, Header, Kind
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, Header, Kind
 from tests.protocol.network import Network, collectives, config
 
-ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer", "chase")
+ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
 """A healthy network most of the time: what delivers is drawn more often."""
 
-FIELDS = ("kind", "generation", "chunk", "checksum", "attempt", "hop", "last", "flags", "length", "tag")
-WIDTHS = {"generation": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16}
+WIDTHS = {"generation": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
+FIELDS = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 # Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
 SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400)
@@ -33,9 +32,7 @@ def act(network: Network, action: str, index: int) -> None:
     elif action == "step":
         member.step(index % 3 + 1)
     elif action == "timer" and member.waiting:
-        member.process.on_timer()
-    elif action == "chase" and member.waiting and member.rank.stored:
-        member.process.chase()
+        member.process.on_timer(network.now_us)
     elif not flying:
         return
     elif action == "deliver":
@@ -62,16 +59,16 @@ def act(network: Network, action: str, index: int) -> None:
     ranks=st.integers(2, 5),
     totals=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     window=st.integers(1, 3),
-    quench_us=st.sampled_from((0, 50)),
+    holdoff_us=st.sampled_from((0, 50)),
     generation=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
     upstream=st.booleans(),
     gap=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, quench_us, generation, script, **scene):
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, generation, script, **scene):
     """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
     todo = collectives(ranks, totals, after=generation, words=16, seed=len(script))
-    network = Network(ranks, todo, quench_us=quench_us, chunk_bytes=2 * BLOCK, generation=generation, **scene)
+    network = Network(ranks, todo, holdoff_us=holdoff_us, chunk_bytes=2 * BLOCK, generation=generation, **scene)
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -207,7 +204,7 @@ def test_gaps_are_closed_without_a_timer(ranks, upstream):
 
 def test_upstream_goes_on_where_a_second_lap_was_lost():
     """The neighbour's answer is the frame that was lost, with another attempt, and ends where that would have."""
-    network = Network(4, collectives(4, [4 * 8]), upstream=True, gap=1, quench_us=5000)
+    network = Network(4, collectives(4, [4 * 8]), upstream=True, gap=1, holdoff_us=5000)
     network.now_us = 1 << 20
     emit, sent = network.emit, []
 
