@@ -78,6 +78,7 @@ RESTART = 8
 NOTHING = 0xFFFFFFFF
 """In ``prev``: nothing of this generation was sent on the lane before."""
 
+_BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
@@ -206,8 +207,9 @@ class Frame:
         return None if self.payload.size < length // 8 else checksum(self.payload[: length // 8])
 
     def add(self, words: Words, length: int) -> None:
-        """Add to the payload's first ``length`` bytes."""
-        self.payload[: length // 8] += words[: min(length // 8, self.payload.size)]
+        """Add to the payload's first ``length`` bytes, as far as it has whole blocks."""
+        count = min(length // 8, self.payload.size // _BLOCK_WORDS * _BLOCK_WORDS)
+        self.payload[:count] += words[:count]
 
 
 def checksum(words: Words) -> int:
