@@ -40,6 +40,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many states explorations have visited, and what mutants have come to."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "explored":
+                terminalreporter.write_line(f"explored {value}")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for tier in TIERS:
         if item.get_closest_marker(tier):

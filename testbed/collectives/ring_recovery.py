@@ -23,6 +23,8 @@ NEVER = 0xFFFFFFFF
 """More results than there ever are."""
 _LOOKS = 40
 """Probes of every rank within the group's timeout: what has answered none of them is gone, whatever the loss."""
+_SILENT = 0.5
+"""Part of the timeout for which nothing of a rank has been seen, of those that are called silent."""
 _MOST_PAUSE = 0.05  # seconds
 _MEETING = 0.005  # seconds between probes, while ranks meet or part
 _NAMED = 4
@@ -51,13 +53,15 @@ class Recovery:
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
         started = progressed = probed = time.monotonic()
         moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
+        seen = np.full(port.spec.size, started)
         while not port.wait(total, pause):
-            now = time.monotonic()
+            now, latest = time.monotonic(), port.heard()
+            seen[latest != heard], heard = now, latest
             if moved != (moved := port.moved()):
-                progressed, heard = now, port.heard()
+                progressed = now
             elif now - progressed > timeout:
                 where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
-                quiet = silent(port.spec.rank, heard.tolist(), port.heard().tolist())
+                quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
                 raise CollectiveError(self._verdict(generation, where, quiet, self._mismatched() > mismatched))
             if now - probed >= timeout / _LOOKS:
                 probed = now

@@ -1,7 +1,7 @@
 """Who is there, who is gone, and who may still need this rank: what a process concludes from what its programs have heard.
 
-A rank is alive if anything of it has been seen since nothing has come any more: a frame with data, a probe, an answer. Only what has
-been silent all that time, and probed often, is called so.
+A rank is alive if anything of it has been seen: a frame with data, a probe, an answer. Only what has been probed often, and has
+not been seen all that time, is called silent.
 """
 
 from __future__ import annotations
@@ -17,19 +17,30 @@ __all__ = ["PeerState", "absent", "silent", "untold", "unsettled"]
 class PeerState(Protocol):
     """What another rank has said of itself last: ``struct ring_rank``."""
 
-    generation: int
-    settled: int
-    told: int
-    front: int
+    @property
+    def generation(self) -> int:
+        """The one that it has entered; 0: it has said nothing."""
+
+    @property
+    def settled(self) -> int:
+        """The one that it has settled last."""
+
+    @property
+    def told(self) -> int:
+        """The latest that it knows that this rank has settled."""
+
+    @property
+    def front(self) -> int:
+        """The first chunk that it waits for."""
 
 
-def silent(rank: int, before: Sequence[int], heard: Sequence[int]) -> list[int]:
-    """Ranks of which nothing has been seen.
+def silent(rank: int, ages: Sequence[float], patience: float) -> list[int]:
+    """Ranks of which nothing has been seen for a while.
 
-    :param before: Frames from each rank, as counted when the last progress was made.
-    :param heard: As counted now.
+    :param ages: How long ago each rank was last seen.
+    :param patience: From when on a rank is silent: many questions and answers, so that not all of them can have been lost.
     """
-    return [other for other in range(len(heard)) if other != rank and heard[other] == before[other]]
+    return [other for other, age in enumerate(ages) if other != rank and age >= patience]
 
 
 def absent(rank: int, generation: int, peers: Sequence[PeerState]) -> list[int]:

@@ -1,0 +1,588 @@
+"""Small rings, for exploration: `testbed.protocol` with payloads that are numbers, clocks that stand still, and faults at will.
+
+Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and how often. Above the 64 bits
+that programs add up lies what they do not see, but a check does. Attempts, counters and times are left out: nothing goes by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from testbed.protocol.generation import generation_after
+from testbed.protocol.liveness import silent, unsettled, untold
+from testbed.protocol.memory import Ask, Asks, Chunk, Config, Kept, Lane, Order, Peer, Queue, Stage, Tensor
+from testbed.protocol.process import Process
+from testbed.protocol.ring import Rank
+from testbed.protocol.sending import Work
+from testbed.protocol.wire import BLOCK, Frame, Header, Kind
+from tests.protocol.network import COOKIE, GROUP, endpoints
+from tests.support.explore import FAULT, System
+
+__all__ = ["Budget", "RingSystem", "Scene", "TinyProcess", "TinyRank"]
+
+UNSEEN = 1 << 64
+"""An error that a plain sum does not see."""
+ROUNDS = 3
+"""Times that everybody is asked before somebody is called silent: more often than questions and answers get lost."""
+TAG = 7
+
+
+class TinyFrame(Frame):
+    """A frame whose payload is a number."""
+
+    def copy(self) -> TinyFrame:
+        return TinyFrame(Header(*_values(self.header)), self.payload, self.source, self.destination)
+
+    def resize(self, length: int) -> None:
+        pass
+
+    def fill(self, words: int, length: int) -> None:
+        self.payload = words
+
+    def take(self, length: int) -> int:
+        return self.payload
+
+    def sum(self, length: int) -> int:
+        return self.payload & UNSEEN - 1
+
+    def add(self, words: int, length: int) -> None:
+        self.payload += words
+
+
+_FIELDS = tuple(Header.__dataclass_fields__)
+
+
+def _values(header: Header) -> tuple[int, ...]:
+    return tuple(getattr(header, name) for name in _FIELDS)
+
+
+class Parking(dict):
+    """Slots; most are free."""
+
+    def __missing__(self, slot: int) -> None:
+        return None
+
+    def __setitem__(self, slot: int, frame: Frame | None) -> None:
+        if frame is None:
+            self.pop(slot, None)
+        else:
+            super().__setitem__(slot, frame)
+
+
+class TinyRank(Rank):
+    """Programs without counters."""
+
+    def _count(self, counter: str, by: int = 1) -> None:
+        pass
+
+    def _next_attempt(self, chunk: Chunk) -> int:
+        return 0
+
+    def _enlist(self, w: Work, index: int, stage: Stage) -> None:
+        w.frame.header.attempt = 0
+        super()._enlist(w, index, stage)
+
+    def _put(self, queue: Queue, ask: Ask) -> None:
+        super()._put(queue, ask._replace(due_frame=0, due_us=0, tries=0))
+
+    def __post_init__(self) -> None:
+        """Nothing: `_thaw` sets all."""
+
+
+class TinyProcess(Process):
+    """A process that may always ask for everything, and looks at what a sum does not see."""
+
+    def replay(self) -> None:
+        memory = self.memory
+        for slot, parked in sorted(memory.parking.items()):
+            if parked.header.generation == memory.generation and parked.header.chunk < memory.ready:
+                self.order(Order.REPLAY, memory.generation, slot)
+            elif parked.header.generation < memory.generation:
+                memory.parking[slot] = None
+
+    def bell(self) -> Frame:
+        config = self.memory.config
+        return TinyFrame(Header(Kind.BELL, group=config.group, cookie=config.cookie), 0)
+
+    def probe(self, cpu: int) -> None:
+        super().probe(cpu)
+        self._probes = 0
+
+    def wrong(self) -> list[int]:
+        return [chunk for chunk in range(self.total) if self.memory.results[chunk] >= UNSEEN]
+
+    def _allowance(self) -> int:
+        return 1 << 30
+
+
+class RankState(NamedTuple):
+    """All that a rank is, frozen."""
+
+    generation: int = 1
+    ready: int = 0
+    next: tuple[int, int] = (0, 0)
+    flushed: int = 0
+    stored: int = 0
+    settled: int = 1
+    tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
+    inputs: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    chunks: tuple[tuple[Any, ...], ...] = ()
+    kept: tuple[tuple[int, ...], ...] = ()
+    lane: tuple[int, int] = (0, 0)
+    fresh: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
+    again: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
+    peers: tuple[tuple[int, ...], ...] = ()
+    parking: tuple[tuple[int, Any], ...] = ()
+    #: The process: what it does, with which collective; whether it has looked since something came, and its total.
+    phase: str = "idle"
+    turn: int = 0
+    stalled: bool = False
+    total: int = 0
+    #: Of the wait: times that everybody has been asked since something came, and since each rank was heard.
+    rounds: int = 0
+    ages: tuple[int, ...] = ()
+    #: A frame that a CPU was held up with, after it has looked and before it acts.
+    held: tuple[Any, ...] | None = None
+
+
+GONE = ("left", "crashed", "failed")
+
+
+class Budget(NamedTuple):
+    """Faults that are left: of any kind, and of these, of some."""
+
+    any: int = 2
+    crash: int = 1
+    hold: int = 1
+
+
+class State(NamedTuple):
+    """The ranks, frames by sender and receiver in order, frames that are late, faults left, and what was wrong."""
+
+    ranks: tuple[RankState, ...]
+    links: tuple[tuple[Any, ...], ...]
+    late: tuple[Any, ...]
+    budget: Budget
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """How large a ring, and what it does.
+
+    :param totals: Chunks of each all-reduce.
+    :param faults: Kinds of faults.
+    :param flips: Fields in which bits are flipped.
+    :param data: Whether only frames with data meet faults.
+    :param eager: Whether processes do at once what they can do, which leaves fewer orders of moves.
+    """
+
+    ranks: int = 2
+    totals: tuple[int, ...] = (1, 1)
+    window: int = 1
+    upstream: bool = True
+    budget: Budget = Budget()
+    faults: tuple[str, ...] = ("lose", "duplicate", "delay", "flip", "stray", "unseen", "crash", "hold", "early")
+    flips: tuple[str, ...] = ("kind", "generation", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
+    data: bool = False
+    eager: bool = False
+
+
+FLIPS = {
+    "kind": 3,  # a partial sum becomes a result
+    "generation": 1,
+    "chunk": 1,
+    "hop": 3,
+    "sender": 1,
+    "receiver": 1,
+    "flags": 1,
+    "round": 1,
+    "prev": 1,
+    "tag": 1,
+}
+"""Bits that a fault flips, by field."""
+
+
+class RingSystem(System[State]):
+    """A ring in which everything may happen."""
+
+    rank_class = TinyRank
+    process_class = TinyProcess
+    lingers = True
+    rounds = ROUNDS
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.chunks = max(scene.totals)
+        self.peers = endpoints(scene.ranks)
+        self.by_ip = {peer.ip: rank for rank, peer in enumerate(self.peers)}
+        self.configs = [
+            Config(COOKIE, rank, scene.ranks, GROUP, BLOCK, self.chunks, self.peers, scene.upstream, 1, 1)
+            for rank in range(scene.ranks)
+        ]
+
+    # States.
+
+    def starts(self) -> Iterable[State]:
+        ranks = tuple(
+            RankState(
+                inputs=(0,) * self.chunks,
+                results=(0,) * self.chunks,
+                chunks=((0, 0, 0, 0, (0, 0), (0, 0)),) * self.chunks,
+                kept=((0, 0, 0, 0, 0),),
+                peers=((1, 1, 1, 0),) * self.scene.ranks,
+            )
+            for _ in range(self.scene.ranks)
+        )
+        yield State(ranks, ((),) * self.scene.ranks**2, (), self.scene.budget)
+
+    def check(self, state: State) -> str | None:
+        return state.wrong or None
+
+    def is_end(self, state: State) -> bool:
+        return all(rank.phase in GONE for rank in state.ranks)
+
+    # Moves.
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+        for name, after in self._moves(state):
+            yield name, self._hurry(after) if self.scene.eager else after
+
+    def _hurry(self, state: State) -> State:
+        """Let processes do what they need wait for nothing to do."""
+        while not state.wrong:
+            for index, rank in enumerate(state.ranks):
+                if rank.phase == "idle":
+                    state = self._enter(state, index)
+                elif rank.phase == "entered":
+                    state = self._publish(state, index)
+                elif rank.phase == "waiting" and rank.stored >= rank.total:
+                    state = self._look(state, index)
+                else:
+                    continue
+                break
+            else:
+                break
+        return state
+
+    def _moves(self, state: State) -> Iterator[tuple[str, State]]:
+        yield from self._process_moves(state)
+        for place, link in enumerate(state.links):
+            if link:
+                yield f"deliver {_show(link[0])}", self._deliver(self._take(state, place), link[0])
+        for frame in dict.fromkeys(state.late):
+            late = list(state.late)
+            late.remove(frame)
+            yield f"deliver late {_show(frame)}", self._deliver(state._replace(late=tuple(late)), frame)
+        for index, rank in enumerate(state.ranks):
+            if rank.held is not None:
+                yield f"rank {index} goes on with what it was held up with", self._resume(state, index)
+        if state.budget.any:
+            yield from self._fault_moves(state)
+
+    def _process_moves(self, state: State) -> Iterator[tuple[str, State]]:
+        quiet = not any(state.links) and not state.late
+        for index, rank in enumerate(state.ranks):
+            if rank.phase == "idle":
+                yield f"rank {index} enters", self._enter(state, index)
+            elif rank.phase == "entered":
+                yield f"rank {index} publishes", self._publish(state, index)
+            elif rank.phase == "waiting" and rank.stored >= rank.total:
+                yield f"rank {index} looks at its results", self._look(state, index)
+            elif rank.phase == "waiting" and quiet:
+                if rank.rounds < self.rounds or not self._given_up(state, index):
+                    yield f"rank {index} has waited", self._timer(state, index)
+                else:
+                    yield f"rank {index} gives up", self._give_up(state, index)
+            elif rank.phase == "lingering":
+                if self._may_leave(state, index):
+                    yield f"rank {index} leaves", self._set(state, index, phase="left")
+                elif quiet:
+                    yield f"rank {index} asks who needs it", self._ask_around(state, index)
+
+    def _fault_moves(self, state: State) -> Iterator[tuple[str, State]]:
+        spent = state._replace(budget=state.budget._replace(any=state.budget.any - 1))
+        faults = self.scene.faults
+        for place, link in enumerate(state.links):
+            if not link or (self.scene.data and link[0][0][0] not in (Kind.REDUCE, Kind.RESULT)):
+                continue
+            frame, without = link[0], self._take(spent, place)
+            if "lose" in faults:
+                yield f"{FAULT}lose {_show(frame)}", without
+            if "duplicate" in faults:
+                yield f"{FAULT}deliver and keep {_show(frame)}", self._deliver(spent, frame)
+            if "delay" in faults:
+                yield f"{FAULT}delay {_show(frame)}", without._replace(late=tuple(sorted((*without.late, frame))))
+            if "flip" in faults:
+                for field in self.scene.flips:
+                    yield f"{FAULT}flip {field} of {_show(frame)}", self._deliver(without, _flip(frame, field))
+            if "stray" in faults:
+                for field in self.scene.flips:
+                    late = tuple(sorted((*spent.late, _flip(frame, field))))
+                    yield f"{FAULT}copy {_show(frame)}, {field} flipped, to come any time", spent._replace(late=late)
+            if "unseen" in faults and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
+                yield f"{FAULT}damage {_show(frame)}, the sum unchanged", self._deliver(without, (frame[0], frame[1] + UNSEEN, *frame[2:]))
+            if "hold" in faults and state.budget.hold and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
+                to = self.by_ip[frame[3].ip]
+                if state.ranks[to].held is None and state.ranks[to].phase not in GONE:
+                    held = without._replace(budget=without.budget._replace(hold=without.budget.hold - 1))
+                    yield f"{FAULT}hold up a CPU with {_show(frame)}", self._hold(held, to, frame)
+        for index, rank in enumerate(state.ranks):
+            if "crash" in faults and state.budget.crash and rank.phase not in GONE:
+                crashed = spent._replace(budget=spent.budget._replace(crash=spent.budget.crash - 1))
+                yield f"{FAULT}rank {index} crashes", self._set(crashed, index, phase="crashed")
+            if "early" in faults and rank.phase == "waiting" and rank.stored < rank.total and any(state.links):
+                yield f"{FAULT}rank {index} has waited, but not long enough", self._timer(spent, index)
+
+    # What processes do.
+
+    def _enter(self, state: State, index: int) -> State:
+        rank, process = self._thaw(state, index)
+        total = self.scene.totals[state.ranks[index].turn]
+        process.begin(generation_after(rank.generation), total, BLOCK, TAG)
+        return self._freeze(state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks)
+
+    def _publish(self, state: State, index: int) -> State:
+        rank, process = self._thaw(state, index)
+        for chunk in range(process.total):
+            rank.inputs[chunk] = rank.chunks[chunk].input_sum = self._input(state.ranks[index].turn, chunk, index)
+        process.publish(process.total)
+        return self._serve(state, index, rank, process, phase="waiting")
+
+    def _look(self, state: State, index: int) -> State:
+        rank, process = self._thaw(state, index)
+        turn = state.ranks[index].turn
+        if not self._verify(rank, process):
+            return self._serve(state, index, rank, process)
+        got = list(rank.results[: process.total])
+        expected = [
+            sum(self._input(turn, chunk, other) for other in range(self.scene.ranks)) for chunk in range(process.total)
+        ]
+        if got != expected:
+            return state._replace(wrong=f"rank {index} has taken {got} for the sum of {expected}")
+        last = turn + 1 == len(self.scene.totals)
+        phase = ("lingering" if self.lingers else "left") if last else "idle"
+        return self._freeze(state, index, rank, process, phase=phase, turn=turn + 1)
+
+    def _verify(self, rank: TinyRank, process: TinyProcess) -> bool:
+        if any(rank.chunks[chunk].result != done for chunk, done in enumerate(process._done())):
+            return False
+        wrong = process.wrong()
+        for chunk in wrong:
+            process.refuse(chunk)
+        if not wrong:
+            process.settle()
+        return not wrong
+
+    def _timer(self, state: State, index: int) -> State:
+        """A probe of the rank before on all lanes, what is known to be lost, and a question to everybody."""
+        rank, process = self._thaw(state, index)
+        process.on_timer(0)
+        for other in range(self.scene.ranks):
+            if other not in (index, rank.config.before):
+                process.order(Order.PROBE, 0, other)
+        rounds = min(state.ranks[index].rounds + 1, self.rounds)
+        ages = tuple(min(age + 1, self.rounds) for age in state.ranks[index].ages)
+        return self._serve(state, index, rank, process, rounds=rounds, ages=ages)
+
+    def _given_up(self, state: State, index: int) -> list[int]:
+        """Whom a rank would call silent."""
+        return silent(index, state.ranks[index].ages, self.rounds)
+
+    def _give_up(self, state: State, index: int) -> State:
+        innocent = [other for other in self._given_up(state, index) if state.ranks[other].phase not in GONE]
+        if innocent:
+            return state._replace(wrong=f"rank {index} calls {innocent} silent")
+        if not any(rank.phase == "crashed" for rank in state.ranks):
+            return state._replace(wrong=f"rank {index} has been left alone")
+        return self._set(state, index, phase="failed")
+
+    def _neighbours(self, index: int) -> tuple[list[int], list[int]]:
+        """Who may ask a rank for what it holds, and whom it may ask."""
+        others = [other for other in range(self.scene.ranks) if other != index]
+        if not self.scene.upstream:
+            return others, others
+        return [(index + 1) % self.scene.ranks], [(index - 1) % self.scene.ranks]
+
+    def _waits_for(self, state: State, index: int) -> set[int]:
+        rank = state.ranks[index]
+        peers = [Peer(*peer) for peer in rank.peers]
+        askers, askees = self._neighbours(index)
+        return {*unsettled(askers, rank.generation, peers), *untold(askees, rank.generation, peers)}
+
+    def _may_leave(self, state: State, index: int) -> bool:
+        """Those who are gone are not waited for: they are silent."""
+        return all(state.ranks[other].phase in GONE for other in self._waits_for(state, index))
+
+    def _ask_around(self, state: State, index: int) -> State:
+        rank, process = self._thaw(state, index)
+        for other in sorted(self._waits_for(state, index)):
+            process.order(Order.PROBE, 0, other)
+        return self._serve(state, index, rank, process)
+
+    # What programs do.
+
+    def _deliver(self, state: State, frame: tuple[Any, ...]) -> State:
+        to = self.by_ip[frame[3].ip]
+        if state.ranks[to].phase in GONE:
+            return state
+        rank, process = self._thaw(state, to)
+        work = rank.look(_thaw_frame(frame))
+        return state if work is None else self._act(state, to, rank, process, work)
+
+    def _act(self, state: State, to: int, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any) -> State:
+        sent = [rank.act(work)]
+        while rank.asking and sent[-1] is not None:
+            sent.append(rank.on_order(sent[-1]))
+        if rank.lanes[0].progress:
+            changes |= {"rounds": 0, "stalled": False}
+        heard = rank.lanes[0].heard
+        changes["ages"] = tuple(0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages))
+        return self._send(self._freeze(state, to, rank, process, **changes), to, sent)
+
+    def _hold(self, state: State, to: int, frame: tuple[Any, ...]) -> State:
+        rank, _ = self._thaw(state, to)
+        work = rank.look(_thaw_frame(frame))
+        assert work is not None
+        held = (_freeze_frame(work.frame), work.generation, work.ready, work.index, work.length, work.reduced, work.result)
+        return self._set(state, to, held=held)
+
+    def _resume(self, state: State, to: int) -> State:
+        held = state.ranks[to].held
+        assert held is not None
+        rank, process = self._thaw(state, to)
+        frame, generation, ready, index, length, reduced, result = held
+        work = Work(_thaw_frame(frame), 0, 0, generation, ready, index, length, reduced, result)
+        return self._act(state, to, rank, process, work, held=None)
+
+    def _serve(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
+        """Carry out all orders; they come by the doorbell, which does not lose any here."""
+        sent = []
+        while rank.orders:
+            sent.append(rank.on_order(process.bell()))
+        return self._send(self._freeze(state, index, rank, process, **changes), index, sent)
+
+    def _send(self, state: State, sender: int, frames: Iterable[Frame | None]) -> State:
+        links = list(state.links)
+        for frame in frames:
+            if frame is not None:
+                to = self.by_ip[frame.destination.ip]
+                if state.ranks[to].phase not in GONE:
+                    links[sender * self.scene.ranks + to] += (_freeze_frame(frame),)
+        return state._replace(links=tuple(links))
+
+    # Between states and objects.
+
+    def _input(self, turn: int, chunk: int, rank: int) -> int:
+        return 1 << 4 * ((turn * self.chunks + chunk) * self.scene.ranks + rank)
+
+    def _take(self, state: State, place: int) -> State:
+        links = list(state.links)
+        links[place] = links[place][1:]
+        return state._replace(links=tuple(links))
+
+    def _set(self, state: State, index: int, **changes: Any) -> State:
+        ranks = list(state.ranks)
+        ranks[index] = ranks[index]._replace(**changes)
+        state = state._replace(ranks=tuple(ranks))
+        if changes.get("phase") not in GONE:
+            return state
+        # What is on its way to who is gone changes nothing.
+        links = list(state.links)
+        for sender in range(self.scene.ranks):
+            links[sender * self.scene.ranks + index] = ()
+        late = tuple(frame for frame in state.late if self.by_ip[frame[3].ip] != index)
+        ranks[index] = RankState(phase=ranks[index].phase)  # nothing else of it matters any more
+        return state._replace(ranks=tuple(ranks), links=tuple(links), late=late)
+
+    def _thaw(self, state: State, index: int) -> tuple[TinyRank, TinyProcess]:
+        s = state.ranks[index]
+        rank = object.__new__(self.rank_class)
+        rank.config = self.configs[index]
+        rank.generation, rank.ready, rank.flushed, rank.stored, rank.settled = s.generation, s.ready, s.flushed, s.stored, s.settled
+        rank.next_generation, rank.next_slot = s.next
+        rank.wake_at = rank.holdoff_us = rank.front = 0
+        rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
+        rank.orders, rank.events = _Orders(), []
+        rank.inputs, rank.results = list(s.inputs), list(s.results)
+        rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
+        rank.kept = [Kept(*kept) for kept in s.kept]
+        rank.lanes = [Lane(*s.lane)]
+        rank.asks = [Asks(0, _queue(s.fresh), _queue(s.again))]
+        rank.ranks = [Peer(*peer) for peer in s.peers]
+        rank.parking = Parking()
+        for slot, frame in s.parking:
+            rank.parking[slot] = _thaw_frame(frame)
+        process = self.process_class(rank, self.scene.window)
+        process.total, process.stalls = s.total, int(s.stalled)
+        return rank, process
+
+    def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
+        lane = rank.lanes[0]
+        frozen = state.ranks[index]._replace(
+            generation=rank.generation,
+            ready=rank.ready,
+            next=(rank.next_generation, rank.next_slot),
+            flushed=rank.flushed,
+            stored=rank.stored,
+            settled=rank.settled,
+            tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
+            inputs=tuple(rank.inputs),
+            results=tuple(rank.results),
+            chunks=tuple(
+                (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
+            ),
+            kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
+            lane=(lane.generation, lane.prev),
+            fresh=_frozen(rank.asks[0].fresh),
+            again=_frozen(rank.asks[0].again),
+            peers=tuple((peer.generation, peer.settled, peer.told, 0) for peer in rank.ranks),
+            parking=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.parking.items())),
+            stalled=process.stalls > 0,
+            total=process.total,
+        )
+        ranks = list(state.ranks)
+        ranks[index] = frozen._replace(**changes)
+        return state._replace(ranks=tuple(ranks))
+
+
+class _Orders(list):
+    def popleft(self) -> Any:
+        return self.pop(0)
+
+
+def _queue(frozen: tuple[tuple[Ask, ...], tuple[Ask, ...]]) -> Queue:
+    queue = Queue()
+    queue.carried.extend(frozen[0])
+    queue.waiting.extend(frozen[1])
+    return queue
+
+
+def _frozen(queue: Queue) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
+    return tuple(queue.carried), tuple(queue.waiting)
+
+
+def _freeze_frame(frame: Frame) -> tuple[Any, ...]:
+    return _values(frame.header), frame.payload, frame.source, frame.destination
+
+
+def _thaw_frame(frozen: tuple[Any, ...]) -> TinyFrame:
+    header, payload, source, destination = frozen
+    return TinyFrame(Header(*header), payload, source, destination)
+
+
+def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
+    place = _FIELDS.index(field)
+    header = list(frame[0])
+    header[place] ^= FLIPS[field]
+    return (tuple(header), *frame[1:])
+
+
+def _show(frame: tuple[Any, ...]) -> str:
+    header = Header(*frame[0])
+    kind = Kind(header.kind).name if header.kind in list(Kind) else header.kind
+    return f"{kind} {header.generation}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
+

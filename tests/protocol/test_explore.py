@@ -1,0 +1,131 @@
+"""All that can happen to small rings: safety, an end once faults end, and nobody innocent accused. And what a rule is worth: mutants.
+
+``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some seconds. Larger scenes are visited
+breadth first, so all that needs few moves has been seen.
+"""
+
+import pytest
+
+from testbed.protocol.memory import Chunk
+from testbed.protocol.sending import Work
+from testbed.protocol.wire import Frame, Kind
+from tests.protocol.ring_system import Budget, RingSystem, Scene, TinyProcess, TinyRank
+from tests.support.explore import Counterexample, depth, explore
+
+FAULTS = ("lose", "duplicate", "delay", "flip", "unseen", "crash", "hold", "early")
+pytestmark = pytest.mark.timeout(3600)
+
+SCENES = {
+    "two ranks, any two faults": Scene(eager=True),
+    "two ranks, any fault, processes at any time": Scene(budget=Budget(1), faults=(*FAULTS, "stray")),
+    "two ranks, two chunks": Scene(totals=(2, 1), budget=Budget(1), faults=("lose", "delay", "unseen")),
+    "two ranks, asking owners": Scene(upstream=False, budget=Budget(2), eager=True),
+    "three ranks, any fault": Scene(ranks=3, budget=Budget(1), eager=True),
+    "three ranks, two losses": Scene(ranks=3, eager=True, data=True, faults=("lose",)),
+    "three ranks, strays and losses": Scene(ranks=3, eager=True, data=True, flips=("generation",), faults=("stray", "lose")),
+    "three ranks, two chunks": Scene(ranks=3, totals=(2, 2), budget=Budget(1), eager=True, faults=("lose", "delay", "unseen")),
+    "three ranks, asking owners": Scene(ranks=3, upstream=False, budget=Budget(1), eager=True),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_whatever_happens(name, record_property):
+    record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), depth(120_000))}")
+
+
+class WritesFirst(TinyRank):
+    """A result is written before it has been verified, and taken back if it is not good."""
+
+    def _on_result(self, w: Work) -> Frame | None:
+        chunk, header = self.chunks[w.index], w.frame.header
+        expected = self._expected(w)
+        if header.generation == w.generation and w.index < w.ready and chunk.result >> 32 != w.generation:
+            self.results[w.index] = w.frame.take(w.length)
+            if w.frame.sum(w.length) != expected:
+                chunk.result = 0
+        return super()._on_result(w)
+
+
+class ClaimsBackwards(TinyRank):
+    """Whatever is there is replaced, as long as it is of another generation; and nobody looks again."""
+
+    def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
+        if getattr(chunk, name) >> 32 == after >> 32:
+            return False
+        setattr(chunk, name, after)
+        return True
+
+
+class TrustsTheHeader(TinyRank):
+    """The seal leaves the number of the collective out."""
+
+    def _expected(self, w: Work) -> int:
+        header = w.frame.header
+        kept = header.generation
+        expected = {super()._expected(w)}
+        for generation in (2, 3):
+            header.generation = generation
+            expected.add(super()._expected(w))
+        header.generation = kept
+        good = w.frame.sum(w.length)
+        return good if good in expected else super()._expected(w)
+
+
+class ForgetsRounds(TinyRank):
+    """A first lap that begins anew is not told from the one before."""
+
+    def _restart(self, w: Work, round_: int) -> Frame | None:
+        return self._launch(w, round_, again=True)
+
+
+class SaysNothing(TinyRank):
+    """Answers to probes do not name what was sent last."""
+
+    def _name_latest(self, w: Work, generation: int) -> None:
+        super()._name_latest(w, generation)
+        if w.frame.header.kind == Kind.ALIVE:
+            w.frame.header.prev = 0xFFFFFFFF
+
+
+class AsksForNothingBlindly(TinyProcess):
+    """A process asks only for what it knows to be lost."""
+
+    def stall(self, now_us: int, still: bool = True) -> None:
+        super().stall(now_us, False)
+
+
+class NobodyStays(RingSystem):
+    """Who is done leaves."""
+
+    lingers = False
+
+
+class Impatient(RingSystem):
+    """One question without an answer is enough."""
+
+    rounds = 1
+
+
+def mutant(rank: type[TinyRank] = TinyRank, process: type[TinyProcess] = TinyProcess) -> type[RingSystem]:
+    return type("Mutant", (RingSystem,), {"rank_class": rank, "process_class": process})
+
+
+STRAYS = Scene(ranks=3, eager=True, data=True, flips=("generation",), faults=("stray", "lose"))
+MUTANTS = {
+    "written before it is verified": (mutant(WritesFirst), STRAYS),
+    "claims that go backwards": (mutant(ClaimsBackwards), Scene(data=True, faults=("hold", "duplicate"))),
+    "a seal without the collective's number": (mutant(TrustsTheHeader), Scene(faults=("flip", "duplicate", "delay"))),
+    "rounds that are not told apart": (mutant(ForgetsRounds), Scene(budget=Budget(1), eager=True, faults=("unseen",))),
+    "nothing but losses that are known": (mutant(SaysNothing, AsksForNothingBlindly), Scene(eager=True, faults=("lose",))),
+    "nobody stays for who lacks something": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
+    "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_without_a_rule_there_is_a_counterexample(name, record_property):
+    system, scene = MUTANTS[name]
+    with pytest.raises(Counterexample) as found:
+        explore(system(scene), depth(500_000))
+    record_property("explored", f"{name}: {found.value.what}, after {len(found.value.moves)} moves")
+
