@@ -10,7 +10,7 @@ from typing import Any, get_args
 from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
-from testbed.bench.row import Row, Turn, make_row
+from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, Affinity, Lanes, RecoveryFrom, make_groups
 from testbed.collectives.launch import rank_workers
@@ -56,10 +56,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_names(self.transports)
-        if self.iterations < 1:
-            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
-        if self.warmup < 0:
-            raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+        if not 1 <= self.iterations <= MAX_ITERATIONS:
+            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+        if not 0 <= self.warmup <= MAX_ITERATIONS:
+            raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
         if self.lanes not in get_args(Lanes):
             raise SpecError(f"--lanes: {self.lanes!r}: allowed is {' or '.join(get_args(Lanes))}")
         if not 1 <= self.window <= MAX_WINDOW:

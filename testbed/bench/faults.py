@@ -11,7 +11,7 @@ from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.loss_row import Cell, recovery_times
-from testbed.bench.row import Turn, make_row
+from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, make_groups
 from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
@@ -78,8 +78,8 @@ class Options:
             raise SpecError(f"--size: {self.size}: allowed is a float32 at least")
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost")
-        if self.iterations < 1:
-            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
+        if not 1 <= self.iterations <= MAX_ITERATIONS:
+            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
         if self.lanes not in ("int16", "int32"):

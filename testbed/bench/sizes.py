@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from testbed.errors import SpecError
+from testbed.numbers import shown
 
 __all__ = ["check_room", "format_size", "parse_size", "size_series"]
 
@@ -11,7 +12,7 @@ ELEMENT = 4  # bytes of a float32
 MAX_SIZE = (1 << 31) * ELEMENT - ELEMENT  # a collective counts elements in 31 bits
 COPIES = 3  # of the tensor, a rank and transport: input, result, and what transports hold themselves on average
 REFERENCE = 2  # of the tensor, in all: the sums in float64
-_SIZE = re.compile(r"(\d+)([KMG]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,20})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
@@ -23,7 +24,7 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise SpecError(f"{flag}: {text!r} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
+        raise SpecError(f"{flag}: {shown(text)} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
     size = int(match[1]) << _POWERS[match[2].upper()]
     if size % ELEMENT:
         raise SpecError(f"{flag}: {text!r} is {size} bytes: allowed are multiples of {ELEMENT}, a float32")

@@ -53,9 +53,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     verbose: options.Verbose = 0,
-    version: bool = typer.Option(
-        False, "--version", callback=print_version, is_eager=True, help="Print the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets."""
 

@@ -31,7 +31,8 @@ Faults = Annotated[
     typer.Option("--fault", metavar="'ACTION KEY=VALUE ...'", help="Add a fault to the scenario's; may be given often."),
 ]
 FaultSeed = Annotated[
-    int | None, typer.Option("--fault-seed", min=0, help="Override scenario.fault_seed.", show_default="scenario.seed")
+    int | None,
+    typer.Option("--fault-seed", parser=options.WHOLE, help="Override scenario.fault_seed.", show_default="scenario.seed"),
 ]
 Out = Annotated[
     Path | None,
@@ -49,7 +50,7 @@ def run(
     settings: Settings = None,
     out: Out = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a previous run in DIR.")] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Override scenario.seed.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")] = None,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
     json: options.JsonFlag = False,

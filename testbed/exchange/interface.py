@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = ["MAX_DIM", "MAX_STALENESS", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
 
 Aggregation = Literal["sum", "weighted", "max"]
 """``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
@@ -26,6 +26,7 @@ Processing = Literal["spread", "pinned"]
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
+MAX_STALENESS = 1 << 31  # exchanges are counted in 32 bits
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 """What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
 
@@ -69,8 +70,8 @@ class ExchangeSpec:
             raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
         if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
             raise SpecError(f"exchange: exponent = {self.exponent}: allowed is -126..127, without bound")
-        if self.staleness < 1:
-            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1 exchange or more")
+        if not 1 <= self.staleness <= MAX_STALENESS:
+            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1..{MAX_STALENESS} exchanges")
 
 
 class Exchange(Closing):
