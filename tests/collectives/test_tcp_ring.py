@@ -206,6 +206,21 @@ def test_overlapping_arrays():
         tcp_ring.TcpRing(CONTEXT, make_specs(1)[0]).all_reduce(memory[:8], memory[1:])
 
 
+def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones(100_000, np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")  # to write there is SIGSEGV
+
+    def work(rank, transport):
+        mine = np.full(mapped.shape, rank + 1, np.float32)
+        for tensor, out in [(mine, mapped), (mapped, mapped)] if rank == 0 else []:
+            with pytest.raises(SpecError, match="all_reduce: out is read-only: allowed is an array that can be written"):
+                transport.all_reduce(tensor, out)
+        return transport.all_reduce(mapped if rank == 0 else mine)[-1]
+
+    assert on_all_ranks(make_specs(2), work) == [3.0, 3.0]
+    assert (np.load(tmp_path / "x.npy") == 1).all()
+
+
 def test_not_connected():
     with pytest.raises(CollectiveError, match="rank 0 is not connected"):
         tcp_ring.TcpRing(CONTEXT, make_specs(2)[0]).all_reduce(np.zeros(4, np.float32))

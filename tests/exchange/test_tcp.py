@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -311,10 +312,10 @@ def test_foreign_connections_are_sent_away() -> None:
 @pytest.mark.parametrize(
     ("x", "out", "text"),
     [
-        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3)"),
-        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3)"),
-        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2)"),
-        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3)"),
+        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3) with strides (24, 8)"),
+        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3) with strides (4, 16)"),
+        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2) with strides (8, 4)"),
+        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3) with strides (12, 4)"),
     ],
 )
 def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str) -> None:
@@ -322,6 +323,27 @@ def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str)
     with pytest.raises(SpecError) as caught:
         open_exchange(name, CONTEXT, spec).aggregate(x, out)
     assert str(caught.value) == f"aggregate: {text}: allowed is float32 of shape (4, 3), C-contiguous"
+
+
+@both
+def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(name: str, tmp_path: Path) -> None:
+    graph = draw_partitioned(3, 40, 200, 2)
+    specs = make_specs(graph, kind="sum")
+    rows = specs[0].halo.num_owned
+    np.save(tmp_path / "out.npy", np.ones((rows, 3), np.float32))
+    mapped = np.load(tmp_path / "out.npy", mmap_mode="r")  # to write there is SIGSEGV
+    x = np.ones((40, 3), np.float32)
+
+    def work(rank: int, exchange: Exchange) -> np.ndarray:
+        mine = x[: exchange.spec.halo.num_owned]
+        if rank == 0:
+            with pytest.raises(SpecError, match="aggregate: out is read-only: allowed is an array that can be written"):
+                exchange.aggregate(mine, mapped)
+            with pytest.raises(SpecError, match="aggregate: out overlaps x: allowed is memory of its own"):
+                exchange.aggregate(mine, mine)
+        return exchange.aggregate(mine)
+
+    check(graph, "sum", x, on_all_ranks(name, specs, work))
 
 
 @both
