@@ -22,10 +22,10 @@ __all__ = ["make_report"]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
+def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summary.Check]]:
     """Draw the figures and write the report of a run.
 
-    :param path: The run's folder.
+    :param path: The run's folder; `place`: where it will be, if that is elsewhere.
     :returns: The report's path, and the tolerance checks, passed and failed.
     :raises SpecError: The folder holds no finished run, or cannot be written.
     """
@@ -45,7 +45,7 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
         scenario=run.manifest["scenario"],
         answer=words.answer(run),
         offloads=words.offloads(run),
-        again=again(path),
+        again=again(place or path),
         plots=plots,
         kind=kind_of(run),
         partition=summary.partition(run),

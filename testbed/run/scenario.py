@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives.registry import check_mtu
-from testbed.errors import SpecError, StorageError, TestbedError
+from testbed.errors import SpecError, StorageError
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
@@ -24,7 +24,7 @@ from testbed.run.turns import Stage
 from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
 
-__all__ = ["kept_results", "plan_of", "run_scenario"]
+__all__ = ["plan_of", "run_into", "run_scenario"]
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -53,17 +53,30 @@ def run_scenario(
     quiet: bool = False,
     command: Sequence[str] = (),
 ) -> Path:
-    """Run a scenario and write ``manifest.json`` and ``results.parquet``.
+    """Run a scenario in a folder; see `run_into`.
 
     :param out: The run's folder; made where it does not exist.
-    :param overwrite: Replace a previous run's results there.
+    :param overwrite: Replace a previous run there when this one is complete.
+    :returns: `out`.
+    :raises SpecError: The folder holds something, or another run is being written there.
+    :raises TestbedError: As `run_into`.
+    """
+    plan_of(scenario)
+    with RunFolder(out, overwrite) as folder:
+        run_into(folder, scenario, quiet=quiet, command=command)
+        folder.publish()
+    return out
+
+
+def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, command: Sequence[str] = ()) -> None:
+    """Run a scenario and write ``manifest.json`` and ``results.parquet``.
+
     :param quiet: Show no progress.
     :param command: The command line that asked for this, for the manifest.
-    :returns: `out`.
     :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
     """
     plan = plan_of(scenario)
-    with RunFolder(out, overwrite) as folder, Display(quiet) as display:
+    with Display(quiet) as display:
         display.say(f"{scenario.scenario.name}: reading data set {scenario.dataset.name}")
         graph = prepare(scenario.dataset)
         data = GraphData.load(graph)
@@ -82,9 +95,7 @@ def run_scenario(
             kind = FullGraph if scenario.exchange else DataParallel
             with Fabric(plan) as fabric, Workers(fabric, affinity, kind.modules) as workers:
                 faults = Faults(scenario, fabric, workers, table, log)
-                stage = Stage(scenario, fabric, workers, graph, data, table, faults, display)
-                kind(stage).all()
-    return out
+                kind(Stage(scenario, fabric, workers, graph, data, table, faults, display)).all()
 
 
 def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequence[str]) -> dict[str, Any]:
@@ -141,15 +152,8 @@ def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Ta
                 end("failed", str(error))
             else:
                 end("interrupted")
-        if isinstance(error, TestbedError) and kept_results(folder.path):
-            error.also(kept_results(folder.path))
         raise
     end("complete")
-
-
-def kept_results(folder: Path) -> str:
-    """Say where the measurements of a run lie that did not come to its end; nothing where it has none."""
-    return f"results so far are in {folder}" if (folder / "results.parquet").exists() else ""
 
 
 def now() -> str:
