@@ -18,7 +18,8 @@ from testbed.collectives.mpi import initialize
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
 from testbed.errors import KernelError, SpecError
 from testbed.fabric import Fabric
-from testbed.machine import free_memory, load_average
+from testbed.machine import load_average
+from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -71,7 +72,7 @@ class Options:
         if self.affinity not in get_args(Affinity):
             raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
         check_mtu(self.plan.mtu, self.transports, "--mtu")
-        check_room(max(self.sizes), len(self.plan.hosts), self.transports, free_memory())
+        check_room(max(self.sizes), len(self.plan.hosts), self.transports, allowance())
 
     @property
     def parameters(self) -> dict[str, Any]:

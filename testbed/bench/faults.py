@@ -21,7 +21,8 @@ from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
-from testbed.machine import free_memory, load_average
+from testbed.machine import load_average
+from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -90,7 +91,7 @@ class Options:
             raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
         transports = [VARIANTS[name][0] for name in self.variants]
         check_mtu(self.plan.mtu, transports, "--mtu")
-        check_room(self.size, len(self.plan.hosts), transports, free_memory(), "--size")
+        check_room(self.size, len(self.plan.hosts), transports, allowance(), "--size")
 
     @property
     def rates(self) -> list[float | None]:

@@ -90,16 +90,20 @@ def broadcast(
 
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
     """
+    from testbed import memory
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
-    from testbed.bench.sizes import check_room, parse_size, size_series
-    from testbed.machine import free_memory
+    from testbed.bench.sizes import parse_size, size_series
 
     counts = bench.check_receivers(Whole().several(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
-    check_room(sizes[-1], max(counts) + 1, split(exchanges), free_memory())
+    ranks = max(counts) + 1
+    for size in sizes:
+        rows, dim = bench.message_shape(size)
+        need = memory.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
+        memory.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
-        plan=make_plan(topology, max(counts) + 1, switch, mtu, offload),
+        plan=make_plan(topology, ranks, switch, mtu, offload),
         exchanges=split(exchanges),
         iterations=iterations,
         warmup=warmup,
@@ -141,6 +145,7 @@ def aggregate(
     verbose: options.Verbose = 0,
 ) -> None:
     """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space."""
+    from testbed import memory
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
 
@@ -157,6 +162,9 @@ def aggregate(
         seed=seed,
     )
     bench.check_grid(widths, counts, vertices, hosts)
+    # All senders together have as many rows as the receiver.
+    need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
+    memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
     run(bench, chosen, ((key, bench.make_case(*key, hosts, seed)) for key in grid), json, figure)
 

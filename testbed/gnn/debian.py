@@ -24,6 +24,7 @@ import numpy as np
 from debian.deb822 import Packages
 from debian.debian_support import Version
 
+from testbed import memory
 from testbed.errors import SpecError
 from testbed.files import check_regular
 from testbed.gnn.features import hash_features
@@ -90,7 +91,8 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
     """Parse Packages paragraphs (deb822) into a graph.
 
     :param stream: The lists, one after another.
-    :raises SpecError: There are fewer packages than a split needs, or a paragraph is broken.
+    :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there is no memory for so many
+        features.
     """
     try:
         packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
@@ -100,6 +102,7 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
         raise SpecError(f"{spec.lists}: the lists are broken: {cut(str(error))}") from error
     if len(packages) < 10:
         raise SpecError(f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more")
+    memory.check(memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}")
     names = sorted(packages)
     number = {name: index for index, name in enumerate(names)}
     providers: defaultdict[str, list[int]] = defaultdict(list)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from testbed import memory
 from testbed.errors import SpecError
 from testbed.files import read_regular
 from testbed.gnn.graph import GraphData, from_edges
@@ -68,6 +69,7 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
             f"{files['test.index']}: allowed is each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
         )
 
+    memory.check(memory.read(n, allx.shape[1]), f"{files['allx']}: {allx.shape[1]} features")
     features = np.zeros((n, allx.shape[1]), np.float32)
     features[:known], features[test] = allx.toarray(), tx.toarray()
     features /= np.maximum(features.sum(1, keepdims=True), 1)

@@ -7,12 +7,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from testbed import memory
 from testbed.collectives.registry import check_mtu
 from testbed.errors import SpecError, StorageError
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
+from testbed.gnn.full.channel import plan_exchanges
 from testbed.gnn.graph import GraphData
+from testbed.gnn.synthetic import crowding
 from testbed.gnn.weights import parameter_count
 from testbed.plan import FabricPlan, plan_fabric
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
@@ -21,10 +24,10 @@ from testbed.run.faults import Faults
 from testbed.run.full_graph import FullGraph, check_full_graph
 from testbed.run.progress import Display
 from testbed.run.turns import Stage
-from testbed.spec.scenario import Scenario
+from testbed.spec.scenario import Scenario, SyntheticSpec
 from testbed.worker import Workers
 
-__all__ = ["plan_of", "run_into", "run_scenario"]
+__all__ = ["check_memory", "plan_of", "run_into", "run_scenario"]
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -45,6 +48,43 @@ def plan_of(scenario: Scenario) -> FabricPlan:
     )
 
 
+def check_memory(scenario: Scenario, data: GraphData | None = None) -> None:
+    """Check that there is memory for a scenario's training.
+
+    :param data: Its graph; without it, a graph is estimated that is yet to be drawn, and others are not looked at.
+    :raises SpecError: There is not; the text has the estimate and what is allowed.
+    """
+    dataset, hosts = scenario.dataset, scenario.fabric.hosts
+    keys = {"fabric.hosts": hosts, "model.hidden": scenario.model.hidden}
+    if isinstance(dataset, SyntheticSpec):
+        keys |= {f"dataset.{key}": getattr(dataset, key) for key in ("scale", "edge_factor", "feature_dim")}
+    if data is not None:
+        graph, classes = sizes(data), data.num_classes
+    elif isinstance(dataset, SyntheticSpec):
+        n, classes = 1 << dataset.scale, dataset.classes
+        entries = min(2 * dataset.edge_factor * n, n * n)
+        graph = memory.Graph(n, entries, dataset.feature_dim, min(entries, round(entries * crowding(dataset.scale))))
+    else:
+        return
+    model = scenario.model
+    widths = [graph.features, *[model.hidden] * (model.layers - 1), classes]
+    made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.transports))
+    if scenario.exchange:
+        planned = plan_exchanges(model, graph.features, classes, scenario.exchange.bound is not None)
+        need = memory.full_graph(graph, made, hosts, list(planned.values()))
+    else:
+        keys["training.batch_size"] = scenario.training.batch_size
+        need = memory.data_parallel(graph, made, hosts, scenario.training.batch_size, model.fanout)
+    memory.check(need, ", ".join(f"{key} = {value}" for key, value in keys.items()))
+
+
+def sizes(data: GraphData) -> memory.Graph:
+    """Return the sizes of a graph, exactly."""
+    batch = min(memory.EVALUATION_BATCH, data.num_vertices)
+    crowd = int((data.indptr[batch:] - data.indptr[:-batch]).max(initial=0))
+    return memory.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)
+
+
 def run_scenario(
     scenario: Scenario,
     out: Path,
@@ -62,6 +102,7 @@ def run_scenario(
     :raises TestbedError: As `run_into`.
     """
     plan_of(scenario)
+    check_memory(scenario)
     with RunFolder(out, overwrite) as folder:
         run_into(folder, scenario, quiet=quiet, command=command)
         folder.publish()
@@ -76,6 +117,7 @@ def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, comm
     :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
     """
     plan = plan_of(scenario)
+    check_memory(scenario)
     with Display(quiet) as display:
         display.say(f"{scenario.scenario.name}: reading data set {scenario.dataset.name}")
         graph = prepare(scenario.dataset)
@@ -84,6 +126,7 @@ def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, comm
             raise SpecError(
                 f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
+        check_memory(scenario, data)
         if scenario.exchange:
             check_full_graph(scenario, graph, data)
         table, log = Table(scenario.model_dump(mode="json")), FaultLog()
