@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from analysis import summary, words
 from analysis.figures import Plot, draw_all
 from analysis.kind import kind_of
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
 
 __all__ = ["make_report"]
@@ -150,8 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report, found = make_report(options.directory)
-    except TestbedError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        text = str(error) if isinstance(error, TestbedError) else limit_reached(error)
+        if not text:
+            raise
+        print(f"error: {text}", file=sys.stderr)
         return 1
     print(report)
     return 0 if all(check.passed for check in found) else 1
