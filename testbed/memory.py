@@ -123,9 +123,10 @@ def drawn(vertices: int, edges: int, features: int) -> dict[str, int]:
     return {"features": FLOAT * vertices * features, "edges": DRAWN_EDGE * edges}
 
 
-def data_parallel(graph: Graph, model: Model, hosts: int, batch: int, fanout: Sequence[int]) -> dict[str, int]:
+def data_parallel(graph: Graph, model: Model, hosts: int, workers: int, batch: int, fanout: Sequence[int]) -> dict[str, int]:
     """Estimate what data-parallel training takes, on all ranks.
 
+    :param workers: Processes of the ranks; mpi has its own.
     Minibatches: sampled neighbourhoods without a vertex that is in it twice, gathered, with a message an edge. Evaluation is on
     one rank, and has a copy of all features.
     """
@@ -138,7 +139,7 @@ def data_parallel(graph: Graph, model: Model, hosts: int, batch: int, fanout: Se
     widest, gathered = max(model.widths), graph.crowd + min(graph.vertices, graph.crowd)
     return {
         "graph": graph.mapped,
-        "workers": PROCESSES + hosts * WORKER,
+        "workers": PROCESSES + workers * WORKER,
         "models": hosts * model.copies * (PARAMETER * model.parameters + 8 * graph.vertices),
         "all-reduce": hosts * PARAMETER * model.parameters,
         "minibatches": hosts * minibatch,

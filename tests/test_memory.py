@@ -20,7 +20,7 @@ from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import crowding, rmat_edges, synthetic_graph
 from testbed.run import check_memory
 from testbed.spec import DebianSpec, Scenario, SyntheticSpec, load_scenario, parse_scenario
-from tests.gnn.test_planetoid import write
+from tests.gnn.planetoid_files import write
 
 GIB = 1 << 30
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
@@ -196,7 +196,7 @@ print(round(sum(need.values()) / scenario.fabric.hosts), measured)
         ("drawn", {"dataset": {"scale": 16, "edge_factor": 4, "feature_dim": 512}}),
         ("drawn", {"dataset": {"scale": 15, "edge_factor": 32, "feature_dim": 8}}),
         ("data_parallel", {"dataset": {"scale": 15, "feature_dim": 512}, "training": {"steps": 3}}),
-        ("data_parallel", {"dataset": {"scale": 14}, "model": {"hidden": 2048}, "training": {"batch_size": 512, "steps": 3}}),
+        ("data_parallel", {"dataset": {"scale": 14}, "model": {"hidden": 1024}, "training": {"batch_size": 512, "steps": 3}}),
         ("full_graph", {"dataset": {"scale": 15, "feature_dim": 512}, "exchange": ALONE}),
         ("full_graph", {"dataset": {"scale": 14}, "model": {"name": "gcn", "hidden": 512, "layers": 3}, "exchange": ALONE}),
         ("full_graph", {"dataset": {"scale": 17, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),

@@ -74,7 +74,8 @@ def check_memory(scenario: Scenario, data: GraphData | None = None) -> None:
         need = memory.full_graph(graph, made, hosts, list(planned.values()))
     else:
         keys["training.batch_size"] = scenario.training.batch_size
-        need = memory.data_parallel(graph, made, hosts, scenario.training.batch_size, model.fanout)
+        workers = hosts * (1 + ("mpi" in scenario.transports))
+        need = memory.data_parallel(graph, made, hosts, workers, scenario.training.batch_size, model.fanout)
     memory.check(need, ", ".join(f"{key} = {value}" for key, value in keys.items()))
 
 
