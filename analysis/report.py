@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from analysis import summary, words
 from analysis.figures import Plot, draw_all
 from analysis.kind import kind_of
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
 
 __all__ = ["make_report"]
@@ -22,10 +22,10 @@ __all__ = ["make_report"]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
+def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summary.Check]]:
     """Draw the figures and write the report of a run.
 
-    :param path: The run's folder.
+    :param path: The run's folder; `place`: where it will be, if that is elsewhere.
     :returns: The report's path, and the tolerance checks, passed and failed.
     :raises SpecError: The folder holds no finished run, or cannot be written.
     """
@@ -45,7 +45,7 @@ def make_report(path: Path) -> tuple[Path, list[summary.Check]]:
         scenario=run.manifest["scenario"],
         answer=words.answer(run),
         offloads=words.offloads(run),
-        again=again(path),
+        again=again(place or path),
         plots=plots,
         kind=kind_of(run),
         partition=summary.partition(run),
@@ -150,8 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report, found = make_report(options.directory)
-    except TestbedError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        text = str(error) if isinstance(error, TestbedError) else limit_reached(error)
+        if not text:
+            raise
+        print(f"error: {text}", file=sys.stderr)
         return 1
     print(report)
     return 0 if all(check.passed for check in found) else 1

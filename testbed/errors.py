@@ -1,5 +1,6 @@
 """The errors that a user may meet: each text says what is wrong, where, and what to do."""
 
+import errno
 from typing import ClassVar
 
 __all__ = [
@@ -7,11 +8,13 @@ __all__ = [
     "FabricError",
     "FaultError",
     "KernelError",
+    "LimitError",
     "SpecError",
     "StorageError",
     "TestbedError",
     "WorkerDied",
     "WorkerTimeout",
+    "limit_reached",
 ]
 
 
@@ -93,3 +96,30 @@ class WorkerTimeout(TestbedError):
 
 class CollectiveError(TestbedError):
     """A collective could not complete; the text names the rank and the reason."""
+
+
+class LimitError(TestbedError):
+    """A process has come to a limit: its memory, the depth of its stack, the range of a number."""
+
+
+def limit_reached(error: BaseException) -> str | None:
+    """Say in a line which limit an error is about; None where it is about something else, such as a bug.
+
+    Memory runs out by `MemoryError`, which numpy and pyarrow derive theirs from, by ENOMEM of a system call, and in torch by a
+    `RuntimeError`.
+    """
+    text = " ".join(str(error).split())
+    match error:
+        case MemoryError():
+            what = "out of memory"
+        case OSError(errno=errno.ENOMEM):
+            what, text = "out of memory", error.filename or ""
+        case RecursionError():
+            what = "nested too deeply"
+        case RuntimeError() if "can't allocate memory" in text:
+            what, text = "out of memory", text.partition("can't allocate memory: ")[2]
+        case OverflowError():
+            what = "a number is too large"
+        case _:
+            return None
+    return f"{what}: {text}" if text else what

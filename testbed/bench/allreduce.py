@@ -10,7 +10,7 @@ from typing import Any, get_args
 from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
-from testbed.bench.row import Row, Turn, make_row
+from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, Affinity, Lanes, RecoveryFrom, make_groups
 from testbed.collectives.launch import rank_workers
@@ -18,7 +18,8 @@ from testbed.collectives.mpi import initialize
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
 from testbed.errors import KernelError, SpecError
 from testbed.fabric import Fabric
-from testbed.machine import free_memory, load_average
+from testbed.machine import load_average
+from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -56,10 +57,10 @@ class Options:
 
     def __post_init__(self) -> None:
         check_names(self.transports)
-        if self.iterations < 1:
-            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
-        if self.warmup < 0:
-            raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+        if not 1 <= self.iterations <= MAX_ITERATIONS:
+            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+        if not 0 <= self.warmup <= MAX_ITERATIONS:
+            raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
         if self.lanes not in get_args(Lanes):
             raise SpecError(f"--lanes: {self.lanes!r}: allowed is {' or '.join(get_args(Lanes))}")
         if not 1 <= self.window <= MAX_WINDOW:
@@ -71,7 +72,7 @@ class Options:
         if self.affinity not in get_args(Affinity):
             raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
         check_mtu(self.plan.mtu, self.transports, "--mtu")
-        check_room(max(self.sizes), len(self.plan.hosts), self.transports, free_memory())
+        check_room(max(self.sizes), len(self.plan.hosts), self.transports, allowance())
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.pinch_numbers import exponent_of
 
-__all__ = ["Row", "check_receivers", "header_lines", "make_case", "row_line", "summary_lines"]
+__all__ = ["Row", "check_receivers", "header_lines", "make_case", "message_shape", "row_line", "summary_lines"]
 
 MOST = 31  # receivers
 LATENCY_SIZE, LATENCY_RECEIVERS, LATENCY_RATIO = 1024, 7, 0.5
@@ -68,8 +68,8 @@ def check_receivers(receivers: Sequence[int]) -> Sequence[int]:
     return receivers
 
 
-def make_case(size: int, receivers: int) -> Case:
-    """Make the ranks' halos for a message of `size` bytes.
+def message_shape(size: int) -> tuple[int, int]:
+    """Return the number of embeddings in a message of `size` bytes, and their elements: as many as can be.
 
     :raises SpecError: A message of that size does not consist of embeddings.
     """
@@ -77,7 +77,16 @@ def make_case(size: int, receivers: int) -> Case:
         raise SpecError(f"-b: {size}: allowed are multiples of 4 bytes, a float32, from 4")
     count = size // 4
     dim = max(width for width in range(1, MAX_DIM + 1) if count % width == 0)
-    n, world = count // dim, receivers + 1
+    return count // dim, dim
+
+
+def make_case(size: int, receivers: int) -> Case:
+    """Make the ranks' halos for a message of `size` bytes.
+
+    :raises SpecError: A message of that size does not consist of embeddings.
+    """
+    n, dim = message_shape(size)
+    world = receivers + 1
     indptr = np.concatenate([np.zeros(n, np.int64), np.arange(n * receivers + 1)])
     indices = np.tile(np.arange(n, dtype=np.int32), receivers)
     halos = make_halos(indptr, indices, np.repeat(np.arange(world, dtype=np.int32), n), world)

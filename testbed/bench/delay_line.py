@@ -16,12 +16,15 @@ from testbed.fabric import Fabric
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.delay_line import ENTRANCE, DelayLine
 from testbed.faults.held import Held
+from testbed.faults.rules import MAX_DELAY
 from testbed.native import load
 from testbed.plan import plan_fabric
 from testbed.worker import WorkerContext, Workers
 
-__all__ = ["Row", "header_line", "hold", "measure", "row_line"]
+__all__ = ["MOST_RATE", "Row", "header_line", "hold", "measure", "row_line"]
 
+MOST_RATE = 10_000_000  # frames a second; 64 bytes each are 5 Gb/s
+MOST_SECONDS = 3600
 _MTU = 1500
 _ETHERTYPE = 0x88B5  # IEEE 802: local experimental; the host where the frames arrive drops it
 _DRAIN = 5.0  # seconds for the last frames to leave, after they are due
@@ -72,10 +75,12 @@ def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> It
     :param jitter: Seconds that the delay varies by, up and down, uniformly.
     :raises SpecError: A number is out of range.
     """
-    if not rates or min(rates) < 1:
-        raise SpecError(f"--rates: {','.join(map(str, rates))!r}: allowed are numbers of at least 1 frame a second")
-    if seconds <= 0:
-        raise SpecError(f"--seconds: {seconds:g}: allowed is more than 0")
+    if not rates or not 1 <= min(rates) <= max(rates) <= MOST_RATE:
+        raise SpecError(f"--rates: {','.join(map(str, rates))!r}: allowed are 1 to {MOST_RATE} frames a second")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise SpecError(f"--seconds: {seconds:g}: allowed is more than 0, at most {MOST_SECONDS}")
+    if not delay <= MAX_DELAY:
+        raise SpecError(f"--delay: {delay:g} s: allowed is at most {MAX_DELAY:g} s")
     if not 0 <= jitter <= delay:
         raise SpecError(f"--jitter: {jitter:g}: allowed is 0 up to the delay, {delay:g} s")
     with Fabric(plan_fabric("star", 2, "bridge", _MTU)) as fabric, Workers(fabric) as workers:

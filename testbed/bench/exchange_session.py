@@ -11,7 +11,7 @@ import numpy as np
 from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
-from testbed.bench.row import Turn
+from testbed.bench.row import MAX_ITERATIONS, Turn
 from testbed.collectives.group import MAX_WINDOW, Affinity, GroupSpec, Lanes, make_groups
 from testbed.collectives.registry import check_mtu
 from testbed.collectives.transport import Counters
@@ -60,10 +60,10 @@ class Options:
         for name in self.exchanges or ("",):
             if name not in EXCHANGES:
                 raise SpecError(f"--exchanges: {name!r}: allowed are {', '.join(EXCHANGES)}")
-        if self.iterations < 1:
-            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
-        if self.warmup < 0:
-            raise SpecError(f"-w: {self.warmup}: allowed is 0 or more")
+        if not 1 <= self.iterations <= MAX_ITERATIONS:
+            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+        if not 0 <= self.warmup <= MAX_ITERATIONS:
+            raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
         for key, allowed in (("lanes", Lanes), ("processing", Processing), ("affinity", Affinity)):
             if (value := getattr(self, key)) not in get_args(allowed):
                 raise SpecError(f"--{key}: {value!r}: allowed is {' or '.join(get_args(allowed))}")

@@ -11,7 +11,7 @@ from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.environment import describe
 from testbed.bench.loss_row import Cell, recovery_times
-from testbed.bench.row import Turn, make_row
+from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.group import MAX_GAP, MAX_WINDOW, make_groups
 from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
@@ -21,7 +21,8 @@ from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
-from testbed.machine import free_memory, load_average
+from testbed.machine import load_average
+from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -78,8 +79,8 @@ class Options:
             raise SpecError(f"--size: {self.size}: allowed is a float32 at least")
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost")
-        if self.iterations < 1:
-            raise SpecError(f"-n: {self.iterations}: allowed is at least 1 iteration")
+        if not 1 <= self.iterations <= MAX_ITERATIONS:
+            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
         if self.lanes not in ("int16", "int32"):
@@ -90,7 +91,7 @@ class Options:
             raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
         transports = [VARIANTS[name][0] for name in self.variants]
         check_mtu(self.plan.mtu, transports, "--mtu")
-        check_room(self.size, len(self.plan.hosts), transports, free_memory(), "--size")
+        check_room(self.size, len(self.plan.hosts), transports, allowance(), "--size")
 
     @property
     def rates(self) -> list[float | None]:

@@ -8,7 +8,9 @@ import numpy as np
 
 from testbed.collectives.transport import Counters
 
-__all__ = ["Row", "Turn", "algbw", "busbw", "make_row"]
+__all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "busbw", "make_row"]
+
+MAX_ITERATIONS = 1_000_000  # of a row: each is remembered
 
 
 def algbw(size: int, seconds: float) -> float:

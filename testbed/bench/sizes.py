@@ -4,14 +4,14 @@ import re
 from collections.abc import Sequence
 
 from testbed.errors import SpecError
+from testbed.memory import SHARE, tensor_copies
+from testbed.numbers import shown
 
 __all__ = ["check_room", "format_size", "parse_size", "size_series"]
 
 ELEMENT = 4  # bytes of a float32
 MAX_SIZE = (1 << 31) * ELEMENT - ELEMENT  # a collective counts elements in 31 bits
-COPIES = 3  # of the tensor, a rank and transport: input, result, and what transports hold themselves on average
-REFERENCE = 2  # of the tensor, in all: the sums in float64
-_SIZE = re.compile(r"(\d+)([KMG]?)(?:i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,20})([KMG]?)(?:i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
@@ -23,7 +23,7 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise SpecError(f"{flag}: {text!r} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
+        raise SpecError(f"{flag}: {shown(text)} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
     size = int(match[1]) << _POWERS[match[2].upper()]
     if size % ELEMENT:
         raise SpecError(f"{flag}: {text!r} is {size} bytes: allowed are multiples of {ELEMENT}, a float32")
@@ -48,21 +48,21 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
     return sizes
 
 
-def check_room(last: int, hosts: int, transports: Sequence[str], free: int, flag: str = "-e") -> None:
+def check_room(last: int, hosts: int, transports: Sequence[str], most: int, flag: str = "-e") -> None:
     """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
 
     :param last: Bytes of it.
-    :param free: Bytes of memory that are free.
+    :param most: Bytes of memory that may be asked for: `testbed.memory.allowance`.
     :param flag: The option that gave the size, for the error.
     :raises SpecError: It does not; the text names the largest that does.
     """
     if last > MAX_SIZE:
         raise SpecError(f"{flag}: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
-    times = COPIES * hosts * len(transports) + REFERENCE
-    if last * times > free:
+    times = tensor_copies(hosts, len(transports))
+    if last * times > most:
         raise SpecError(
-            f"{flag}: {format_size(last)}: allowed is at most {free // times >> 20}M: {hosts} hosts with {len(transports)} "
-            f"transports hold a tensor {times} times, and {free >> 20} MiB of memory are free"
+            f"{flag}: {format_size(last)}: allowed is at most {most // times >> 20}M: {hosts} hosts with {len(transports)} "
+            f"transports hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
         )
 
 

@@ -6,6 +6,7 @@ at once. They refuse what is asked for wrongly first, then other users than root
 
 import errno
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import typer
 
 import testbed
 from testbed.cli import options
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, limit_reached
 
 __all__ = ["app", "main"]
 
@@ -53,9 +54,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     verbose: options.Verbose = 0,
-    version: bool = typer.Option(
-        False, "--version", callback=print_version, is_eager=True, help="Print the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets."""
 
@@ -72,7 +71,8 @@ def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line; whatever a user can meet becomes one line on stderr and an exit status.
 
-    That is every :class:`TestbedError`, wrong usage, and a disk that takes no more; anything else is a bug.
+    That is every :class:`TestbedError`, wrong usage, a disk that takes no more, and memory or another limit that is reached, of
+    which -vv shows where; anything else is a bug.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
@@ -85,12 +85,15 @@ def main() -> NoReturn:
         context: typer.Context | None = getattr(error, "ctx", None)
         text = " ".join(error.format_message().removesuffix(".").split())
         fail(f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "", error.exit_code)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            fail(f"{error.filename or 'output'}: cannot be written: {os.strerror(error.errno)}", 1)
+        if limit := limit_reached(error):
+            logging.getLogger(__name__).debug("%s", limit, exc_info=True)
+            fail(limit, 1)
+        raise
 
 
 def fail(text: str, status: int) -> NoReturn:

@@ -8,6 +8,7 @@ import typer
 
 from testbed.cli import bench_exchange, options
 from testbed.cli.progress import clear_progress, show_progress
+from testbed.numbers import Real, Whole
 
 __all__ = ["register"]
 
@@ -43,11 +44,15 @@ def group() -> None:
 
 @bench.command(epilog=EPILOG)
 def allreduce(
-    hosts: Annotated[int, typer.Option(help="Number of hosts, 1 to 32, one rank each.")] = 4,
+    hosts: Annotated[int, typer.Option(parser=options.WHOLE, help="Number of hosts, 1 to 32, one rank each.")] = 4,
     topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
     switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
     mtu: Annotated[
-        int, typer.Option(help="Bytes of an IP packet, 576 to 3506; up to 9000 without xdp-ring and with --switch bridge.")
+        int,
+        typer.Option(
+            parser=options.WHOLE,
+            help="Bytes of an IP packet, 576 to 3506; up to 9000 without xdp-ring and with --switch bridge.",
+        ),
     ] = 1500,
     offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")] = "on",
     lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
@@ -60,18 +65,27 @@ def allreduce(
     maximum: Annotated[
         str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor, as far as the machine's memory goes.")
     ] = "16M",
-    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next, at least 2.")] = 4,
-    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a size, at least 1.")] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")] = 5,
-    check: Annotated[int, typer.Option("-c", "--check", help="1 compares with a reference, 0 does not.")] = 1,
-    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
+    factor: Annotated[
+        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="From one size to the next, at least 2.")
+    ] = 4,
+    iterations: Annotated[
+        int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a size, 1 to 1000000.")
+    ] = 20,
+    warmup: Annotated[
+        int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed ones before each turn, from 0.")
+    ] = 5,
+    check: Annotated[
+        int, typer.Option("-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not.")
+    ] = 1,
+    window: Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
     recovery: Annotated[str, typer.Option(help="Whom xdp-ring asks for what is lost: upstream or origin.")] = "upstream",
     gap: Annotated[
-        int, typer.Option(help="Chunks by which xdp-ring's kernel half lets a result be late; 0 leaves it to the timer.")
+        int,
+        typer.Option(
+            parser=options.WHOLE, help="Chunks by which xdp-ring's kernel half lets a result be late; 0 leaves it to the timer."
+        ),
     ] = 16,
-    affinity: Annotated[
-        str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")
-    ] = "rank",
+    affinity: Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")] = "rank",
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
@@ -144,8 +158,10 @@ def allreduce(
     ),
 )
 def delay_line(
-    rates: Annotated[str, typer.Option(help="Frames a second, each at least 1, comma-separated.")] = "1000,10000,50000,100000",
-    seconds: Annotated[float, typer.Option(help="Of sending at each rate, more than 0.")] = 2.0,
+    rates: Annotated[
+        str, typer.Option(help="Frames a second, each 1 to 10000000, comma-separated.")
+    ] = "1000,10000,50000,100000",
+    seconds: Annotated[float, typer.Option(parser=options.REAL, help="Of sending at each rate, up to an hour.")] = 2.0,
     delay: Annotated[str, typer.Option(help="How long a frame is held.")] = "2ms",
     jitter: Annotated[str, typer.Option(help="How much longer or shorter, at most the delay.")] = "1ms",
     json: options.JsonFile = None,
@@ -153,17 +169,13 @@ def delay_line(
 ) -> None:
     """Time how late the fault engine's delay line sends the frames that it holds, by rate."""
     from testbed.bench import delay_line as line
-    from testbed.errors import SpecError
-    from testbed.faults.units import parse_seconds
 
-    try:
-        numbers = [int(rate) for rate in rates.split(",")]
-    except ValueError:
-        raise SpecError(f"--rates: {rates!r}: allowed are whole numbers, comma-separated") from None
+    numbers = Whole().several(rates, "--rates")
+    held, varied = parse_time(delay, "--delay"), parse_time(jitter, "--jitter")
     to_stderr = str(json) == "-"
     typer.echo(line.header_line(), err=to_stderr)
     rows = []
-    for row in line.measure(numbers, seconds, parse_seconds(delay), parse_seconds(jitter)):
+    for row in line.measure(numbers, seconds, held, varied):
         typer.echo(line.row_line(row), err=to_stderr)
         rows.append(row)
     if json is not None:
@@ -185,15 +197,15 @@ def faults(
     transports: Annotated[
         str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (gap 0), tcp-ring, gloo.")
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
-    iterations: Annotated[int, typer.Option("-n", "--iters", help="Timed all-reduces of a cell.")] = 20,
-    budget: Annotated[float, typer.Option(help="Seconds that a cell may take, 1 to 600.")] = 30.0,
+    iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a cell.")] = 20,
+    budget: Annotated[float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")] = 30.0,
     topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
     switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
-    mtu: Annotated[int, typer.Option(help="Bytes of an IP packet.")] = 1500,
+    mtu: Annotated[int, typer.Option(parser=options.WHOLE, help="Bytes of an IP packet.")] = 1500,
     offload: Annotated[str, typer.Option(help="on or off; with faults, hosts' are off in either case.")] = "off",
     lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
-    window: Annotated[int, typer.Option(help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
-    gap: Annotated[int, typer.Option(help="As of testbed bench allreduce.")] = 1,
+    window: Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
+    gap: Annotated[int, typer.Option(parser=options.WHOLE, help="As of testbed bench allreduce.")] = 1,
     figure: Annotated[
         Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; the CSV goes beside it.")
     ] = None,
@@ -216,10 +228,10 @@ def faults(
         raise SpecError(f"--offload: {offload!r}: allowed is on or off")
     chosen = [
         controller.Options(
-            plan=plan_fabric(topology, int(count), switch, mtu, offload == "on"),
+            plan=plan_fabric(topology, count, switch, mtu, offload == "on"),
             variants=tuple(name.strip() for name in transports.split(",")),
             size=parse_size(size, "--size"),
-            losses=tuple(percent / 100 for percent in numbers(loss, "--loss")),
+            losses=tuple(percent / 100 for percent in Real().several(loss, "--loss")),
             iterations=iterations,
             budget=budget,
             lanes=lanes,
@@ -227,7 +239,7 @@ def faults(
             gap=gap,
             seed=seed,
         )
-        for count in numbers(hosts, "--hosts")
+        for count in Whole().several(hosts, "--hosts")
     ]
     require_root()
     to_stderr = str(json) == "-"
@@ -258,11 +270,12 @@ def faults(
         raise CollectiveError(f"{wrong} elements are wrong")
 
 
-def numbers(text: str, flag: str) -> list[float]:
-    """Parse numbers between commas."""
+def parse_time(text: str, flag: str) -> float:
+    """Parse a time with a unit; return seconds."""
     from testbed.errors import SpecError
+    from testbed.faults.units import parse_seconds
 
     try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise SpecError(f"{flag}: {text!r}: allowed are numbers, comma-separated") from None
+        return parse_seconds(text)
+    except SpecError as error:
+        raise SpecError(f"{flag}: {error}") from None

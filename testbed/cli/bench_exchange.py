@@ -10,6 +10,7 @@ import typer
 
 from testbed.cli import options
 from testbed.cli.progress import clear_progress, show_progress
+from testbed.numbers import Whole
 
 if TYPE_CHECKING:
     from testbed.bench.exchange_session import Case, Options
@@ -20,19 +21,24 @@ __all__ = ["register"]
 Exchanges = Annotated[str, typer.Option(help="Comma-separated, of pinch, tcp-push, tcp-pull, gloo.")]
 Topology = Annotated[str, typer.Option(help="star, ring or leaf-spine.")]
 Switch = Annotated[str, typer.Option(help="Switches: xdp or bridge.")]
-Mtu = Annotated[int, typer.Option(help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge.")]
+Mtu = Annotated[
+    int,
+    typer.Option(
+        parser=options.WHOLE, help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge."
+    ),
+]
 Offload = Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")]
 Lanes = Annotated[str, typer.Option(help="Quantized type of pinch: int16 or int32.")]
-Window = Annotated[int, typer.Option(help="Frames in flight a rank, of pinch, 1 to 256.")]
+Window = Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of pinch, 1 to 256.")]
 Processing = Annotated[
     str, typer.Option(help="Where pinch aggregates: pinned, on the receiving rank's CPU, or spread, where frames arrive.")
 ]
 Affinity = Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")]
-Iterations = Annotated[int, typer.Option("-n", "--iters", help="Timed exchanges of a row, at least 1.")]
-Warmup = Annotated[int, typer.Option("-w", "--warmup-iters", help="Untimed ones before each turn, from 0.")]
-Figure = Annotated[
-    Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; the CSV goes beside it.")
+Iterations = Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed exchanges of a row, 1 to 1000000.")]
+Warmup = Annotated[
+    int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed ones before each turn, from 0.")
 ]
+Figure = Annotated[Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; the CSV goes beside it.")]
 
 
 def register(bench: typer.Typer) -> None:
@@ -62,7 +68,9 @@ def broadcast(
         str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest message, from 4; a multiple of 4.")
     ] = "64",
     maximum: Annotated[str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")] = "1M",
-    factor: Annotated[int, typer.Option("-f", "--step-factor", help="From one size to the next, at least 2.")] = 4,
+    factor: Annotated[
+        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="From one size to the next, at least 2.")
+    ] = 4,
     topology: Topology = "star",
     switch: Switch = "xdp",
     mtu: Mtu = 1500,
@@ -82,16 +90,20 @@ def broadcast(
 
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
     """
+    from testbed import memory
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
-    from testbed.bench.sizes import check_room, parse_size, size_series
-    from testbed.machine import free_memory
+    from testbed.bench.sizes import parse_size, size_series
 
-    counts = bench.check_receivers(whole_numbers(receivers, "--receivers"))
+    counts = bench.check_receivers(Whole().several(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
-    check_room(sizes[-1], max(counts) + 1, split(exchanges), free_memory())
+    ranks = max(counts) + 1
+    for size in sizes:
+        rows, dim = bench.message_shape(size)
+        need = memory.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
+        memory.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
-        plan=make_plan(topology, max(counts) + 1, switch, mtu, offload),
+        plan=make_plan(topology, ranks, switch, mtu, offload),
         exchanges=split(exchanges),
         iterations=iterations,
         warmup=warmup,
@@ -106,12 +118,16 @@ def broadcast(
 
 
 def aggregate(
-    hosts: Annotated[int, typer.Option(help="Number of hosts, 2 to 32: one that aggregates, the others send.")] = 2,
+    hosts: Annotated[
+        int, typer.Option(parser=options.WHOLE, help="Number of hosts, 2 to 32: one that aggregates, the others send.")
+    ] = 2,
     dims: Annotated[str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")] = "16,64,256,512",
     degrees: Annotated[
         str, typer.Option(help="Vertices into which each one that arrives is added, comma-separated.")
     ] = "1,4,16,64",
-    vertices: Annotated[int, typer.Option(help="That arrive in one exchange, at least one a host that sends.")] = 8192,
+    vertices: Annotated[
+        int, typer.Option(parser=options.WHOLE, help="That arrive in one exchange, at least one a host that sends.")
+    ] = 8192,
     exchanges: Exchanges = "pinch,tcp-push",
     topology: Topology = "star",
     switch: Switch = "xdp",
@@ -129,10 +145,11 @@ def aggregate(
     verbose: options.Verbose = 0,
 ) -> None:
     """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space."""
+    from testbed import memory
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
 
-    widths, counts = whole_numbers(dims, "--dims"), whole_numbers(degrees, "--degrees")
+    widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
         plan=make_plan(topology, hosts, switch, mtu, offload),
         exchanges=split(exchanges),
@@ -145,6 +162,9 @@ def aggregate(
         seed=seed,
     )
     bench.check_grid(widths, counts, vertices, hosts)
+    # All senders together have as many rows as the receiver.
+    need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
+    memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
     run(bench, chosen, ((key, bench.make_case(*key, hosts, seed)) for key in grid), json, figure)
 
@@ -199,13 +219,3 @@ def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Pa
 def split(text: str) -> list[str]:
     """Names between commas, without repeats."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def whole_numbers(text: str, flag: str) -> list[int]:
-    """Parse whole numbers between commas."""
-    from testbed.errors import SpecError
-
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise SpecError(f"{flag}: {text!r}: allowed are whole numbers, comma-separated") from None

@@ -10,14 +10,44 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from testbed.errors import StorageError
+from testbed.errors import SpecError, StorageError
+from testbed.numbers import Real, Whole
 
-__all__ = ["JsonFile", "JsonFlag", "Seed", "Verbose", "examples", "print_json", "set_verbosity", "write_json"]
+__all__ = [
+    "REAL",
+    "WHOLE",
+    "JsonFile",
+    "JsonFlag",
+    "Seed",
+    "Verbose",
+    "examples",
+    "number",
+    "print_json",
+    "set_verbosity",
+    "write_json",
+]
+
+
+def number(read: Whole | Real) -> Callable[[Any], Any]:
+    """Return the ``parser`` of an option that takes a number: what is none is wrong usage, with the option's name."""
+
+    def parse(value: Any) -> Any:
+        try:
+            return read(value)
+        except SpecError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+WHOLE, REAL = number(Whole()), number(Real())
+"""Parse numbers whose range is checked by what they are for."""
 
 
 def set_verbosity(count: int) -> int:
@@ -35,12 +65,15 @@ def set_verbosity(count: int) -> int:
 
 Verbose = Annotated[
     int,
-    typer.Option(
-        "--verbose", "-v", count=True, callback=set_verbosity, help="Log what is done; -vv for details."
-    ),
+    typer.Option("--verbose", "-v", count=True, callback=set_verbosity, help="Log what is done; -vv for details."),
 ]
 Seed = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of every random choice; the same seed repeats a run.")
+    int,
+    typer.Option(
+        "--seed",
+        parser=number(Whole(0, (1 << 32) - 1)),
+        help="Seed of every random choice; the same seed repeats a run.",
+    ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -55,9 +88,7 @@ def _writable(path: Path | None) -> Path | None:
 
 JsonFile = Annotated[
     Path | None,
-    typer.Option(
-        "--json", metavar="FILE", dir_okay=False, callback=_writable, help="Write the result as JSON; - is stdout."
-    ),
+    typer.Option("--json", metavar="FILE", dir_okay=False, callback=_writable, help="Write the result as JSON; - is stdout."),
 ]
 
 

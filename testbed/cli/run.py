@@ -31,7 +31,8 @@ Faults = Annotated[
     typer.Option("--fault", metavar="'ACTION KEY=VALUE ...'", help="Add a fault to the scenario's; may be given often."),
 ]
 FaultSeed = Annotated[
-    int | None, typer.Option("--fault-seed", min=0, help="Override scenario.fault_seed.", show_default="scenario.seed")
+    int | None,
+    typer.Option("--fault-seed", parser=options.WHOLE, help="Override scenario.fault_seed.", show_default="scenario.seed"),
 ]
 Out = Annotated[
     Path | None,
@@ -48,8 +49,10 @@ def run(
     path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario's file.")],
     settings: Settings = None,
     out: Out = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a previous run in DIR.")] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Override scenario.seed.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a previous run in DIR, once this one is complete.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")] = None,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
     json: options.JsonFlag = False,
@@ -58,20 +61,23 @@ def run(
     """Run a scenario, each transport in turn, and write what was measured and a report into a folder.
 
     The exit status is 1 also where a transport's loss or accuracy is further from the reference's than the
-    scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then.
+    scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then. With --overwrite, it
+    is written into DIR.partial, and takes DIR's place when it is complete.
     """
     from testbed.spec import load_scenario
 
     scenario = load_scenario(path, settings or (), seed, faults or (), fault_seed)
-    folder = out or default_folder(scenario)
+    out = out or default_folder(scenario)
 
     from testbed.rights import require_root
-    from testbed.run import kept_results, plan_of, run_scenario
+    from testbed.run import check_memory, plan_of, run_into
 
     plan_of(scenario)
+    check_memory(scenario)
     require_root()
 
     from analysis.report import make_report
+    from testbed.results import RunFolder
 
     command = ["testbed", "run", str(path)]
     for setting in settings or ():
@@ -82,13 +88,15 @@ def run(
         command += ["--fault", fault]
     if fault_seed is not None:
         command += ["--fault-seed", str(fault_seed)]
-    try:
-        run_scenario(scenario, folder, overwrite=overwrite, quiet=json, command=command)
-        report, checks = make_report(folder)
-    except (KeyboardInterrupt, SystemExit):  # by a signal; the exit status says which
-        typer.echo(f"error: interrupted; {kept_results(folder) or 'nothing was measured yet'}", err=True)
-        raise
-    show(folder, report, checks, json)
+    with RunFolder(out, overwrite) as folder:
+        try:
+            run_into(folder, scenario, quiet=json, command=command)
+            report, checks = make_report(folder.path, folder.out)
+            folder.publish()
+        except (KeyboardInterrupt, SystemExit):  # by a signal; the exit status says which
+            typer.echo(f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True)
+            raise
+    show(out, out / report.name, checks, json)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from testbed.cli import options
+from testbed.numbers import Real, Whole
+
+WEEK = 7 * 24 * 60  # minutes
 
 EPILOG = options.examples(
     "sudo testbed soak --minutes 30",
@@ -23,10 +26,13 @@ def register(app: typer.Typer) -> None:
 
 
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.0, help="No scenario begins after this time.")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(parser=options.number(Real(0, WEEK)), help="No scenario begins after this time; a week at most.")
+    ] = 5.0,
     seed: options.Seed = 1,
     only: Annotated[
-        list[int] | None, typer.Option(min=0, metavar="K", help="Play scenario K alone; may be given often.")
+        list[int] | None,
+        typer.Option(parser=options.number(Whole(0)), metavar="K", help="Play scenario K alone; may be given often."),
     ] = None,
     keep: Annotated[
         Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for the logs of a scenario that fails.")

@@ -20,15 +20,17 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    hosts: Annotated[int, typer.Option(help="Number of hosts, 1 to 32.")] = 4,
+    hosts: Annotated[int, typer.Option(parser=options.WHOLE, help="Number of hosts, 1 to 32.")] = 4,
     topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
     switch: Annotated[
         str, typer.Option(help="bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it).")
     ] = "xdp",
-    mtu: Annotated[int, typer.Option(help="576 to 3506; up to 9000 with --switch bridge.")] = 1500,
+    mtu: Annotated[int, typer.Option(parser=options.WHOLE, help="576 to 3506; up to 9000 with --switch bridge.")] = 1500,
     offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums of every link.")] = "on",
-    queues: Annotated[int | None, typer.Option(help="Queues of an interface, 1 to 64; one a CPU if not given.")] = None,
-    k: Annotated[int | None, typer.Option(help="Leaves and spines of leaf-spine.")] = None,
+    queues: Annotated[
+        int | None, typer.Option(parser=options.WHOLE, help="Queues of an interface, 1 to 64; one a CPU if not given.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(parser=options.WHOLE, help="Leaves and spines of leaf-spine.")] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; a random one if not given.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")] = False,
     verbose: options.Verbose = 0,

@@ -37,15 +37,14 @@ class Neighbours:
     def __init__(self, spec: GroupSpec, buffer_bytes: int) -> None:
         self._spec = spec
         self._open = contextlib.ExitStack()
-        left = spec.left.rank
+        left, right = spec.left.rank, spec.right.rank
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             self._meeting = Meeting("tcp-ring", spec, buffer_bytes, self._open)
-            with self._meeting.listen() as listener:
-                self.right, self._right_notes = (self._meeting.call(spec.right, channel) for channel in (_DATA, _NOTES))
-                met = self._meeting.answer(listener, [(left, _DATA), (left, _NOTES)])
+            called, came = self._meeting.meet([(right, _DATA), (right, _NOTES)], [(left, _DATA), (left, _NOTES)])
             undo.pop_all()
-        self.left, self._left_notes = met[left, _DATA], met[left, _NOTES]
+        self.right, self._right_notes = called[right, _DATA], called[right, _NOTES]
+        self.left, self._left_notes = came[left, _DATA], came[left, _NOTES]
 
     def blame(self, side: Side, silent: bool) -> CollectiveError:
         """Find the rank at fault after a data connection failed, tell the neighbours, return the error.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.closing import Closing
+from testbed.collectives.arrays import check_array
 from testbed.collectives.group import GroupSpec
 from testbed.errors import SpecError
 
@@ -88,27 +89,23 @@ class Transport(Closing):
 
         :param tensor: C-contiguous float32 array of any shape, at most `spec.capacity` elements; left
             as it is unless it is `out` as well.
-        :param out: Where the sum goes: an array of the same shape, `tensor` itself, or None for a new one.
+        :param out: Where the sum goes: an array of the same shape that can be written, `tensor` itself, or None for a new one.
         :returns: `out`.
-        :raises SpecError: An array has the wrong type, layout, shape or size.
+        :raises SpecError: An array has the wrong type, layout, shape or size, or `out` is read-only; nothing has been sent.
         :raises CollectiveError: The collective could not complete; the text names the rank.
         """
+        check_array("all_reduce", "tensor", tensor)
         if out is None:
-            out = np.empty_like(tensor)
-        for key, array in (("tensor", tensor), ("out", out)):
-            if array.dtype != np.float32 or not array.flags.c_contiguous:
-                raise SpecError(f"all_reduce: {key} is {array.dtype} with strides {array.strides}: "
-                                "allowed is float32, C-contiguous")  # fmt: skip
+            out = np.empty(tensor.shape, np.float32)
+        check_array("all_reduce", "out", out, written=True)
         if out.shape != tensor.shape:
             raise SpecError(f"all_reduce: out has shape {out.shape}: allowed is tensor's, {tensor.shape}")
         if tensor.size > self.spec.capacity:
             raise SpecError(f"all_reduce: tensor has {tensor.size} elements: allowed is at most the group's "
                             f"capacity, {self.spec.capacity}")  # fmt: skip
         if out is not tensor and np.may_share_memory(out, tensor) and out.ctypes.data != tensor.ctypes.data:
-            raise SpecError(
-                "all_reduce: out overlaps tensor: allowed is the same memory or memory of its own"
-            )
-        self._all_reduce(tensor.reshape(-1), out.reshape(-1))
+            raise SpecError("all_reduce: out overlaps tensor: allowed is the same memory or memory of its own")
+        self._all_reduce(np.asarray(tensor).reshape(-1), np.asarray(out).reshape(-1))
         return out
 
     @abstractmethod

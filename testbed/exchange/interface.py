@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.closing import Closing
+from testbed.collectives.arrays import check_array
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import SpecError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = ["MAX_DIM", "MAX_STALENESS", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
 
 Aggregation = Literal["sum", "weighted", "max"]
 """``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
@@ -26,6 +27,7 @@ Processing = Literal["spread", "pinned"]
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
+MAX_STALENESS = 1 << 31  # exchanges are counted in 32 bits
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 """What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
 
@@ -69,8 +71,8 @@ class ExchangeSpec:
             raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
         if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
             raise SpecError(f"exchange: exponent = {self.exponent}: allowed is -126..127, without bound")
-        if self.staleness < 1:
-            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1 exchange or more")
+        if not 1 <= self.staleness <= MAX_STALENESS:
+            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1..{MAX_STALENESS} exchanges")
 
 
 class Exchange(Closing):
@@ -104,23 +106,20 @@ class Exchange(Closing):
         """Aggregate what this rank's vertices receive from their neighbours on other ranks; all ranks call it.
 
         :param x: C-contiguous float32 of shape (owned vertices, dim): all of this rank's embeddings, left as they are.
-        :param out: Where the aggregates go, an array of the same shape; None for a new one.
+        :param out: Where the aggregates go, an array of the same shape that can be written; None for a new one.
         :returns: `out`. A vertex without neighbours elsewhere has 0 (``max``: -inf).
-        :raises SpecError: An array has the wrong type, layout or shape.
+        :raises SpecError: An array has the wrong type, layout or shape, or `out` is read-only or overlaps `x`; nothing has been
+            sent.
         :raises CollectiveError: The exchange could not complete, or a value is not finite; the text names the rank.
         """
-        if out is None:
-            out = np.empty_like(x)
         shape = self.spec.halo.num_owned, self.spec.dim
-        for key, array in (("x", x), ("out", out)):
-            if array.dtype != np.float32 or not array.flags.c_contiguous or array.shape != shape:
-                raise SpecError(
-                    f"aggregate: {key} is {array.dtype} of shape {array.shape}: allowed is float32 of shape {shape}, "
-                    "C-contiguous"
-                )
+        check_array("aggregate", "x", x, shape)
+        if out is None:
+            out = np.empty(shape, np.float32)
+        check_array("aggregate", "out", out, shape, written=True)
         if np.may_share_memory(out, x):
             raise SpecError("aggregate: out overlaps x: allowed is memory of its own")
-        self._aggregate(x, out)
+        self._aggregate(np.asarray(x), np.asarray(out))
         return out
 
     @abstractmethod

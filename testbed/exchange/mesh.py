@@ -120,11 +120,10 @@ class Mesh(Closing):
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             self._meeting = Meeting(name, group, BUFFER_BYTES, self._open, patience)
-            with self._meeting.listen() as listener:
-                met = {(rank, 0): self._meeting.call(group.members[rank]) for rank in self._ranks if rank < group.rank}
-                met |= self._meeting.answer(listener, [(rank, 0) for rank in self._ranks if rank > group.rank])
+            lower, higher = ([(rank, 0) for rank in self._ranks if (rank > group.rank) is late] for late in (False, True))
+            called, came = self._meeting.meet(lower, higher)
             undo.pop_all()
-        self._sockets = [met[rank, 0] for rank in self._ranks]
+        self._sockets = [(called | came)[rank, 0] for rank in self._ranks]
         self._call = native.load("mesh").mesh_exchange
         self._call.argtypes = [ctypes.POINTER(_Mesh), ctypes.c_void_p]
         self._peers = (_Peer * len(self._ranks))()

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from testbed.errors import FabricError, TestbedError
+from testbed.errors import FabricError, TestbedError, limit_reached
 from testbed.fabric.state import StateFile
 from testbed.plan import FabricPlan
 from testbed.rights import require_root
@@ -80,7 +80,7 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
     except SystemExit:
         status = 0  # told to end
     except BaseException as error:
-        text = str(error) if isinstance(error, TestbedError) else traceback.format_exc()
+        text = str(error) if isinstance(error, TestbedError) else limit_reached(error) or traceback.format_exc()
         with contextlib.suppress(OSError):  # whom else to tell
             if announced is None:
                 os.write(writer, json.dumps({"error": text}).encode())

@@ -18,7 +18,10 @@ LEAST_SHARE = 0.01  # of a CPU: below, a process does not get through its own si
 
 def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # TOML's whole numbers may have any number of digits
+            raise ValueError from None
     if not isinstance(value, str):
         raise ValueError
     try:

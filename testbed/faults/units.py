@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from testbed.errors import SpecError
+from testbed.numbers import read_real, read_whole, shown
 
 __all__ = [
     "bytes_text",
@@ -21,9 +22,7 @@ _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", re.IGNORECASE)
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)  # Python's own would take 1_000
+_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([a-z]+)", re.IGNORECASE)  # more digits are no time, rate or size
 
 
 def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
@@ -103,15 +102,16 @@ def _parse(text: object, units: Mapping[str, int], noun: str, example: str, leas
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].lower() not in units:
         raise SpecError(
-            f"{text!r} is not {noun}: allowed is a number with one of the units {', '.join(units)}, such as {example}"
+            f"{shown(text)} is not {noun}: allowed is a number with one of the units {', '.join(units)}, such as {example}"
         )
     amount = Fraction(match[1]) * units[match[2].lower()]
     if amount.denominator != 1:
-        raise SpecError(f"{text!r} is not {noun}: allowed is a whole number of {least}, such as {example}")
+        raise SpecError(f"{shown(text)} is not {noun}: allowed is a whole number of {least}, such as {example}")
     return amount.numerator
 
 
 def _literal(value: str) -> int | float | str:
-    if _INTEGER.fullmatch(value):
-        return int(value)
-    return float(value) if _NUMBER.fullmatch(value) else value
+    for read in (read_whole, read_real):
+        if (number := read(value)) is not None:
+            return number
+    return value

@@ -24,9 +24,12 @@ import numpy as np
 from debian.deb822 import Packages
 from debian.debian_support import Version
 
+from testbed import memory
 from testbed.errors import SpecError
+from testbed.files import check_regular
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
+from testbed.numbers import cut
 from testbed.spec.scenario import DebianSpec
 
 __all__ = ["debian_graph", "package_lists", "parse_packages"]
@@ -59,7 +62,12 @@ def debian_graph(spec: DebianSpec) -> Path:
     lists = package_lists(Path(spec.lists))
     digest = hashlib.blake2b(digest_size=12)
     for path in lists:
-        digest.update(path.read_bytes())
+        check_regular(path)
+        try:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)  # goes on with what it is given
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     digest.update(f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}".encode())
 
     def make() -> GraphData:
@@ -83,11 +91,18 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
     """Parse Packages paragraphs (deb822) into a graph.
 
     :param stream: The lists, one after another.
-    :raises SpecError: There are fewer packages than a split needs.
+    :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there is no memory for so many
+        features.
     """
-    packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
+    try:
+        packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
+    except KeyError as error:
+        raise SpecError(f"{spec.lists}: the lists are broken: a paragraph lacks {error.args[0]}") from error
+    except ValueError as error:  # UnicodeDecodeError, too
+        raise SpecError(f"{spec.lists}: the lists are broken: {cut(str(error))}") from error
     if len(packages) < 10:
         raise SpecError(f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more")
+    memory.check(memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}")
     names = sorted(packages)
     number = {name: index for index, name in enumerate(names)}
     providers: defaultdict[str, list[int]] = defaultdict(list)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from testbed.gnn.sampling import Block, Sampler
+from testbed.memory import EVALUATION_BATCH
 from testbed.spec.scenario import ModelSpec
 
 __all__ = ["Sage"]
@@ -45,7 +46,7 @@ class Sage(nn.Module):
         return x
 
     @torch.no_grad()
-    def infer(self, sampler: Sampler, batch: int = 4096) -> Tensor:
+    def infer(self, sampler: Sampler, batch: int = EVALUATION_BATCH) -> Tensor:
         """Return logits of all vertices, each from its whole neighbourhood, layer by layer.
 
         :param batch: Vertices at a time, which bounds the memory that messages take.

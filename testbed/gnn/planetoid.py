@@ -1,59 +1,143 @@
-"""The Planetoid citation graphs (Yang, Cohen, Salakhutdinov, ICML 2016) from a local folder."""
+"""The Planetoid citation graphs (Yang, Cohen, Salakhutdinov, ICML 2016) from a local folder.
 
-import io
-import shutil
-import tempfile
-from contextlib import redirect_stderr
+Eight files make a graph (README of kimiyoung/planetoid): features and one-hot labels of the vertices that are trained on
+(``x``, ``y``), of these and all others but the test set (``allx``, ``ally``), and of the test set (``tx``, ``ty``), whose
+numbers are the lines of ``test.index``; and ``graph``, the neighbours of each vertex. CiteSeer's test set leaves out vertices
+without edges: they have no features and the first label, as in torch-geometric.
+"""
+
+from itertools import chain
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
+from testbed import memory
 from testbed.errors import SpecError
+from testbed.files import read_regular
 from testbed.gnn.graph import GraphData, from_edges
+from testbed.gnn.unpickle import RefusedPickle, unpickle
+from testbed.numbers import read_whole, shown
 from testbed.spec.scenario import PlanetoidSpec
 
 __all__ = ["planetoid_graph"]
 
-PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+LARGEST: Final = 256 << 20  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
+VALIDATION: Final = 500  # vertices, of the public split
 
 
 def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
     """Read a graph with its public split and with features scaled to row sum 1, as in the Planetoid papers.
 
-    :raises SpecError: Files are missing; the text lists them.
+    :raises SpecError: Files are missing, and the text lists them; or one is no regular file, broken, holds what no such graph
+        needs, or does not fit the others; the text names it.
     """
     raw = Path(spec.path) / spec.graph / "raw"
-    missing = [name for part in PARTS if not (raw / (name := f"ind.{spec.graph.lower()}.{part}")).is_file()]
-    if missing:
+    files = {part: raw / f"ind.{spec.graph.lower()}.{part}" for part in PARTS}
+    if missing := [path.name for path in files.values() if not path.exists()]:
         raise SpecError(
             f'dataset.path = "{spec.path}": {raw} lacks {", ".join(missing)}: '
             "put them there from the folder data of kimiyoung/planetoid on GitHub; nothing is downloaded"
         )
-    # Imported late: they take seconds, and only this data set needs them here.
-    from torch_geometric.datasets import Planetoid
-    from torch_geometric.transforms import NormalizeFeatures
+    x, tx, allx = (_features(files[part]) for part in ("x", "tx", "allx"))
+    y, ty, ally = (_labels(files[part]) for part in ("y", "ty", "ally"))
+    n, source, target = _edges(files["graph"])
+    test = _test_index(files["test.index"])
 
-    # torch-geometric writes what it has processed beside `raw`, where this user may not be allowed to write.
-    # It also tells stderr that it does so.
-    with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory(prefix="testbed-planetoid-") as folder:
-        shutil.copytree(raw, Path(folder) / spec.graph / "raw", copy_function=shutil.copyfile)
-        dataset = Planetoid(folder, spec.graph, split="public", transform=NormalizeFeatures())
-        data = dataset[0]
-        classes = int(dataset.num_classes)
-    source, target = data.edge_index.numpy()
-    indptr, indices = from_edges(source, target, int(data.num_nodes))
-    train, val, test = (
-        np.flatnonzero(mask.numpy()).astype(np.int64) for mask in (data.train_mask, data.val_mask, data.test_mask)
-    )
+    for part, count, other, allowed, noun in (
+        ("x", x.shape[1], "allx", allx.shape[1], "features"),
+        ("tx", tx.shape[1], "allx", allx.shape[1], "features"),
+        ("y", y.shape[1], "ally", ally.shape[1], "labels"),
+        ("ty", ty.shape[1], "ally", ally.shape[1], "labels"),
+        ("y", len(y), "x", x.shape[0], "rows"),
+        ("ally", len(ally), "allx", allx.shape[0], "rows"),
+        ("ty", len(ty), "tx", tx.shape[0], "rows"),
+        ("test.index", len(test), "tx", tx.shape[0], "rows"),
+    ):
+        if count != allowed:
+            raise SpecError(f"{files[part]}: has {count} {noun}: allowed is as many as {files[other].name} has, {allowed}")
+    known = len(ally)
+    if len(y) > known:
+        raise SpecError(f"{files['y']}: has {len(y)} rows: allowed is at most as many as {files['ally'].name} has, {known}")
+    if n < known:
+        raise SpecError(f"{files['graph']}: has {n} vertices: allowed are those of {files['ally'].name} at least, {known}")
+    if len(np.unique(test)) < len(test) or not all(known <= vertex < n for vertex in test.tolist()):
+        raise SpecError(
+            f"{files['test.index']}: allowed is each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
+        )
+
+    memory.check(memory.read(n, allx.shape[1]), f"{files['allx']}: {allx.shape[1]} features")
+    features = np.zeros((n, allx.shape[1]), np.float32)
+    features[:known], features[test] = allx.toarray(), tx.toarray()
+    features /= np.maximum(features.sum(1, keepdims=True), 1)
+    one_hot = np.zeros((n, ally.shape[1]), ally.dtype)
+    one_hot[:known], one_hot[test] = ally, ty
+    indptr, indices = from_edges(source, target, n)
     return GraphData(
         name=f"planetoid/{spec.graph}",
         indptr=indptr,
         indices=indices,
-        x=data.x.numpy().astype(np.float32),
-        y=data.y.numpy().astype(np.int64),
-        train=train,
-        val=val,
-        test=test,
-        num_classes=classes,
+        x=features,
+        y=one_hot.argmax(1).astype(np.int64),
+        train=np.arange(len(y), dtype=np.int64),
+        val=np.arange(len(y), min(len(y) + VALIDATION, known), dtype=np.int64),
+        test=np.sort(test),
+        num_classes=ally.shape[1],
         facts={"edges": len(indices) // 2},
     )
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return unpickle(read_regular(path, LARGEST))
+    except RefusedPickle as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def _features(path: Path) -> csr_matrix:
+    """Read a matrix of features: float32, a row a vertex."""
+    matrix = _unpickled(path)
+    if not isinstance(matrix, csr_matrix) or not matrix.shape[1]:
+        raise SpecError(f"{path}: holds no CSR matrix: allowed is one of a row a vertex, a column a feature")
+    matrix = matrix.astype(np.float32)
+    if not (np.isfinite(matrix.data).all() and (matrix.data >= 0).all()):
+        raise SpecError(f"{path}: has features that are negative or not finite: allowed are numbers from 0")
+    return matrix
+
+
+def _labels(path: Path) -> NDArray[Any]:
+    """Read one-hot labels: a row a vertex, a column a label."""
+    labels = _unpickled(path)
+    if not isinstance(labels, np.ndarray) or labels.ndim != 2 or not labels.shape[1] or labels.dtype.kind not in "iu":
+        raise SpecError(f"{path}: holds no matrix of whole numbers: allowed is one of a row a vertex, a column a label")
+    return labels
+
+
+def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
+    """Read neighbours by vertex; return the number of vertices, and sources and targets of edges."""
+    neighbours = _unpickled(path)
+    if not isinstance(neighbours, dict) or not all(isinstance(row, list) for row in neighbours.values()):
+        raise SpecError(f"{path}: holds no dictionary of lists: allowed is one of the neighbours of each vertex")
+    targets = list(chain.from_iterable(neighbours.values()))
+    # Before any is hashed: what is no number may take any time for that.
+    strange = [each for each in chain(neighbours, targets) if type(each) is not int]
+    vertices = set() if strange else {*neighbours, *targets}
+    n = len(vertices)
+    if strange := strange or sorted(vertices - set(range(n))):
+        what = shown(strange[0]) if isinstance(strange[0], int | float | str) else type(strange[0]).__name__
+        raise SpecError(f"{path}: has a vertex {what}: allowed are all numbers from 0 up to the last")
+    source = np.repeat(np.fromiter(neighbours, np.int64, len(neighbours)), [len(row) for row in neighbours.values()])
+    return n, source, np.fromiter(targets, np.int64, len(targets))
+
+
+def _test_index(path: Path) -> NDArray[np.int64]:
+    """Read the numbers of the test set's vertices, in the order of its features."""
+    lines = read_regular(path, LARGEST).decode("ascii", "replace").split()
+    numbers = [read_whole(line) for line in lines]
+    for line, number in zip(lines, numbers, strict=True):
+        if number is None or not 0 <= number < 1 << 31:
+            raise SpecError(f"{path}: {shown(line)}: allowed are numbers of vertices, one a line")
+    return np.asarray(numbers, np.int64)

@@ -9,10 +9,11 @@ to share them and a graph network has something to learn.
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed import memory
 from testbed.gnn.graph import GraphData, from_edges, random_split
 from testbed.spec.scenario import SyntheticSpec
 
-__all__ = ["rmat_edges", "synthetic_graph"]
+__all__ = ["crowding", "rmat_edges", "synthetic_graph"]
 
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)  # a, b, c, d of the Graph500 benchmark
 
@@ -33,14 +34,28 @@ def rmat_edges(scale: int, edges: int, rng: np.random.Generator) -> tuple[NDArra
     return source, target
 
 
+def crowding(scale: int) -> float:
+    """Return the share of edges that the first `memory.EVALUATION_BATCH` vertices have, which have most, in the mean."""
+    leading_bits = max(0, scale - (memory.EVALUATION_BATCH - 1).bit_length())
+    return (QUADRANTS[0] + QUADRANTS[1]) ** leading_bits
+
+
 def synthetic_graph(spec: SyntheticSpec) -> GraphData:
-    """Draw the graph that a scenario describes; the same spec gives the same graph."""
+    """Draw the graph that a scenario describes; the same spec gives the same graph.
+
+    :raises SpecError: There is no memory for so large a graph.
+    """
+    keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in ("scale", "edge_factor", "feature_dim"))
+    memory.check(memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys)
     rng = np.random.default_rng([spec.seed, 0x12A7])
     n = 1 << spec.scale
     indptr, indices = from_edges(*rmat_edges(spec.scale, n * spec.edge_factor, rng), n)
     y = np.arange(n, dtype=np.int64) * spec.classes // n
     centres = rng.standard_normal((spec.classes, spec.feature_dim), np.float32)
-    x = centres[y] + np.float32(spec.noise) * rng.standard_normal((n, spec.feature_dim), np.float32)
+    x = rng.standard_normal((n, spec.feature_dim), np.float32)
+    x *= np.float32(spec.noise)
+    for label, centre in enumerate(centres):  # not centres[y], which takes as much memory again
+        x[np.searchsorted(y, label) : np.searchsorted(y, label + 1)] += centre
     train, val, test = random_split(n, spec.train_fraction, spec.val_fraction, spec.seed)
     facts = {"edges": len(indices) // 2}
     return GraphData("synthetic", indptr, indices, x, y, train, val, test, spec.classes, facts)

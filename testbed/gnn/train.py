@@ -23,12 +23,12 @@ from testbed.gnn.model import Sage
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
+from testbed.memory import VALIDATION_BATCH
 from testbed.spec.scenario import ModelSpec, TrainingSpec
 
 __all__ = ["OWN_PHASES", "Trainer"]
 
 OWN_PHASES = ("sampling", "forward", "backward", "update")
-VALIDATION_BATCH = 512
 
 # What a generator is for, so that no two draws share a stream.
 SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)

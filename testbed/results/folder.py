@@ -1,81 +1,193 @@
-"""The folder of one run: taken early, with a clear word when it cannot be, and written atomically."""
+"""The folder of one run: taken early, by one run at a time, and written atomically.
+
+A run that replaces another is written beside it, into ``<name>.partial``, and takes its place when it is complete, by a rename
+that exchanges the two folders: at any time there is a whole run. Files that are no run's come along.
+"""
 
 import contextlib
+import ctypes
+import errno
+import fcntl
+import itertools
 import json
+import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from testbed.closing import Closing
-from testbed.errors import SpecError, StorageError
+from testbed.errors import SpecError, StorageError, TestbedError
+from testbed.files import read_regular
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "read_manifest"]
 
 SCHEMA: Final = "collective-testbed/run/1"
 LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
+LARGEST_MANIFEST: Final = 16 << 20  # bytes
+NO_LOCKS: Final = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS takes the first, of a folder
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 OWN = ("manifest.json", "results.parquet", "faults.parquet", "report.html", "figures")
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder(Closing):
-    """A folder that a run may fill. Where this made it and nothing has come in, it goes again on closing.
+    """A folder that a run may fill, and no other at the time: it is locked until it is closed, or this process ends.
 
-    :param path: Made where it does not exist.
-    :param overwrite: Remove what a previous run left there; other files are never touched.
-    :raises SpecError: It holds something.
+    A `TestbedError` that leaves the context says what is left, and where.
+
+    :param out: Made where it does not exist; then it goes again on closing, if nothing has come in.
+    :param overwrite: Replace a previous run there, once :meth:`publish` is called. Files that are no run's stay.
+    :ivar path: Where to write: `out`, or as long as a previous run is there, a folder beside it.
+    :raises SpecError: It holds something, or another run is being written there.
     :raises StorageError: It cannot be written, or its disk is full.
     """
 
-    def __init__(self, path: Path, overwrite: bool = False) -> None:
-        self.path = path
+    def __init__(self, out: Path, overwrite: bool = False) -> None:
+        self.out = self.path = out
+        self._made = False
+        self._locks = contextlib.ExitStack()
         try:
-            self._made = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            self._clear(overwrite)
-            with tempfile.TemporaryFile(dir=path) as probe:
-                probe.write(bytes(4096))
-            free = shutil.disk_usage(path).free
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.close)
+                self._made = self._take(out)
+                if any(out.iterdir()):
+                    self._check_previous(overwrite)
+                    self.path = self._beside()
+                with tempfile.TemporaryFile(dir=self.path) as probe:
+                    probe.write(bytes(4096))
+                free = shutil.disk_usage(self.path).free
+                if free < LEAST_FREE:
+                    raise StorageError(f"--out {out}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
+                undo.pop_all()
         except OSError as error:
-            raise StorageError(f"--out {path}: cannot be written: {reason(error)}; choose another folder") from error
-        if free < LEAST_FREE:
-            self.close()
-            raise StorageError(f"--out {path}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
+            raise StorageError(f"--out {out}: cannot be written: {reason(error)}; choose another folder") from error
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
         """Return a folder that a run has filled already, to write into it again."""
         folder = cls.__new__(cls)
-        folder.path = path
+        folder.out = folder.path = path
         folder._made = False
+        folder._locks = contextlib.ExitStack()
         return folder
 
-    def close(self) -> None:
-        """Remove the folder where it has stayed empty."""
-        if self._made:
-            with contextlib.suppress(OSError):  # it holds something
-                self.path.rmdir()
+    @property
+    def replaces(self) -> bool:
+        """Whether a previous run is still in its place."""
+        return self.path != self.out
 
-    def _clear(self, overwrite: bool) -> None:
-        if not any(self.path.iterdir()):
+    def publish(self) -> None:
+        """Put a run that is complete in the place of the previous one, if there is one; atomic.
+
+        :raises StorageError: The disk does not take it. One of the two runs is in its place, the other beside it.
+        """
+        if not self.replaces:
             return
-        if not self._is_run():
-            raise SpecError(f"--out {self.path}: holds files that are no run's: choose another folder")
-        if not overwrite:
-            raise SpecError(f"--out {self.path}: holds a previous run: choose another folder, or add --overwrite")
-        for name in OWN:
-            place = self.path / name
-            if place.is_dir():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
-
-    def _is_run(self) -> bool:
+        beside = self.path
         try:
-            return bool(json.loads((self.path / "manifest.json").read_text())["schema"] == SCHEMA)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+            for entry in foreign(self.out):
+                bring(entry, beside / entry.name)
+            owner = self.out.stat()
+            os.chown(beside, owner.st_uid, owner.st_gid)
+            beside.chmod(stat.S_IMODE(owner.st_mode))
+            exchange(beside, self._place)
+            self.path = self.out
+            for entry in foreign(beside):
+                if not os.path.lexists(self.out / entry.name):  # it has come meanwhile
+                    entry.rename(self.out / entry.name)
+            shutil.rmtree(beside)
+        except OSError as error:
+            raise StorageError(f"--out {self.out}: cannot be replaced: {reason(error)}") from error
+
+    def remains(self) -> str:
+        """Say what a run that did not come to its end has left, and where; nothing where it has measured nothing."""
+        words = [f"results so far are in {self.path}"] if self._measured() else []
+        if self.replaces:
+            words.append(f"the previous run is still in {self.out}")
+        return "; ".join(words)
+
+    def close(self) -> None:
+        """Unlock it. Where it was made for this run, it goes again if nothing was measured, or nothing has come in."""
+        with contextlib.suppress(OSError):  # it holds something, or is gone
+            if self.replaces and not self._measured():
+                (self.path / "manifest.json").unlink(missing_ok=True)
+                self.path.rmdir()
+            elif self._made:
+                self.path.rmdir()
+        self._locks.close()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, TestbedError) and (left := self.remains()):
+            error.also(left)
+        super().__exit__(kind, error, trace)
+
+    @property
+    def _place(self) -> Path:
+        """The folder itself, by a name that can be given to another."""
+        plain = self.out.name not in ("", "..") and not self.out.is_symlink()
+        return self.out if plain else self.out.resolve()
+
+    def _measured(self) -> bool:
+        return (self.path / "results.parquet").exists()
+
+    def _take(self, path: Path) -> bool:
+        """Lock a folder, made if it is not there; return whether it was.
+
+        By flock(2) of the folder itself: it ends with the process, however that ends, and leaves no file behind.
+        """
+        while True:
+            try:
+                path.mkdir(parents=True)
+                made = True
+            except FileExistsError:
+                made = False
+            with contextlib.ExitStack() as stack:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, lock)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise SpecError(f"--out {self.out}: another run is being written there: choose another folder") from None
+                except OSError as error:
+                    if error.errno not in NO_LOCKS:
+                        raise
+                    log.warning("%s: cannot be locked, so nothing keeps another run out: %s", path, error.strerror)
+                # Who had the lock before may have removed the folder, or put another in its place, since it was opened.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(lock), os.stat(path)):
+                        self._locks.push(stack.pop_all())
+                        return made
+
+    def _check_previous(self, overwrite: bool) -> None:
+        """Check that what is there may be replaced."""
+        try:
+            is_run = read_manifest(self.out)["schema"] == SCHEMA
+        except (SpecError, KeyError):
+            is_run = False
+        if not is_run:
+            raise SpecError(f"--out {self.out}: holds files that are no run's: choose another folder")
+        if not overwrite:
+            raise SpecError(f"--out {self.out}: holds a previous run: choose another folder, or add --overwrite")
+        real = self.out.resolve()
+        if (mounted := os.path.ismount(real)) or Path.cwd().is_relative_to(real):
+            what = "a mount point" if mounted else "the current folder"
+            raise SpecError(f"--out {self.out}: is {what}, which no other can take the place of: choose another folder")
+
+    def _beside(self) -> Path:
+        """Make and lock a folder beside the one that is to be replaced; what earlier runs have left there stays."""
+        for number in itertools.count(1):
+            beside = self._place.with_name(f"{self._place.name}.partial" + f"-{number}" * (number > 1))
+            with contextlib.suppress(FileExistsError):
+                beside.mkdir()
+                self._take(beside)
+                return beside
+        raise AssertionError("there are always more numbers")
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write ``manifest.json``, replacing what was there; atomic."""
@@ -99,6 +211,57 @@ class RunFolder(Closing):
             with contextlib.suppress(OSError):  # such as a disk that is read-only by now
                 partial.unlink(missing_ok=True)
         return place
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest in a run's folder.
+
+    :raises SpecError: There is none, or it cannot be read.
+    """
+    place = path / "manifest.json"
+    if not place.exists():
+        raise SpecError(f"{path}: is not the folder of a finished run: {place} is missing")
+    try:
+        manifest = json.loads(read_regular(place, LARGEST_MANIFEST))
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{place}: cannot be read: {error}") from error
+    if not isinstance(manifest, dict):
+        raise SpecError(f"{place}: cannot be read: it holds no JSON object")
+    return manifest
+
+
+def foreign(path: Path) -> list[Path]:
+    """Return what a run's folder holds that is not the run's."""
+    return [entry for entry in path.iterdir() if entry.name.removeprefix(".").removesuffix(".partial") not in OWN]
+
+
+def bring(source: Path, target: Path) -> None:
+    """Have a file, or a folder with all in it, in another place, too: by links, where the disk has them."""
+
+    def link(entry: str | Path, copy: str | Path) -> None:
+        try:
+            os.link(entry, copy, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(entry, copy, follow_symlinks=False)
+
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True, copy_function=link)
+    else:
+        link(source, target)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Exchange two folders of one disk; atomic, where its file system can (renameat2(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), str(other))
+    aside = tempfile.mkdtemp(prefix=f".{other.name}-", dir=other.parent)
+    os.rename(other, aside)  # takes the place of an empty folder
+    os.rename(one, other)
+    os.rename(aside, one)
 
 
 def reason(error: OSError) -> str:

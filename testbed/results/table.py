@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from testbed.errors import SpecError
-from testbed.results.folder import RunFolder
+from testbed.results.folder import RunFolder, read_manifest
 
 __all__ = ["COLUMNS", "Run", "Table", "load_run"]
 
@@ -115,15 +115,15 @@ def load_run(path: Path) -> Run:
 
     :raises SpecError: It is no run's, or the run did not come to its end; then the table holds but a part.
     """
+    manifest = read_manifest(path)
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
         frame = pd.read_parquet(path / "results.parquet")
     except FileNotFoundError as error:
         raise SpecError(f"{path}: is not the folder of a finished run: {error.filename} is missing") from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
-    if manifest["status"] != "complete":
-        raise SpecError(f"{path}: is not the folder of a finished run: its status is {manifest['status']}")
+    if (status := manifest.get("status")) != "complete":
+        raise SpecError(f"{path}: is not the folder of a finished run: its status is {status}")
     missing = [column for column in COLUMNS if column not in frame]
     if missing:
         raise SpecError(f"{path / 'results.parquet'}: lacks the columns {', '.join(missing)}")

@@ -7,12 +7,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from testbed import memory
 from testbed.collectives.registry import check_mtu
-from testbed.errors import SpecError, StorageError, TestbedError
+from testbed.errors import SpecError, StorageError
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.gnn.datasets import prepare
+from testbed.gnn.full.channel import plan_exchanges
 from testbed.gnn.graph import GraphData
+from testbed.gnn.synthetic import crowding
 from testbed.gnn.weights import parameter_count
 from testbed.plan import FabricPlan, plan_fabric
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
@@ -21,10 +24,10 @@ from testbed.run.faults import Faults
 from testbed.run.full_graph import FullGraph, check_full_graph
 from testbed.run.progress import Display
 from testbed.run.turns import Stage
-from testbed.spec.scenario import Scenario
+from testbed.spec.scenario import Scenario, SyntheticSpec
 from testbed.worker import Workers
 
-__all__ = ["kept_results", "plan_of", "run_scenario"]
+__all__ = ["check_memory", "plan_of", "run_into", "run_scenario"]
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -45,6 +48,44 @@ def plan_of(scenario: Scenario) -> FabricPlan:
     )
 
 
+def check_memory(scenario: Scenario, data: GraphData | None = None) -> None:
+    """Check that there is memory for a scenario's training.
+
+    :param data: Its graph; without it, a graph is estimated that is yet to be drawn, and others are not looked at.
+    :raises SpecError: There is not; the text has the estimate and what is allowed.
+    """
+    dataset, hosts = scenario.dataset, scenario.fabric.hosts
+    keys = {"fabric.hosts": hosts, "model.hidden": scenario.model.hidden}
+    if isinstance(dataset, SyntheticSpec):
+        keys |= {f"dataset.{key}": getattr(dataset, key) for key in ("scale", "edge_factor", "feature_dim")}
+    if data is not None:
+        graph, classes = sizes(data), data.num_classes
+    elif isinstance(dataset, SyntheticSpec):
+        n, classes = 1 << dataset.scale, dataset.classes
+        entries = min(2 * dataset.edge_factor * n, n * n)
+        graph = memory.Graph(n, entries, dataset.feature_dim, min(entries, round(entries * crowding(dataset.scale))))
+    else:
+        return
+    model = scenario.model
+    widths = [graph.features, *[model.hidden] * (model.layers - 1), classes]
+    made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.transports))
+    if scenario.exchange:
+        planned = plan_exchanges(model, graph.features, classes, scenario.exchange.bound is not None)
+        need = memory.full_graph(graph, made, hosts, list(planned.values()))
+    else:
+        keys["training.batch_size"] = scenario.training.batch_size
+        workers = hosts * (1 + ("mpi" in scenario.transports))
+        need = memory.data_parallel(graph, made, hosts, workers, scenario.training.batch_size, model.fanout)
+    memory.check(need, ", ".join(f"{key} = {value}" for key, value in keys.items()))
+
+
+def sizes(data: GraphData) -> memory.Graph:
+    """Return the sizes of a graph, exactly."""
+    batch = min(memory.EVALUATION_BATCH, data.num_vertices)
+    crowd = int((data.indptr[batch:] - data.indptr[:-batch]).max(initial=0))
+    return memory.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)
+
+
 def run_scenario(
     scenario: Scenario,
     out: Path,
@@ -53,17 +94,32 @@ def run_scenario(
     quiet: bool = False,
     command: Sequence[str] = (),
 ) -> Path:
-    """Run a scenario and write ``manifest.json`` and ``results.parquet``.
+    """Run a scenario in a folder; see `run_into`.
 
     :param out: The run's folder; made where it does not exist.
-    :param overwrite: Replace a previous run's results there.
+    :param overwrite: Replace a previous run there when this one is complete.
+    :returns: `out`.
+    :raises SpecError: The folder holds something, or another run is being written there.
+    :raises TestbedError: As `run_into`.
+    """
+    plan_of(scenario)
+    check_memory(scenario)
+    with RunFolder(out, overwrite) as folder:
+        run_into(folder, scenario, quiet=quiet, command=command)
+        folder.publish()
+    return out
+
+
+def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, command: Sequence[str] = ()) -> None:
+    """Run a scenario and write ``manifest.json`` and ``results.parquet``.
+
     :param quiet: Show no progress.
     :param command: The command line that asked for this, for the manifest.
-    :returns: `out`.
     :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
     """
     plan = plan_of(scenario)
-    with RunFolder(out, overwrite) as folder, Display(quiet) as display:
+    check_memory(scenario)
+    with Display(quiet) as display:
         display.say(f"{scenario.scenario.name}: reading data set {scenario.dataset.name}")
         graph = prepare(scenario.dataset)
         data = GraphData.load(graph)
@@ -71,6 +127,7 @@ def run_scenario(
             raise SpecError(
                 f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
             )
+        check_memory(scenario, data)
         if scenario.exchange:
             check_full_graph(scenario, graph, data)
         table, log = Table(scenario.model_dump(mode="json")), FaultLog()
@@ -82,9 +139,7 @@ def run_scenario(
             kind = FullGraph if scenario.exchange else DataParallel
             with Fabric(plan) as fabric, Workers(fabric, affinity, kind.modules) as workers:
                 faults = Faults(scenario, fabric, workers, table, log)
-                stage = Stage(scenario, fabric, workers, graph, data, table, faults, display)
-                kind(stage).all()
-    return out
+                kind(Stage(scenario, fabric, workers, graph, data, table, faults, display)).all()
 
 
 def facts(scenario: Scenario, plan: FabricPlan, data: GraphData, command: Sequence[str]) -> dict[str, Any]:
@@ -141,15 +196,8 @@ def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Ta
                 end("failed", str(error))
             else:
                 end("interrupted")
-        if isinstance(error, TestbedError) and kept_results(folder.path):
-            error.also(kept_results(folder.path))
         raise
     end("complete")
-
-
-def kept_results(folder: Path) -> str:
-    """Say where the measurements of a run lie that did not come to its end; nothing where it has none."""
-    return f"results so far are in {folder}" if (folder / "results.parquet").exists() else ""
 
 
 def now() -> str:

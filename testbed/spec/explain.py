@@ -1,6 +1,8 @@
 """Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest known key."""
 
 import difflib
+import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from testbed.faults.spec import MODELS as FAULTS
+from testbed.numbers import cut
 from testbed.spec.scenario import DebianSpec, PlanetoidSpec, Scenario, SyntheticSpec
 
 __all__ = ["explain"]
@@ -28,8 +31,11 @@ NOUNS = {
     "tuple_type": "an array",
     "model_type": "a table",
     "model_attributes_type": "a table",
-    "finite_number": "a finite number",
 }
+DEEPEST = 3  # levels of a value that an error shows
+LONGEST = 256  # bits of a whole number that an error shows in digits; Python refuses to write those of thousands of digits
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def explain(error: ValidationError, source: str) -> str:
@@ -78,7 +84,10 @@ def _line(detail: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             return _wrong(path, value, f"a string that matches {context['pattern']}")
         case _:
-            allowed = NOUNS.get(kind) or _bounds(model, location) or _lengths(kind, context) or detail["msg"]
+            noun = None if kind == "float_type" and type(value) is int else NOUNS.get(kind)  # one that no double can hold
+            allowed = noun or _bounds(model, location) or _lengths(kind, context) or detail["msg"]
+            if kind == "finite_number" and "at most" not in allowed:
+                allowed += ", finite"
             return _wrong(path, value, allowed)
 
 
@@ -177,7 +186,9 @@ def _values(kind: Any) -> Iterator[Any]:
 def _join(location: list[Any]) -> str:
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+        if isinstance(part, str):
+            part = part if _BARE.fullmatch(part) else cut(json.dumps(part))  # as TOML quotes keys
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
 
 
@@ -185,14 +196,21 @@ def _options(values: list[str]) -> str:
     return ", ".join(values[:-1]) + " or " + values[-1] if len(values) > 1 else values[0]
 
 
-def _show(value: Any) -> str:
-    """Write a value as TOML does."""
+def _show(value: Any, level: int = 0) -> str:
+    """Write a value as TOML does, on one line; of a long or deep one, the beginning."""
     match value:
         case bool():
             return str(value).lower()
         case str():
-            return f'"{value}"'
+            return cut(json.dumps(value, ensure_ascii=False))
+        case list() | dict() if level == DEEPEST:
+            return "..."
         case list():
-            return f"[{', '.join(_show(entry) for entry in value)}]"
+            return cut(f"[{', '.join(_show(entry, level + 1) for entry in value)}]")
+        case dict():
+            entries = (f"{_join([str(key)])} = {_show(entry, level + 1)}" for key, entry in value.items())
+            return cut(f"{{{', '.join(entries)}}}")
+        case int() if value.bit_length() > LONGEST:
+            return f"{'-' * (value < 0)}2^{value.bit_length() - 1} and more"
         case _:
-            return str(value)
+            return cut(str(value))

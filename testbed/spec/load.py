@@ -10,25 +10,31 @@ from pydantic import ValidationError
 
 from testbed.errors import SpecError
 from testbed.faults.spec import parse_fault
+from testbed.files import read_regular
+from testbed.numbers import shown
 from testbed.spec.explain import explain
 from testbed.spec.scenario import Scenario
 
 __all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_table"]
 
+LARGEST = 64 << 10  # bytes of a scenario file; tomllib takes time that grows with their square
+
 
 def read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
-    :raises SpecError: It cannot be read or is no TOML.
+    :raises SpecError: It is no regular file of at most :data:`LARGEST` bytes, cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+        return tomllib.loads(read_regular(path, LARGEST).decode())
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: is not text in UTF-8") from error
+    except RecursionError as error:
+        raise SpecError(f"{path}: is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: is not TOML: {error}") from error
+    except ValueError as error:  # int()'s
+        raise SpecError(f"{path}: is not TOML: a number has thousands of digits") from error
 
 
 def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -46,19 +52,21 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         name, dot, key = target.strip().partition(".")
         whole = name == "faults" and not dot
         if not equals or not name or not (key or whole):
-            raise SpecError(f"--set {setting!r}: allowed is table.key=value, such as training.epochs=2, or faults=[...]")
+            raise SpecError(f"--set {shown(setting)}: allowed is table.key=value, such as training.epochs=2, or faults=[...]")
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except RecursionError as error:
+            raise SpecError(f"--set {shown(setting)}: is nested too deeply") from error
+        except ValueError:  # TOMLDecodeError, or int()'s
             value = text.strip()
         if whole:
             if not isinstance(value, list):
-                raise SpecError(f"--set {setting!r}: allowed is an array of faults, such as [] or ['drop p=0.01']")
+                raise SpecError(f"--set {shown(setting)}: allowed is an array of faults, such as [] or ['drop p=0.01']")
             changed[name] = value
             continue
         section = changed.setdefault(name, {})
         if not isinstance(section, dict):
-            raise SpecError(f"--set {setting!r}: {name} is no table in the scenario")
+            raise SpecError(f"--set {shown(setting)}: {name} is no table in the scenario")
         section[key] = value
     return changed
 

@@ -16,7 +16,7 @@ from pydantic import (
 from testbed.collectives.group import MAX_GAP, Affinity, Lanes, OnOverflow, RecoveryFrom
 from testbed.collectives.registry import TRANSPORTS
 from testbed.collectives.transport import Datapath
-from testbed.exchange.interface import Processing
+from testbed.exchange.interface import MAX_STALENESS, Processing
 from testbed.exchange.registry import EXCHANGES
 from testbed.faults.spec import Fault, words
 from testbed.spec.fit import check_faults
@@ -41,6 +41,8 @@ TransportName = Literal["xdp-ring", "tcp-ring", "gloo", "mpi"]
 ExchangeName = Literal["pinch", "tcp-pull", "tcp-push", "gloo"]
 Topology = Literal["star", "ring", "leaf-spine"]
 
+PATH = r"^[^\x00]+$"  # what the kernel takes for a path
+
 DATA_PARALLEL = (("collective", None), ("model", "fanout"), ("training", "batch_size"), ("training", "steps"))
 """Tables and keys that only data-parallel training has."""
 
@@ -48,7 +50,7 @@ DATA_PARALLEL = (("collective", None), ("model", "fanout"), ("training", "batch_
 class Table(BaseModel):
     """A table of the file. TOML has types, so values are not converted: ``"4"`` is no number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ScenarioSpec(Table):
@@ -101,12 +103,12 @@ class FullGraphSpec(Table):
     window: int = Field(default=32, ge=1, le=256, description="frames in flight a rank")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
     bound: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="pinch sends no vertex again that has changed by no more"
+        default=None, ge=0, description="pinch sends no vertex again that has changed by no more"
     )
-    staleness: int = Field(default=10, ge=1, description="exchanges after which it sends it all the same")
+    staleness: int = Field(default=10, ge=1, le=MAX_STALENESS, description="exchanges after which it sends it all the same")
     processing: Processing = "pinned"
     affinity: Affinity = "rank"
-    turn: int = Field(default=5, ge=1, description="epochs that a transport's turn lasts")
+    turn: int = Field(default=5, ge=1, le=10_000, description="epochs that a transport's turn lasts")
 
     @model_validator(mode="after")
     def _no_repeats(self) -> "FullGraphSpec":
@@ -131,7 +133,7 @@ class DebianSpec(_Dataset):
     """Debian's package graph, from this box's APT lists."""
 
     name: Literal["debian"]
-    lists: str = Field(default="/var/lib/apt/lists", description="folder of APT's lists")
+    lists: str = Field(default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists")
     feature_dim: int = Field(default=512, ge=8, le=8192)
 
 
@@ -139,7 +141,7 @@ class PlanetoidSpec(Table):
     """A citation graph in torch-geometric's layout: ``<path>/<graph>/raw/ind.<graph>.*``."""
 
     name: Literal["planetoid"]
-    path: str
+    path: str = Field(pattern=PATH)
     graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
 
 
@@ -183,7 +185,9 @@ class TrainingSpec(Table):
 
     epochs: int = Field(default=5, ge=1, le=10_000)
     batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices a rank and step")
-    steps: int | None = Field(default=None, ge=1, description="steps an epoch at most; without it, one pass over the set")
+    steps: int | None = Field(
+        default=None, ge=1, le=1 << 31, description="steps an epoch at most; without it, one pass over the set"
+    )
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = Field(default=0.003, gt=0, le=100)
     weight_decay: float = Field(default=0.0, ge=0, le=1)

@@ -35,10 +35,22 @@ _lease: pytest.StashKey[Lease] = pytest.StashKey()
 _keeper: pytest.StashKey[Keeper] = pytest.StashKey()
 
 
+def _seed(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    from testbed.errors import SpecError
+    from testbed.numbers import Whole
+
+    try:
+        return Whole(0, (1 << 64) - 1)(text)
+    except SpecError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     options = parser.getgroup("testbed", "testbed: faults on real networks")
-    options.addoption("--fault-seed", type=int, metavar="N", help="seed of all faults, whatever a test says")
+    options.addoption("--fault-seed", type=_seed, metavar="N", help="seed of all faults, whatever a test says")
     options.addoption("--fault-trace", action="store_true", help="log frames that meet no fault, too, for reports of failures")
     options.addoption("--keep", action="store_true", help="leave the fabric of the first test that fails up, in the background")
 

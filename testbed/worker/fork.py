@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import limit_reached
 from testbed.worker.serve import die_with_parent, serve
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h
@@ -96,8 +97,8 @@ def ended(function: Callable[[], None]) -> int:
         function()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else leaving.code is not None
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        print(limit_reached(error) or traceback.format_exc(), file=sys.stderr)
         return 1
     else:
         return 0

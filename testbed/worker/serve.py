@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from testbed.errors import TestbedError
+from testbed.errors import LimitError, TestbedError, limit_reached
 from testbed.worker.context import WorkerContext
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 
@@ -65,7 +65,9 @@ def _answer(connection: Connection, context: WorkerContext, call: Call) -> None:
     try:
         answer = Result(call.number, _function(call)(context, **call.arguments))
     except Exception as error:
-        answer = Failure(call.number, error, traceback.format_exc())
+        text = limit_reached(error)
+        told = LimitError(f"worker {context.name}: {text}") if text else error
+        answer = Failure(call.number, told, traceback.format_exc())
     try:
         data = pickle.dumps(answer)
         if isinstance(answer, Failure):

@@ -103,7 +103,6 @@ def make_run(tmp_path: Path) -> RunMaker:
             )
         if faults:
             faults(table)
-        folder = RunFolder(tmp_path / "run")
         manifest: dict[str, Any] = {
             "scenario": scenario,
             "command": ["testbed", "run", "made up.toml"],
@@ -125,8 +124,9 @@ def make_run(tmp_path: Path) -> RunMaker:
             "versions": {"numpy": "2"},
             "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],
         }  # fmt: skip
-        folder.write_manifest(manifest)
-        table.write(folder)
+        with RunFolder(tmp_path / "run") as folder:
+            folder.write_manifest(manifest)
+            table.write(folder)
         return folder.path
 
     return make

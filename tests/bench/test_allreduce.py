@@ -32,8 +32,8 @@ def test_turns_share_the_iterations():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"iterations": 0}, "-n: 0: allowed is at least 1 iteration"),
-        ({"warmup": -1}, "-w: -1: allowed is 0 or more"),
+        ({"iterations": 0}, "-n: 0: allowed is 1 to 1000000 iterations"),
+        ({"warmup": -1}, "-w: -1: allowed is 0 to 1000000"),
         ({"lanes": "int8"}, "--lanes: 'int8': allowed is int16 or int32"),
         ({"window": 0}, "--window: 0: allowed is 1 to 256 frames"),
         ({"window": 257}, "--window: 257: allowed is 1 to 256 frames"),
@@ -62,7 +62,7 @@ def test_refusals(changes, text):
     [
         (["-b", "64T"], "-b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"),
         (["--lanes", "int8"], "--lanes: 'int8': allowed is int16 or int32"),
-        (["-n", "0"], "-n: 0: allowed is at least 1 iteration"),
+        (["-n", "0"], "-n: 0: allowed is 1 to 1000000 iterations"),
         (["--hosts", "33"], "hosts: 33: allowed is 1 to 32"),
         (["--transports", "nccl"], "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
     ],
@@ -121,5 +121,5 @@ def test_the_kernel_beside_sockets(tmp_path):
 
 def test_help_gives_ranges():
     text = " ".join(bench("--help").stdout.replace("│", " ").split())
-    for allowed in ("1 to 32", "576 to 3506", "1 to 256", "at least 2", "at least 1"):
+    for allowed in ("1 to 32", "576 to 3506", "1 to 256", "at least 2", "1 to 1000000"):
         assert allowed in text

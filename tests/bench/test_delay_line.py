@@ -20,9 +20,10 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (([], 1, 0, 0), "--rates: '': allowed are numbers of at least 1 frame a second"),
-        (([10, 0], 1, 0, 0), "--rates: '10,0': allowed are numbers of at least 1 frame a second"),
-        (([10], 0, 0, 0), "--seconds: 0: allowed is more than 0"),
+        (([], 1, 0, 0), "--rates: '': allowed are 1 to 10000000 frames a second"),
+        (([10, 0], 1, 0, 0), "--rates: '10,0': allowed are 1 to 10000000 frames a second"),
+        (([10], 0, 0, 0), "--seconds: 0: allowed is more than 0, at most 3600"),
+        (([10], 1, 61.0, 0), "--delay: 61 s: allowed is at most 60 s"),
         (([10], 1, 0.001, 0.002), "--jitter: 0.002: allowed is 0 up to the delay, 0.001 s"),
     ],
 )

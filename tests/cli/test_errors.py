@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,49 @@ def test_a_full_disk_is_one_line() -> None:
     assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: cannot be written: No space left on device\n", 1)
     done = act("import pathlib; cli.options.write_json({}, pathlib.Path('/dev/full'))")
     assert (done.stderr, done.returncode) == ("error: --json /dev/full: cannot be written: No space left on device\n", 1)
+
+
+LIMITS = {
+    "bytes(1 << 60)": "out of memory",
+    "import numpy; numpy.empty(1 << 50)": "out of memory: Unable to allocate 8.00 PiB for an array with shape ",
+    "import torch; torch.empty(1 << 50)": "out of memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot "
+    "allocate memory)",
+    "import pyarrow; pyarrow.allocate_buffer(1 << 50)": "out of memory: ",
+    "import mmap; mmap.mmap(-1, 1 << 60)": "out of memory",
+    "import json; json.loads('[' * 100000)": "nested too deeply: maximum recursion depth exceeded",
+    "range(1 << 100).__len__()": "a number is too large: Python int too large to convert to C ssize_t",
+}
+
+
+@pytest.mark.parametrize(("action", "text"), LIMITS.items(), ids=LIMITS)
+def test_a_limit_is_one_line(action: str, text: str) -> None:
+    done = act(action)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith(f"error: {text}")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" in act(action, "-vv").stderr
+
+
+def test_memory_that_a_command_does_not_get_is_one_line(tmp_path: Path) -> None:
+    """Real allocations, by a command that has little memory."""
+    (tmp_path / "s.toml").write_text('[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\nscale = 18\nfeature_dim = 4096\n')
+    source = f"""
+import resource, sys
+from testbed import memory, rights
+from testbed.cli import main
+import testbed.run, analysis.report, torch  # libraries are mapped before the limit counts
+memory.allowance = lambda: 1 << 60  # an estimate that is wrong
+rights.require_root = lambda: None
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), resource.RLIM_INFINITY))
+sys.argv = ["testbed", "run", {str(tmp_path / "s.toml")!r}, "--out", {str(tmp_path / "out")!r}]
+main()
+"""
+    done = run(source)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: out of memory: Unable to allocate 4.00 GiB for an array with shape ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_benches_have_examples() -> None:

@@ -1,5 +1,6 @@
 """``testbed run``: what it says when it cannot begin, and its exit status."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -51,6 +52,25 @@ def test_default_folder_is_named_by_scenario_and_time() -> None:
     assert folder.name.startswith("abc-20")
 
 
+def command(scenario: Path, out: Path, *arguments: str, epochs: int = 500) -> list[str]:
+    line = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--out", str(out), *arguments]
+    settings = ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", f"training.epochs={epochs}")
+    for setting in settings:
+        line += ["--set", setting]
+    return line
+
+
+def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, str]:
+    """Send a signal to a run when it says a line that begins so; return its status and its last line."""
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        text = ""
+        for text in process.stderr:
+            if text.startswith(at):
+                process.send_signal(number)
+    return process.returncode, text
+
+
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("number", "line", "said"),
@@ -65,19 +85,47 @@ def test_a_signal_says_where_results_are(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "r2"
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--out", str(out)]
-    for setting in ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", "training.epochs=500"):
-        command += ["--set", setting]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr
-        lines = []
-        for text in process.stderr:
-            lines.append(text)
-            if text.startswith(line):
-                process.send_signal(number)
-    assert lines[-1] == f"error: interrupted; {said.format(out=out)}\n", lines
-    assert process.returncode == 128 + number
+    status, last = interrupt(command(scenario, out), number, line)
+    assert last == f"error: interrupted; {said.format(out=out)}\n"
+    assert status == 128 + number
     assert (out / "results.parquet").exists() == said.startswith("results")
+
+
+@pytest.mark.net
+def test_runs_into_one_folder(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    out = tmp_path / "run"
+    busy = f"error: --out {out}: another run is being written there: choose another folder\n"
+
+    def meanwhile(*arguments: str) -> tuple[int, str]:
+        """What a second run says as long as the first is going on, which is ended then."""
+        with subprocess.Popen(command(scenario, out, *arguments), stderr=subprocess.PIPE, text=True) as first:
+            assert first.stderr
+            while not first.stderr.readline().startswith("tcp-ring: epoch 1 "):
+                assert first.poll() is None
+            second = subprocess.run(command(scenario, out, "--overwrite"), capture_output=True, text=True, check=False)
+            first.terminate()
+        return second.returncode, second.stderr
+
+    assert meanwhile() == (2, busy)  # into a new folder
+    assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
+
+    done = subprocess.run(command(scenario, out, "--overwrite", epochs=1), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first = json.loads((out / "manifest.json").read_text())
+    assert first["status"] == "complete"
+    assert f"-m analysis.report {out}<" in (out / "report.html").read_text()
+    assert done.stdout.splitlines()[-1] == f"report: {out}/report.html"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == ["run"]
+
+    assert meanwhile("--overwrite") == (2, busy)
+    status, last = interrupt(command(scenario, out, "--overwrite"), signal.SIGINT, "tcp-ring: epoch 2")
+    assert (status, last) == (
+        130, f"error: interrupted; results so far are in {out}.partial-2; the previous run is still in {out}\n",
+    )  # fmt: skip
+    assert json.loads((out / "manifest.json").read_text()) == first
+    for name in ("run.partial", "run.partial-2"):
+        assert json.loads((tmp_path / name / "manifest.json").read_text())["status"] == "interrupted"
 
 
 FILLED = """

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from testbed.collectives import tcp_ring
+from testbed.collectives import meeting, tcp_ring
 from testbed.collectives.group import make_groups
-from testbed.collectives.meeting import BASE_PORT
 from testbed.errors import CollectiveError, SpecError
+from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 GROUP_IDS = iter(range(4095))
@@ -155,21 +155,58 @@ def test_a_rank_that_never_comes():
     ]
 
 
-def test_foreign_connections_are_sent_away():
+@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("number", [1, 50])
+def test_strangers_hold_nobody_up_and_are_sent_away(kind, number):
     specs = make_specs(2)
-    address = specs[0].me.ip, BASE_PORT + specs[0].group_id
-    with ThreadPoolExecutor(2) as pool, socket.socket() as intruder:
+    with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
-        while intruder.connect_ex(
-            address
-        ):  # until rank 0 listens; it cannot have met rank 1, which is not there
+        # Rank 0 listens, and cannot have met rank 1, which is not there.
+        with knock(door(specs[0]), [STRANGERS[kind]] * number, lambda: not first.done()) as strangers:
+            second = pool.submit(connect_and_sum, specs[1])
+            assert first.result() == second.result() == 3.0
+            assert all(map(is_sent_away, strangers))
+
+
+def test_strangers_of_all_kinds_at_several_doors():
+    first, second, third, last = make_specs(4)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        pool.submit(connect_and_sum, second)
+        waiting = {spec: pool.submit(connect_and_sum, spec) for spec in (first, third)}  # for the last
+        for spec, future in waiting.items():
+            stack.enter_context(knock(door(spec), [*STRANGERS.values()] * 4, lambda future=future: not future.done()))
+        assert connect_and_sum(last) == 10.0
+        assert [future.result() for future in waiting.values()] == [10.0] * 2
+
+
+def test_the_first_of_too_many_strangers_makes_room(monkeypatch):
+    monkeypatch.setattr(meeting, "MOST_STRANGERS", 8)
+    specs = make_specs(2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(connect_and_sum, specs[0])
+        with knock(door(specs[0]), [STRANGERS["silent"]] * 50, lambda: not first.done()) as strangers:
+            assert all(map(is_sent_away, strangers[:42]))  # before anybody has met
             assert not first.done()
-        intruder.settimeout(5)
-        intruder.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
+            second = pool.submit(connect_and_sum, specs[1])
+            assert first.result() == second.result() == 3.0
+
+
+def test_a_stranger_that_listens_in_a_members_place():
+    specs = make_specs(2)
+    with ThreadPoolExecutor(2) as pool:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(door(specs[1]))
+            listener.listen()
+            listener.settimeout(5)
+            first = pool.submit(connect_and_sum, specs[0])
+            for _ in range(4):  # each of the two connections is tried again
+                visitor, _ = listener.accept()
+                with visitor:
+                    visitor.settimeout(5)
+                    visitor.sendall(visitor.recv(20))  # its own greeting, as an echo
         second = pool.submit(connect_and_sum, specs[1])
         assert first.result() == second.result() == 3.0
-        with contextlib.suppress(ConnectionResetError):
-            assert intruder.recv(1) == b""
 
 
 def connect_and_sum(spec):
@@ -204,6 +241,21 @@ def test_overlapping_arrays():
     memory = np.zeros(9, np.float32)
     with pytest.raises(SpecError, match="out overlaps tensor"):
         tcp_ring.TcpRing(CONTEXT, make_specs(1)[0]).all_reduce(memory[:8], memory[1:])
+
+
+def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones(100_000, np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")  # to write there is SIGSEGV
+
+    def work(rank, transport):
+        mine = np.full(mapped.shape, rank + 1, np.float32)
+        for tensor, out in [(mine, mapped), (mapped, mapped)] if rank == 0 else []:
+            with pytest.raises(SpecError, match="all_reduce: out is read-only: allowed is an array that can be written"):
+                transport.all_reduce(tensor, out)
+        return transport.all_reduce(mapped if rank == 0 else mine)[-1]
+
+    assert on_all_ranks(make_specs(2), work) == [3.0, 3.0]
+    assert (np.load(tmp_path / "x.npy") == 1).all()
 
 
 def test_not_connected():

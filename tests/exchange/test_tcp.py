@@ -1,10 +1,11 @@
 """tcp-push and tcp-pull: all ranks as threads over loopback addresses; over a fabric in test_exchanges.py."""
 
+import contextlib
 import itertools
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -14,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.collectives.group import make_groups
-from testbed.collectives.meeting import BASE_PORT
 from testbed.errors import CollectiveError, SpecError
 from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
+from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
 
 CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
@@ -284,37 +285,34 @@ def test_a_request_for_a_vertex_of_another_rank() -> None:
     assert texts(results) == ["tcp-pull: rank 1 (h2) asked a rank for a vertex that it does not own"] * 2
 
 
-def test_foreign_connections_are_sent_away() -> None:
-    graph = chain(2)
-    specs = make_specs(graph, 3, "sum")
-    group = specs[0].group
-
-    def work(rank: int, exchange: Exchange) -> float:
-        return float(exchange.aggregate(np.full((1, 3), rank + 1, np.float32))[0, 0])
+@both
+def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
+    first, last, third = make_specs(chain(3), 3, "sum")  # the one in the middle, whom both others need, comes last
 
     def one(spec: ExchangeSpec) -> float:
-        with open_exchange("tcp-push", CONTEXT, spec) as exchange:
+        with open_exchange(name, CONTEXT, spec) as exchange:
             exchange.connect()
-            return work(spec.group.rank, exchange)
+            return float(exchange.aggregate(np.full((1, 3), spec.group.rank + 1, np.float32))[0, 0])
 
-    with ThreadPoolExecutor(2) as pool, socket.socket() as intruder:
-        first = pool.submit(one, specs[0])
-        while intruder.connect_ex((group.me.ip, BASE_PORT + group.group_id)):
-            assert not first.done()
-        intruder.settimeout(5)
-        intruder.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
-        second = pool.submit(one, specs[1])
-        assert (first.result(), second.result()) == (0.0, 1.0)
+    with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as stack:
+        futures = [pool.submit(one, spec) for spec in (first, third)]
+        strangers = []
+        for spec, future in zip((first, third), futures, strict=True):
+            knocking = knock(door(spec.group), [*STRANGERS.values()] * 4, lambda future=future: not future.done())
+            strangers += stack.enter_context(knocking)
+        futures.append(pool.submit(one, last))
+        assert [future.result() for future in futures] == [0.0, 2.0, 1.0]
+        assert all(map(is_sent_away, strangers))
 
 
 @both
 @pytest.mark.parametrize(
     ("x", "out", "text"),
     [
-        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3)"),
-        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3)"),
-        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2)"),
-        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3)"),
+        (np.zeros((4, 3)), None, "x is float64 of shape (4, 3) with strides (24, 8)"),
+        (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3) with strides (4, 16)"),
+        (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2) with strides (8, 4)"),
+        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3) with strides (12, 4)"),
     ],
 )
 def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str) -> None:
@@ -322,6 +320,27 @@ def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str)
     with pytest.raises(SpecError) as caught:
         open_exchange(name, CONTEXT, spec).aggregate(x, out)
     assert str(caught.value) == f"aggregate: {text}: allowed is float32 of shape (4, 3), C-contiguous"
+
+
+@both
+def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(name: str, tmp_path: Path) -> None:
+    graph = draw_partitioned(3, 40, 200, 2)
+    specs = make_specs(graph, kind="sum")
+    rows = specs[0].halo.num_owned
+    np.save(tmp_path / "out.npy", np.ones((rows, 3), np.float32))
+    mapped = np.load(tmp_path / "out.npy", mmap_mode="r")  # to write there is SIGSEGV
+    x = np.ones((40, 3), np.float32)
+
+    def work(rank: int, exchange: Exchange) -> np.ndarray:
+        mine = x[: exchange.spec.halo.num_owned]
+        if rank == 0:
+            with pytest.raises(SpecError, match="aggregate: out is read-only: allowed is an array that can be written"):
+                exchange.aggregate(mine, mapped)
+            with pytest.raises(SpecError, match="aggregate: out overlaps x: allowed is memory of its own"):
+                exchange.aggregate(mine, mine)
+        return exchange.aggregate(mine)
+
+    check(graph, "sum", x, on_all_ranks(name, specs, work))
 
 
 @both

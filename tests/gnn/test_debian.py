@@ -1,6 +1,7 @@
 """The package graph's parser, on a few hand-written packages and on this box's lists."""
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +85,24 @@ def test_lists_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert prepare(spec) == folder
     assert isinstance(GraphData.load(folder).x, np.memmap)
     assert GraphData.load(folder).num_vertices == 10
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "text"),
+    [
+        (b"Version: 1\n", "a paragraph lacks Package"),
+        (b"Package: x\nVersion: !\n\nPackage: x\nVersion: 1\n", "Invalid version string '!'"),
+        (b"\xff\xfe\x00" * 100 + b"\n", "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_broken_lists(paragraph: bytes, text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_packages(io.BytesIO(paragraph + b"\n" + PACKAGES.read_bytes()), SPEC)
+    assert f"/var/lib/apt/lists: the lists are broken: {text}" in str(refused.value)
+
+
+@pytest.mark.timeout(30)
+def test_lists_that_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "host_Packages")
+    with pytest.raises(SpecError, match="host_Packages: is a FIFO: allowed is a regular file"):
+        prepare(DebianSpec(name="debian", lists=str(tmp_path)))

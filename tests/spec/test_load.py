@@ -6,7 +6,7 @@ import pytest
 
 from testbed.errors import SpecError
 from testbed.spec import PlanetoidSpec, Scenario, load_scenario, parse_scenario
-from testbed.spec.load import override
+from testbed.spec.load import LARGEST, override
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LEAST = {"scenario": {"name": "least"}, "dataset": {"name": "synthetic"}}
@@ -88,6 +88,22 @@ def test_dataset_path_of_an_override_is_relative_to_here(tmp_path: Path, monkeyp
 def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         load_scenario(tmp_path / "none.toml")
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_of_a_scenarios_size(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(SpecError, match=r": is a (character device|directory): allowed is a regular file"):
+            load_scenario(path)
+    long = tmp_path / "long.toml"
+    long.write_text("#" * (LARGEST + 1))
+    with pytest.raises(SpecError, match=r"long\.toml: has more than 64 KiB: allowed is at most as much"):
+        load_scenario(long)
+
+
+def test_override_that_is_nested_too_deeply() -> None:
+    with pytest.raises(SpecError, match=r"--set 'fabric\.hosts=\[\[.*\.\.\.: is nested too deeply"):
+        override(LEAST, ["fabric.hosts=" + "[" * 2000])
 
 
 def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:

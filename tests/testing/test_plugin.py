@@ -115,6 +115,14 @@ def test_a_wrong_sum_is_repeated_by_its_seed(tmp_path):
     assert re.search(r"\n +\d+\.\d+ h1->h2 +re\w+ +0 +2 +11 +\d +0  (passed|drop)\n", text)
 
 
+@pytest.mark.parametrize("seed", ["nan", "-1", "1e309", str(1 << 64)])
+def test_a_seed_is_a_whole_number(tmp_path, seed):
+    done = run_pytest(tmp_path, WRONG, f"--fault-seed={seed}")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    allowed = "a whole number from 0 to 18446744073709551615"
+    assert f"argument --fault-seed: '{seed}': allowed is {allowed}" in done.stderr
+
+
 def test_the_fabric_of_a_failure_is_kept(tmp_path):
     done = run_pytest(tmp_path, WRONG, "--keep")
     assert done.returncode == 1, done.stderr

@@ -36,6 +36,17 @@ def refuse(context: WorkerContext) -> None:
     raise CollectiveError(f"{context.name} will not")
 
 
+def exhaust(context: WorkerContext, how: str) -> None:
+    """Come to a limit."""
+    match how:
+        case "memory":
+            bytes(1 << 60)
+        case "stack":
+            exhaust(context, how)
+        case "number":
+            range(1 << 100).__len__()
+
+
 class OddError(Exception):
     """Pickles, but cannot be made from what it pickles to."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import CollectiveError, FabricError, SpecError, TestbedError, WorkerDied, WorkerTimeout
+from testbed.errors import CollectiveError, FabricError, LimitError, SpecError, TestbedError, WorkerDied, WorkerTimeout
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
@@ -71,6 +71,22 @@ def test_an_error_is_raised_here_with_the_workers_traceback(workers: Workers) ->
     assert note.startswith("in worker h2:\nTraceback")
     assert "calls.py" in note
     assert workers["h2"].call(calls.remember, value=1) == 1  # it lives on
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("memory", "worker h1: out of memory"),
+        ("stack", "worker h1: nested too deeply: maximum recursion depth exceeded"),
+        ("number", "worker h1: a number is too large: Python int too large to convert to C ssize_t"),
+    ],
+)
+def test_a_limit_is_an_error_of_one_line(workers: Workers, how: str, text: str) -> None:
+    with pytest.raises(LimitError) as caught:
+        workers["h1"].call(calls.exhaust, how=how)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+    assert workers["h1"].call(calls.remember, value=1)  # it goes on
 
 
 def test_errors_can_be_returned(workers: Workers) -> None:

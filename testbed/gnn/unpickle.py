@@ -1,0 +1,253 @@
+"""Pickles that hold arrays, sparse matrices and lists: read without importing, making or calling anything that they name.
+
+A pickle is a program, and ``pickle.Unpickler`` runs it: what it names is imported and called. Even with a list of names that
+are allowed it reserves gigabytes for a high index of the memo, and hashes nested keys for hours. Here the opcodes, as
+pickletools decodes them, act on plain values alone. The names that arrays and matrices are pickled by stand for values of
+this module; every other name is refused, and so is what does not fit together.
+
+Pickles may be Python 2's of protocol 2, as the published graphs are (bytes are strings in latin-1, modules have their old
+names), or Python 3's of protocols 2 to 4.
+"""
+
+import pickletools
+import re
+import warnings
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from testbed.numbers import cut, shown
+
+__all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
+
+MOST_OPCODES: Final = 1 << 22  # PubMed's graph has 0.2 million; each takes 100 bytes or so, until the pickle is read
+
+NUMBERS: Final = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+STRINGS: Final = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"}
+CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+IGNORED: Final = {"PROTO", "FRAME"}
+
+_ITEM = re.compile(r"[fiu][1248]")  # numbers; so no objects, strings or records
+
+
+class _Name(Enum):
+    """What a name stands for."""
+
+    NEW_ARRAY = "numpy.core.multiarray _reconstruct"
+    ARRAY = "numpy ndarray"
+    ITEM = "numpy dtype"
+    CSR = "scipy.sparse.csr csr_matrix"
+    DEFAULTDICT = "collections defaultdict"
+    LIST = "__builtin__ list"
+    INT = "__builtin__ int"
+    ENCODE = "_codecs encode"  # how Python 3 writes bytes for Python 2; and none:
+    BYTES = "__builtin__ bytes"
+
+
+NAMES: Final = {
+    **{name.value: name for name in _Name},
+    "numpy._core.multiarray _reconstruct": _Name.NEW_ARRAY,
+    "scipy.sparse._csr csr_matrix": _Name.CSR,
+    "builtins list": _Name.LIST,
+    "builtins int": _Name.INT,
+}
+
+
+class RefusedPickle(ValueError):
+    """A pickle that is broken, or holds what is not allowed; the text says what, but not in which file."""
+
+
+class _Object:
+    """What a pickle makes first and fills later; it may be referred to meanwhile.
+
+    :ivar value: Its type of item as text, later a dtype; an array; a matrix.
+    """
+
+    def __init__(self, kind: _Name, value: Any = None) -> None:
+        self.kind = kind
+        self.value = value
+
+
+def unpickle(data: bytes) -> Any:
+    """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of numbers, CSR matrices.
+
+    A ``defaultdict`` comes as a dictionary. What the result takes grows with the length of `data`, whatever that is.
+
+    :raises RefusedPickle: It is broken, or names, makes or calls anything else.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pickletools decodes strings' escapes by a codec that warns
+            return _plain(_run(data))
+    except RefusedPickle:
+        raise
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        # Of bytes that are no opcodes, of what was to be taken off an empty stack, and of scipy about a matrix.
+        raise RefusedPickle(f"is no pickle, or a broken one: {cut(str(error))}") from error
+
+
+def _run(data: bytes) -> Any:
+    """Carry out a pickle's opcodes; see ``Lib/pickletools.py`` for what each is to do."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+
+    def marked() -> list[Any]:
+        """Take what has come since the last mark."""
+        first = marks.pop()
+        taken = stack[first:]
+        del stack[first:]
+        return taken
+
+    argument: Any
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if number == MOST_OPCODES:
+            raise RefusedPickle(f"has more than {MOST_OPCODES} opcodes")
+        name = opcode.name
+        if name in NUMBERS or name in STRINGS:
+            stack.append(argument)
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
+        elif name in TUPLES:
+            items = [stack.pop() for _ in range(TUPLES[name])]
+            stack.append(tuple(reversed(items)))
+        elif name not in IGNORED:
+            match name:
+                case "MARK":
+                    marks.append(len(stack))
+                case "EMPTY_LIST":
+                    stack.append([])
+                case "EMPTY_DICT":
+                    stack.append({})
+                case "TUPLE":
+                    stack.append(tuple(marked()))
+                case "APPEND":
+                    _extend(stack[-2], [stack.pop()])
+                case "APPENDS":
+                    items = marked()
+                    _extend(stack[-1], items)
+                case "SETITEM":
+                    value, key = stack.pop(), stack.pop()
+                    _update(stack[-1], [key, value])
+                case "SETITEMS":
+                    items = marked()
+                    _update(stack[-1], items)
+                case "BINPUT" | "LONG_BINPUT":
+                    memo[argument] = stack[-1]
+                case "MEMOIZE":
+                    memo[len(memo)] = stack[-1]
+                case "BINGET" | "LONG_BINGET":
+                    stack.append(memo[argument])
+                case "GLOBAL":
+                    stack.append(_named(argument))
+                case "STACK_GLOBAL":
+                    attribute, module = stack.pop(), stack.pop()
+                    stack.append(_named(f"{module} {attribute}"))
+                case "REDUCE" | "NEWOBJ":
+                    arguments, called = stack.pop(), stack.pop()
+                    stack.append(_made(called, arguments))
+                case "BUILD":
+                    state = stack.pop()
+                    _fill(stack[-1], state)
+                case "STOP":
+                    return stack.pop()
+                case _:
+                    raise RefusedPickle(f"has the opcode {name}, which no array, matrix or list needs")
+    raise RefusedPickle("ends early")
+
+
+def _named(name: str) -> _Name:
+    if name not in NAMES:
+        raise RefusedPickle(f"names {shown('.'.join(name.split()))}: allowed are arrays, CSR matrices, dictionaries and lists")
+    return NAMES[name]
+
+
+def _extend(target: Any, items: list[Any]) -> None:
+    if not isinstance(target, list):
+        raise RefusedPickle(f"appends to {_kind(target)}")
+    target.extend(items)
+
+
+def _update(target: Any, items: list[Any]) -> None:
+    if not isinstance(target, dict):
+        raise RefusedPickle(f"sets items of {_kind(target)}")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, int | str):  # tuples of tuples can take for ever to be hashed
+            raise RefusedPickle(f"has {_kind(key)} for a key")
+        target[key] = value
+
+
+def _made(called: Any, arguments: Any) -> Any:
+    match called, arguments:
+        case _Name.DEFAULTDICT, (_Name.LIST | _Name.INT,):
+            return {}
+        case _Name.ENCODE, (str() as text, "latin1"):
+            return text.encode("latin1")
+        case _Name.BYTES, ():
+            return b""
+        case _Name.NEW_ARRAY, (_Name.ARRAY, *_):
+            return _Object(_Name.ARRAY)
+        case _Name.ITEM, (str() as code, *_) if _ITEM.fullmatch(code):
+            return _Object(_Name.ITEM, code)
+        case _Name.CSR, ():
+            return _Object(_Name.CSR)
+    raise RefusedPickle(f"calls {_kind(called)} in another way than arrays and matrices are made")
+
+
+def _fill(target: Any, state: Any) -> None:
+    """Give an object its state."""
+    match target, state:
+        case _Object(kind=_Name.ITEM, value=str() as code), (int(), "<" | ">" | "|" | "=" as order, *_):
+            target.value = np.dtype(order + code)
+        case _Object(kind=_Name.ARRAY), (int(), tuple() as shape, _Object(value=np.dtype() as item), bool() as turned, content):
+            target.value = _array(shape, item, turned, content)
+        case _Object(kind=_Name.CSR), dict():
+            target.value = _matrix(state)
+        case _:
+            raise RefusedPickle(f"gives {_kind(target)} a state that is none of its own")
+
+
+def _array(shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: Any) -> Any:
+    """Return an array of numbers, given its bytes (of Python 2: as a string); `turned` means column by column."""
+    data = content.encode("latin1") if isinstance(content, str) else content
+    if not isinstance(data, bytes) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 2:
+        raise RefusedPickle("has an array that is not one of numbers in one or two dimensions")
+    count = int(np.prod(shape, dtype=object))
+    if count * item.itemsize != len(data):
+        raise RefusedPickle(f"has an array of shape {shape} and {item} with {len(data)} bytes")
+    return np.frombuffer(data, item).reshape(shape, order="F" if turned else "C")
+
+
+def _matrix(state: dict[str, Any]) -> Any:
+    """Return a CSR matrix, its parts checked against each other."""
+    parts = [_plain(state.get(key)) for key in ("data", "indices", "indptr")]
+    shape = state.get("_shape", state.get("shape"))
+    if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(size) is int for size in shape)) or not all(
+        isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
+    ):
+        raise RefusedPickle("has a CSR matrix without data, indices, indptr or shape")
+    _, indices, indptr = parts
+    if indices.dtype.kind != "i" or indptr.dtype.kind != "i" or len(indptr) != shape[0] + 1:
+        raise RefusedPickle(f"has a CSR matrix of shape {shape} with {len(indptr)} row pointers of {indptr.dtype}")
+    native = (part.astype(part.dtype.newbyteorder("=")) for part in parts)
+    made = csr_matrix(tuple(native), shape)
+    made.check_format(full_check=True)
+    return made
+
+
+def _plain(value: Any) -> Any:
+    """Return what an object has become."""
+    if not isinstance(value, _Object):
+        return value
+    if value.value is None or value.kind is _Name.ITEM:
+        raise RefusedPickle(f"has {_kind(value)} without content")
+    return value.value
+
+
+def _kind(value: Any) -> str:
+    """Name what something is, for errors."""
+    what = value.kind if isinstance(value, _Object) else value
+    return what.value.replace(" ", ".") if isinstance(what, _Name) else type(what).__name__

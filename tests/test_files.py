@@ -1,0 +1,54 @@
+"""Files that a user names: regular ones, and not too large."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import SpecError
+from testbed.files import read_regular
+
+
+def test_regular_files_and_links_to_them(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(tmp_path / "link", 4) == b"1234"
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (make_fifo, "a FIFO"),
+        (make_socket, "a socket"),
+        (Path.mkdir, "a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "a character device"),
+    ],
+)
+@pytest.mark.timeout(20)  # a FIFO that nobody writes would be waited for
+def test_other_kinds_are_named(tmp_path: Path, make, kind: str) -> None:
+    make(tmp_path / "it")
+    with pytest.raises(SpecError) as refused:
+        read_regular(tmp_path / "it", 4)
+    assert str(refused.value) == f"{tmp_path / 'it'}: is {kind}: allowed is a regular file"
+
+
+def test_larger_files_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SpecError, match="holes: has more than 64 KiB: allowed is at most as much"):
+        read_regular(tmp_path / "holes", 64 << 10)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="none: cannot be read: No such file or directory"):
+        read_regular(tmp_path / "none", 4)
