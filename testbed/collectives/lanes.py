@@ -95,6 +95,13 @@ class Lanes:
         rounding = self.ranks * self.step(exponent) / 2
         return rounding + (self.ranks * absmax + rounding) * 2.0**-24
 
+    def surely_overflows(self, sums: NDArray[np.unsignedinteger], exponent: int) -> NDArray[np.bool_]:
+        """Whether a sum exceeds float32 whatever the rounding of its summands, half a step each, has added to it."""
+        integers = np.abs(sums.astype(np.int64) - self.ranks * self.bias)
+        least = (integers - self.ranks / 2) * self.step(exponent)
+        found: NDArray[np.bool_] = least > _FLOAT32_MAX
+        return found
+
     def may_overflow(self, exponent: int) -> bool:
         """Can a sum of magnitudes below ``2**exponent`` exceed float32?"""
         return self.ranks * math.ldexp(1.0, exponent) > _FLOAT32_MAX

@@ -166,7 +166,14 @@ class RingOrder(ctypes.Structure):
 class RingAsk(ctypes.Structure):
     """``struct ring_ask``."""
 
-    _fields_ = [("generation", c_uint32), ("item", c_uint32), ("due_frame", c_uint32), ("due_us", c_uint32), ("tries", c_uint32), ("pad", c_uint32)]
+    _fields_ = [
+        ("generation", c_uint32),
+        ("item", c_uint32),
+        ("due_frame", c_uint32),
+        ("due_us", c_uint32),
+        ("tries", c_uint32),
+        ("pad", c_uint32),
+    ]
 
 
 class RingQueue(ctypes.Structure):

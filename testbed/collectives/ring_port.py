@@ -30,7 +30,7 @@ __all__ = ["Outcome", "Peer", "RingPort"]
 _HOLDOFF_US = 200
 """Between two requests for a frame, the first time: a few round trips on a quiet machine."""
 _MOST_TOKENS = 192
-"""Frames under way at most, whatever the window: the ring of a veth's queue has 256 places, and drops what it has no room for."""
+"""Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it has no room for."""
 _KEPT = 8
 """Slots for partial sums, for each frame under way."""
 _SLICE_NS = 100_000_000
@@ -234,7 +234,7 @@ class RingPort:
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:
-        """Sleep until ``target`` results are stored (True), or the end of time comes (False); have sent again what is missing."""
+        """Sleep until ``target`` results are stored (True), or time is up (False); have what is missing sent again."""
         result = self._wait(self._ring, target, int(seconds * 1e9))
         self._check(-result if result < 0 else 0)
         return bool(result)

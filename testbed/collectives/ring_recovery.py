@@ -1,4 +1,4 @@
-"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name, and stays until it is not needed.
+"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name, stays while it is needed.
 
 What is missing is sent again without it: by the programs, and by ``testbed/native/ring_wait.h`` while the process waits.
 """
@@ -86,7 +86,7 @@ class Recovery:
         port.control.settled = FIRST
 
     def linger(self, generation: int) -> None:
-        """Stay until no rank needs what this one holds of its last collective, and those that wait for this one know that it is done.
+        """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
 
         Who is gone is not waited for, and nobody for longer than the group's timeout.
 
@@ -103,7 +103,7 @@ class Recovery:
             seen[latest != heard], heard = now, latest
             needed = [rank for rank in unsettled(askers, generation, peers) if now - seen[rank] < _GONE]
             owing = [rank for rank in untold(askees, generation, peers) if now - seen[rank] < _QUIET]
-            if not needed and not owing or now - started > spec.timeout:
+            if (not needed and not owing) or now - started > spec.timeout:
                 return
             self._probe({*needed, *owing})
             port.wait(NEVER, _MEETING)

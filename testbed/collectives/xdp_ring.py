@@ -92,7 +92,7 @@ class XdpRing(Transport):
                 break
             self.redone += 1
         if self.lanes.may_overflow(exponent):
-            self._limit(out)
+            self._limit(kind, out, exponent)
 
     def _pass(self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0) -> Outcome:
         """One collective of a tensor's lanes and the status.
@@ -169,20 +169,23 @@ class XdpRing(Transport):
         name = self.spec.members[fault.rank].name
         return f"rank {fault.rank} ({name}) has {fault.kind.noun} at index {fault.index} ({fault.count} values are not finite)"
 
-    def _limit(self, out: Tensor) -> None:
-        """Sums beyond float32: an error, or the largest float32.
+    def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
+        """Sums beyond float32: an error, or the largest float32. The latter, too, where only rounding has taken them there.
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
         """
-        index = self._native.find_nonfinite(out.ctypes.data, out.size)
-        if index == out.size:
+        assert self._port is not None
+        indices = np.flatnonzero(np.isinf(out))
+        if not indices.size:
             return
-        if self.spec.on_overflow == "error":
+        sums = kind.layout.lanes_in(self._port.results, self._port.chunk_bytes, indices, self.lanes.dtype)
+        beyond = indices[self.lanes.surely_overflows(sums, exponent)]
+        if beyond.size and self.spec.on_overflow == "error":
             raise CollectiveError(
-                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index {index}, as rank "
+                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index {int(beyond[0])}, as rank "
                 f"{self.spec.rank} ({self.spec.me.name}) and all others see"
             )
-        self.saturated += int(np.isinf(out).sum())
+        self.saturated += int(beyond.size)
         most = np.finfo(np.float32).max
         np.clip(out, -most, most, out=out)
 

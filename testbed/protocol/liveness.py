@@ -11,7 +11,7 @@ from typing import Protocol
 
 from testbed.protocol.generation import is_before
 
-__all__ = ["PeerState", "absent", "silent", "untold", "unsettled"]
+__all__ = ["PeerState", "absent", "silent", "unsettled", "untold"]
 
 
 class PeerState(Protocol):

@@ -117,9 +117,9 @@ class Process:
     def stall(self, now_us: int, still: bool = True) -> None:
         """Nothing new has come on a CPU for a while (``ring_stall``).
 
-        Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately. When
-        the rank before has answered on all CPUs, nothing comes on any of them, and nothing is known to be lost, ask for what is missing
-        first without knowing why: what has been said about it may have been lost as well.
+        Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately.
+        When the rank before has answered on all CPUs, nothing comes on any of them, and nothing is known to be lost, ask for
+        what is missing first without knowing why: what has been said about it may have been lost as well.
 
         :param still: Nothing has come on any CPU since the last look.
         """

@@ -1,8 +1,8 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
 Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
-`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. `testbed.protocol.process` is the process beside
-it. One rank alone needs no ring: ranks are 2..32.
+`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. `testbed.protocol.process` is the process
+beside it. One rank alone needs no ring: ranks are 2..32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a rank sends, and how it comes to: partial sums, results, and requests for what has not come.
 
-Twin of ``bpf/include/ring_work.h``, ``ring_lane.h`` and the sending half of ``ring_store.h``. What C does against races with other
-CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in between.
+Twin of ``bpf/include/ring_work.h``, ``ring_lane.h`` and the sending half of ``ring_store.h``. What C does against races with
+other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in between.
 """
 
 from __future__ import annotations
@@ -9,7 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.protocol.generation import generation_after, is_before, is_forward, word_of
-from testbed.protocol.memory import ASKS, PARKING, PARKING_TRIES, Ask, Asks, Chunk, Memory, Queue, ResultState, Stage, Tensor, item_of
+from testbed.protocol.memory import (
+    ASKS,
+    PARKING,
+    PARKING_TRIES,
+    Ask,
+    Asks,
+    Chunk,
+    Memory,
+    Queue,
+    ResultState,
+    Stage,
+    Tensor,
+    item_of,
+)
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 

@@ -1,7 +1,8 @@
 """Small rings, for exploration: `testbed.protocol` with payloads that are numbers, clocks that stand still, and faults at will.
 
-Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and how often. Above the 64 bits
-that programs add up lies what they do not see, but a check does. Attempts, counters and times are left out: nothing goes by them.
+Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and how often. Above the 64
+bits that programs add up lies what they do not see, but a check does. Attempts, counters and times are left out: nothing
+goes by them.
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ class Budget(NamedTuple):
     hold: int = 1
 
 
+ANY_TWO = Budget()
+
+
 class State(NamedTuple):
     """The ranks, frames by sender and receiver in order, frames that are late, faults left, and what was wrong."""
 
@@ -184,7 +188,7 @@ class Scene:
     totals: tuple[int, ...] = (1, 1)
     window: int = 1
     upstream: bool = True
-    budget: Budget = Budget()
+    budget: Budget = ANY_TWO
     faults: tuple[str, ...] = ("lose", "duplicate", "delay", "flip", "stray", "unseen", "crash", "hold", "early")
     flips: tuple[str, ...] = ("kind", "generation", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
     data: bool = False
@@ -324,7 +328,8 @@ class RingSystem(System[State]):
                     late = tuple(sorted((*spent.late, _flip(frame, field))))
                     yield f"{FAULT}copy {_show(frame)}, {field} flipped, to come any time", spent._replace(late=late)
             if "unseen" in faults and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
-                yield f"{FAULT}damage {_show(frame)}, the sum unchanged", self._deliver(without, (frame[0], frame[1] + UNSEEN, *frame[2:]))
+                damaged = (frame[0], frame[1] + UNSEEN, *frame[2:])
+                yield f"{FAULT}damage {_show(frame)}, the sum unchanged", self._deliver(without, damaged)
             if "hold" in faults and state.budget.hold and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
                 to = self.by_ip[frame[3].ip]
                 if state.ranks[to].held is None and state.ranks[to].phase not in GONE:
@@ -502,7 +507,8 @@ class RingSystem(System[State]):
         s = state.ranks[index]
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
-        rank.generation, rank.ready, rank.flushed, rank.stored, rank.settled = s.generation, s.ready, s.flushed, s.stored, s.settled
+        rank.generation, rank.ready, rank.settled = s.generation, s.ready, s.settled
+        rank.flushed, rank.stored = s.flushed, s.stored
         rank.next_generation, rank.next_slot = s.next
         rank.wake_at = rank.holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]

@@ -1,7 +1,7 @@
-"""All that can happen to small rings: safety, an end once faults end, and nobody innocent accused. And what a rule is worth: mutants.
+"""All that can happen to small rings: exact sums, an end once faults end, nobody innocent accused. And mutants without a rule.
 
-``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some seconds. Larger scenes are visited
-breadth first, so all that needs few moves has been seen.
+``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some seconds. Larger scenes are
+visited breadth first, so all that needs few moves has been seen.
 """
 
 import pytest
