@@ -6,7 +6,7 @@ The last word of each chunk is its check, which the lanes and the status pass ov
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,9 @@ class Layout(ctypes.Structure):
         whole = count // (usable // lanes.bytes)
         return cls(count, data, status, total, length, max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)))
 
-    def lanes_in(self, memory: NDArray[np.uint8], chunk_bytes: int, indices: NDArray[np.intp], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def lanes_in(
+        self, memory: NDArray[np.uint8], chunk_bytes: int, indices: NDArray[np.intp], dtype: np.dtype[np.unsignedinteger]
+    ) -> NDArray[np.unsignedinteger]:
         """Take lanes of some elements out of chunks.
 
         :param memory: The chunks, ``chunk_bytes`` apart.
@@ -70,7 +72,8 @@ class Layout(ctypes.Structure):
         per_chunk = (self.length - CHECK_BYTES) // dtype.itemsize
         starts = indices // per_chunk * chunk_bytes + indices % per_chunk * dtype.itemsize
         places = starts[:, None] + np.arange(dtype.itemsize)
-        return memory[places].view(dtype)[:, 0]
+        lanes: NDArray[np.unsignedinteger] = memory[places].view(dtype)[:, 0]
+        return lanes
 
     def status_in(self, memory: NDArray[np.uint8], chunk_bytes: int) -> bytes:
         """Take the status out of chunks.
