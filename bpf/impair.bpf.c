@@ -12,7 +12,9 @@
 /* The entrance of the delay line. */
 __u32 hold_ifindex;
 
-/* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for each copy. */
+/* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for each copy. That of port 0, which is
+ * none, names every port so: for a switch that floods.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, SWITCH_MAX_PORTS * (FATE_MAX_COPIES + 1));
@@ -38,7 +40,7 @@ static __always_inline bool must_wait(const struct fault_verdict *verdict)
 }
 
 static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict, const struct fault_packet *packet,
-				    struct fault_link *link, __u32 ifindex)
+				    struct fault_link *link, __u32 egress)
 {
 	struct held *held;
 
@@ -47,7 +49,7 @@ static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *ve
 	held = (void *)(long)ctx->data;
 	if ((void *)(held + 1) > (void *)(long)ctx->data_end)
 		goto unplaced;
-	fault_hold(held, verdict, packet, link, ifindex);
+	fault_hold(held, verdict, packet, link, ctx->ingress_ifindex, egress);
 	return bpf_redirect_map(&entrance, 0, XDP_DROP);
 unplaced:
 	__sync_fetch_and_add(&link->unplaced, 1);
@@ -57,12 +59,17 @@ unplaced:
 static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copies, struct switch_destination *to,
 				   struct fault_link *link)
 {
-	__u32 index = to->port * (FATE_MAX_COPIES + 1) + copies;
+	bool flood = switch_floods();
+	__u32 index = (flood ? 0 : to->port) * (FATE_MAX_COPIES + 1) + copies;
 	void *fan = bpf_map_lookup_elem(&fans, &index);
 
 	if (!fan) {
 		__sync_fetch_and_add(&link->unplaced, 1);
 		return switch_forward(ctx);
+	}
+	if (flood) {
+		switch_count_others(ctx->ingress_ifindex, copies + 1, (copies + 1) * length);
+		return bpf_redirect_map(fan, 0, SWITCH_ALL_OTHERS);
 	}
 	switch_count(to->port, copies + 1, (copies + 1) * length);
 	return bpf_redirect_map(fan, 0, BPF_F_BROADCAST);
@@ -111,7 +118,7 @@ int impair_xdp(struct xdp_md *ctx)
 }
 
 static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *verdict, const struct fault_packet *packet,
-				   struct fault_link *link, __u32 ifindex)
+				   struct fault_link *link, __u32 egress)
 {
 	struct held held;
 
@@ -119,9 +126,22 @@ static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *
 		__sync_fetch_and_add(&link->unplaced, 1);
 		return TC_ACT_SHOT;
 	}
-	fault_hold(&held, verdict, packet, link, ifindex);
+	fault_hold(&held, verdict, packet, link, skb->ifindex, egress);
 	bpf_skb_store_bytes(skb, 0, &held, sizeof(held), 0);
 	return bpf_redirect(hold_ifindex, 0);
+}
+
+/* What a switch that floods does with a copy besides: it leaves by all other ports, too, but the one that it came in by. */
+static __noinline int clone_to_others(struct __sk_buff *skb, __u32 egress)
+{
+	__u32 port, ingress = skb->ifindex, ifindex;
+
+	for (port = 1; port < SWITCH_MAX_PORTS; port++) {
+		ifindex = switch_ifindex(port);
+		if (ifindex && ifindex != ingress && ifindex != egress)
+			bpf_clone_redirect(skb, ifindex, 0);
+	}
+	return 0;
 }
 
 SEC("tc")
@@ -161,9 +181,12 @@ int impair_tc(struct __sk_buff *skb)
 	if (to && must_wait(verdict))
 		return hold_tc(skb, verdict, &packet, link, to->ifindex);
 	fault_passed(link);
-	for (i = 0; to && i < FATE_MAX_COPIES && i < verdict->copies; i++)
+	for (i = 0; to && i < FATE_MAX_COPIES && i < verdict->copies; i++) {
 		if (bpf_clone_redirect(skb, to->ifindex, 0))
 			__sync_fetch_and_add(&link->unplaced, 1);
+		if (switch_floods())
+			clone_to_others(skb, to->ifindex);
+	}
 	return TC_ACT_UNSPEC;
 }
 

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A switch's static forwarding: destination MAC -> port. Its maps are filled by testbed/fabric/datapath.py. */
+/* A switch's static forwarding: destination MAC -> port. Its maps are filled by testbed/fabric/datapath.py.
+ *
+ * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one that it came in by.
+ */
 #pragma once
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 
 #include <bpf/bpf_helpers.h>
+#include <stdbool.h>
 
 #define SWITCH_MAX_PORTS 64 /* ports are numbered from 1 */
 #define SWITCH_TO_BRIDGE 0  /* the counters' element for frames that were passed */
+#define SWITCH_ALL_OTHERS (BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS)
 
 struct switch_destination {
 	__u32 port;
@@ -34,12 +39,37 @@ struct {
 	__uint(value_size, sizeof(__u32));
 } ports SEC(".maps");
 
+/* The same indices, 0 where there is no port. A devmap is for programs of one type alone, and TC's have to walk the ports, too. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SWITCH_MAX_PORTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} indices SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SWITCH_MAX_PORTS);
 	__type(key, __u32);
 	__type(value, struct switch_counters);
 } counters SEC(".maps");
+
+/* Not 0: the table is lost. The controller makes it and writes it at any time; all programs of a switch share it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} flooding SEC(".maps");
+
+static __always_inline bool switch_floods(void)
+{
+	__u32 zero = 0;
+	__u64 *lost = bpf_map_lookup_elem(&flooding, &zero);
+
+	return lost && *(volatile __u64 *)lost;
+}
 
 static __always_inline void switch_count(__u32 port, __u64 frames, __u64 bytes)
 {
@@ -51,7 +81,28 @@ static __always_inline void switch_count(__u32 port, __u64 frames, __u64 bytes)
 	}
 }
 
-/* Send a frame where its destination is; what the table does not know takes the bridge. */
+/* The index of a port; 0 if the switch has none of this number. */
+static __always_inline __u32 switch_ifindex(__u32 port)
+{
+	__u32 *ifindex = bpf_map_lookup_elem(&indices, &port);
+
+	return ifindex ? *ifindex : 0;
+}
+
+/* Count frames that leave by all ports but the one with index `ingress`. */
+static __noinline int switch_count_others(__u32 ingress, __u64 frames, __u64 bytes)
+{
+	__u32 port, ifindex;
+
+	for (port = 1; port < SWITCH_MAX_PORTS; port++) {
+		ifindex = switch_ifindex(port);
+		if (ifindex && ifindex != ingress)
+			switch_count(port, frames, bytes);
+	}
+	return 0;
+}
+
+/* Send a frame where its destination is; what the table does not know takes the bridge. Without a table, all of it is flooded. */
 static __always_inline int switch_forward(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -60,6 +111,10 @@ static __always_inline int switch_forward(struct xdp_md *ctx)
 
 	if ((void *)(eth + 1) > data_end)
 		return XDP_DROP;
+	if (switch_floods()) {
+		switch_count_others(ctx->ingress_ifindex, 1, data_end - data);
+		return bpf_redirect_map(&ports, 0, SWITCH_ALL_OTHERS);
+	}
 	to = bpf_map_lookup_elem(&forwarding, eth->h_dest);
 	if (!to || to->ifindex == ctx->ingress_ifindex) {
 		switch_count(SWITCH_TO_BRIDGE, 1, data_end - data);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* What a switch's programs prepend to a frame that is to leave later, and redirect into `hold0`. Twin: testbed/faults/held.py.
  *
- * testbed/native/delay_line.c reads it at `hold1`, the other end of the pair, and sends what follows the struct out of `ifindex`.
+ * testbed/native/delay_line.c reads it at `hold1`, the other end of the pair, and sends what follows the struct out of `ifindex`,
+ * and while the switch has lost its forwarding table (forward.h) out of all other ports, too, but the one that it came in by.
  * Numbers are in host order, but for the ethertype. Times are of CLOCK_MONOTONIC, as bpf_ktime_get_ns() gives them.
  */
 #pragma once
@@ -17,6 +18,8 @@ struct held {
 	__u16 copies;	   /* how often the frame is sent, 1..HELD_COPIES */
 	__u32 ifindex;	   /* the port that it leaves by */
 	__u32 link;	   /* index in the map `links`; counts where `release` is not 0 */
+	__u32 ingress;	   /* the port that it came in by */
+	__u32 reserved;
 	/* Reordering: the frame goes when the link's `passed` has reached this, or at `latest`. 0: it waits for no other frame. Who
 	 * prepends it has added 1 to the link's `holding` (once a frame, whatever the copies); the delay line takes it off again.
 	 */
@@ -25,7 +28,7 @@ struct held {
 	__u64 due[HELD_COPIES]; /* ns, each copy's: it leaves no sooner; 0 is at once */
 };
 
-_Static_assert(sizeof(struct held) == 104, "twin: testbed/faults/held.py");
+_Static_assert(sizeof(struct held) == 112, "twin: testbed/faults/held.py");
 
 /* How every element of the map `links` begins: a BPF_MAP_TYPE_ARRAY with BPF_F_MMAPABLE, by sender * 32 + receiver. A program that
  * counts a passing frame while `holding` is not 0 puts a record, of whatever content, into the ring buffer `wakeups`; a full one loses

@@ -178,7 +178,7 @@ static __always_inline enum fault_way fault_decide(struct fault_head *head, stru
 
 /* What goes before a frame that is held. */
 static __always_inline void fault_hold(struct held *held, struct fault_verdict *verdict, const struct fault_packet *packet,
-				       struct fault_link *link, __u32 ifindex)
+				       struct fault_link *link, __u32 ingress, __u32 egress)
 {
 	__u64 now = bpf_ktime_get_ns();
 	int i;
@@ -186,7 +186,8 @@ static __always_inline void fault_hold(struct held *held, struct fault_verdict *
 	__builtin_memset(held, 0, sizeof(*held));
 	held->eth.h_proto = bpf_htons(HELD_ETHERTYPE);
 	held->copies = verdict->copies + 1;
-	held->ifindex = ifindex;
+	held->ifindex = egress;
+	held->ingress = ingress;
 	held->link = packet->sender * FATE_MAX_HOSTS + packet->receiver;
 	if (verdict->behind) {
 		__sync_fetch_and_add(&link->held.holding, 1);

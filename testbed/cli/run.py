@@ -20,6 +20,7 @@ EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
     'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.transports=["gloo", "mpi"]\' --seed 7',
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2 at=1s for=200ms'",
+    "sudo testbed run scenarios/ddp_synthetic.toml --fault 'flood switch=s1 at=0ms for=2s'",
 )
 
 Settings = Annotated[
@@ -28,7 +29,11 @@ Settings = Annotated[
 ]
 Faults = Annotated[
     list[str] | None,
-    typer.Option("--fault", metavar="'ACTION KEY=VALUE ...'", help="Add a fault to the scenario's; may be given often."),
+    typer.Option(
+        "--fault",
+        metavar="'ACTION KEY=VALUE ...'",
+        help="Add a fault to the scenario's; may be given often. docs/scenarios.md has all actions and keys.",
+    ),
 ]
 FaultSeed = Annotated[
     int | None,

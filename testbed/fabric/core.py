@@ -21,6 +21,7 @@ from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, Sil
 from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
 from testbed.fabric.signals import SIGNALS, signals_later
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
+from testbed.kernel.maps import BPF_F_MMAPABLE, Map
 from testbed.plan import MAX_XDP_MTU, FabricPlan
 from testbed.rights import require_root
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Datapath", "Fabric"]
 
 Datapath = Literal["xdp", "sockets"]
+
+_ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
 class Fabric:
@@ -62,6 +65,8 @@ class Fabric:
         self.workers: Workers | None = None
         self._datapath: Datapath = "sockets"
         self._faults = False
+        self._flooding: dict[str, Map] = {}
+        self._flooding_lock = threading.Lock()  # the timeline's thread asks, too
 
     def __enter__(self) -> Self:
         require_root()
@@ -115,8 +120,12 @@ class Fabric:
             raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
         if self._faults:
             raise FabricError("the datapath cannot be changed while faults are in force")
-        for where, nodes in ((dispatch, self.hosts), (datapath, self.switches)):
-            self.workers.call_all(where.attach if kind == "xdp" else where.detach, list(nodes))
+        if kind == "xdp":
+            self.workers.call_all(dispatch.attach, list(self.hosts))
+            self.workers.call_all(datapath.attach, {name: {"flooding": self.flooding(name).number} for name in self.switches})
+        else:
+            self.workers.call_all(dispatch.detach, list(self.hosts))
+            self.workers.call_all(datapath.detach, list(self.switches))
         self._set_offloads(kind)
         self._datapath = kind
 
@@ -133,6 +142,30 @@ class Fabric:
     def faults(self) -> bool:
         """Whether faults are in force."""
         return self._faults
+
+    def flooding(self, switch: str) -> Map:
+        """The map by which all programs of a switch know whether it has lost its forwarding table, as long as the fabric is up.
+
+        It is made when it is first asked for, and this process's, so that what is in it holds for programs to come, too, and
+        any thread may write it: :func:`testbed.faults.flood.flooded` does.
+
+        :raises SpecError: There is no such switch.
+        :raises KernelError: The kernel refused the map.
+        """
+        self.plan.switch(switch)
+        with self._flooding_lock:
+            if switch not in self._flooding:
+                made = Map.create("flooding", _ARRAY, 4, 8, 1, BPF_F_MMAPABLE)
+                self._stack.callback(os.close, made.fd)
+                self._flooding[switch] = made
+                self._stack.callback(self._flooding.pop, switch)
+            return self._flooding[switch]
+
+    @property
+    def floods(self) -> frozenset[str]:
+        """Names of the switches that have lost their forwarding tables, and flood."""
+        with self._flooding_lock:
+            return frozenset(name for name, made in self._flooding.items() if made.view()[0, 0])
 
     def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
         """Start a process inside a node's namespaces; it is in them on return, so that faults of its host meet it.

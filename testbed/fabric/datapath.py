@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from contextlib import ExitStack
@@ -17,22 +18,28 @@ _DESTINATION = struct.Struct("=II")  # struct switch_destination: port, ifindex
 _COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
 
 
-def attach(context: WorkerContext) -> None:
+def attach(context: WorkerContext, flooding: int) -> None:
     """Attach the program to all ports of this switch; nothing if it is.
 
-    A switch of kind ``bridge`` gets it without a forwarding table, so that every frame goes on to the bridge: a veth
-    only takes what its peer's program sends back by XDP_TX while it has a program itself (``veth_xdp_flush`` in
-    drivers/net/veth.c does not wake its NAPI otherwise, GRO or not).
+    A switch of kind ``bridge`` gets it without a forwarding table, which it does not lose either, so that every frame goes on
+    to the bridge: a veth only takes what its peer's program sends back by XDP_TX while it has a program itself
+    (``veth_xdp_flush`` in drivers/net/veth.c does not wake its NAPI otherwise, GRO or not).
 
+    :param flooding: Number of the switch's map ``flooding``.
     :raises KernelError: The kernel refused the program or its attachment.
     """
-    from testbed.kernel import BpfObject  # numpy: not in workers that never get here
+    from testbed.kernel import BpfObject, Map  # numpy: not in workers that never get here
 
     if "switch" in context.objects:
         return
+    forwards = context.fabric_plan.switch_kind == "xdp"
     with ExitStack() as stack:
-        program = stack.enter_context(BpfObject("switch"))
-        if context.fabric_plan.switch_kind == "xdp":
+        shared = Map.open(flooding)
+        try:
+            program = stack.enter_context(BpfObject("switch", reuse={"flooding": shared} if forwards else {}))
+        finally:
+            os.close(shared.fd)
+        if forwards:
             fill(context, program)
         links = {}
         for port in context.switch.ports:
@@ -48,6 +55,7 @@ def fill(context: WorkerContext, program: BpfObject) -> None:
     index = {port: socket.if_nametoindex(context.switch.ifname(port)) for port in context.switch.ports}
     for port, ifindex in index.items():
         program.maps["ports"].update(port, ifindex)
+        program.maps["indices"].update(port, ifindex)
     for mac, port in context.switch.forwarding.items():
         program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
 

@@ -13,7 +13,7 @@ import subprocess
 import time
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyroute2.netlink.rtnl import ndmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
@@ -32,7 +32,18 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from testbed.fabric.core import Fabric
 
-__all__ = ["DOORBELL", "Bridge", "Host", "NamespaceNode", "SilentIntf", "VethLink", "carries_frames"]
+__all__ = [
+    "BRIDGE_PORT",
+    "DOORBELL",
+    "FLOODING_PORT",
+    "Bridge",
+    "Host",
+    "NamespaceNode",
+    "SilentIntf",
+    "VethLink",
+    "carries_frames",
+    "change_table",
+]
 
 #: A host's doorbell: frames are sent into the first, XDP meets them at the second.
 DOORBELL = ("bell0", "bell1")
@@ -44,6 +55,8 @@ START_TIMEOUT = 10.0  # seconds
 
 # What is not in a bridge's table is dropped: nothing is learned, nothing is flooded.
 BRIDGE_PORT = {"learning": 0, "unicast_flood": 0, "mcast_flood": 0, "bcast_flood": 0}
+#: What of it is otherwise while a switch has lost its table.
+FLOODING_PORT = {"unicast_flood": 1, "mcast_flood": 1, "bcast_flood": 1}
 
 # `cat` in place of the shell, so that the process id stays that of the namespaces' holder.
 HOLDER = ["mnexec", "-n", "sh", "-c", 'mount --bind "$1" /etc/hosts && exec cat', "holder"]
@@ -57,6 +70,15 @@ def carries_frames(link: Any) -> bool:
     slave = link.get(("linkinfo", "slave_data"))
     forwards = slave is None or slave.get("state") == 3  # BR_STATE_FORWARDING
     return link.get("operstate") == "UP" and forwards
+
+
+def change_table(namespace: NetworkNamespace, verb: Literal["add", "del"], mac: str, index: int) -> None:
+    """Add an entry to the table of a bridge, or take it away.
+
+    :param index: Of the port where frames for ``mac`` leave.
+    """
+    # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
+    namespace.request("fdb", verb, ifindex=index, lladdr=mac, state=ndmsg.states["noarp"], flags=ndmsg.flags["master"])
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
@@ -208,10 +230,8 @@ class Bridge(NamespaceNode, Switch):  # type: ignore[misc]
             # bridge link set dev s1-eth1 learning off flood off mcast_flood off bcast_flood off
             namespace.request("brport", "set", index=port_index, **BRIDGE_PORT)
             self.up(self.plan.ifname(port))
-        static = {"state": ndmsg.states["noarp"], "flags": ndmsg.flags["master"]}
         for mac, port in self.plan.forwarding.items():
-            # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
-            namespace.request("fdb", "add", ifindex=index[port], lladdr=mac, **static)
+            change_table(namespace, "add", mac, index[port])
 
 
 class SilentIntf(Intf):  # type: ignore[misc]

@@ -60,18 +60,19 @@ class Engine(Closing):
     """The fault programs of one switch, attached from the constructor to :meth:`close`.
 
     :param hook: ``xdp``: in place of the switch's own program, which is back at the end; ``tc``: before the bridge.
+    :param flooding: Tells whether the switch has lost its forwarding table.
     :param log: File of the log's records.
     :param trace: Frames that no rule meets are logged, too.
     :raises KernelError: The kernel refused a program or its attachment.
     :raises FaultError: The delay line did not start.
     """
 
-    def __init__(self, context: WorkerContext, table: RuleTable, hook: Hook, log: Path, trace: bool) -> None:
+    def __init__(self, context: WorkerContext, table: RuleTable, hook: Hook, flooding: Map, log: Path, trace: bool) -> None:
         self._context, self._table = context, table
         self._line: DelayLine | None = None
         with ExitStack() as stack:
             sizes = {"quantiles": max(1, len(table.quantiles)), "fired": max(1, len(table.rules)) * _LINKS}
-            shared = context.objects["switch"].maps if hook == "xdp" else {}
+            shared = context.objects["switch"].maps if hook == "xdp" else {"flooding": flooding}
             self._object = stack.enter_context(BpfObject("impair", max_entries=sizes, reuse=shared))
             self._maps = self._object.maps
             self._fill(trace)
@@ -79,7 +80,15 @@ class Engine(Closing):
                 fill(context, self._object)
             self._drain = stack.enter_context(Drain(self._maps["records"], log))
             if table.holds:
-                self._line = stack.enter_context(DelayLine(context.fabric_plan.mtu, self._maps["links"], self._maps["wakeups"]))
+                self._line = stack.enter_context(
+                    DelayLine(
+                        context.fabric_plan.mtu,
+                        self._maps["links"],
+                        self._maps["wakeups"],
+                        self._maps["flooding"],
+                        list(self._ports().values()),
+                    )
+                )
                 self._maps["entrance"].update(0, self._line.ifindex)
                 self._maps[".bss"].update(0, self._line.ifindex)
             if hook == "xdp":
@@ -134,16 +143,25 @@ class Engine(Closing):
             self._maps["hosts"].update(bytes.fromhex(host.mac.replace(":", "")), host.rank)
 
     def _fan_out(self) -> None:
-        """Make a devmap for each port and number of copies, which names the port as often as a frame is to leave."""
+        """Make a devmap for each port and number of copies, which names the port as often as a frame is to leave.
+
+        Those of port 0 name all ports so, for a switch that floods.
+        """
         wanted = sum(rule.count for rule in self._table.rules if rule.action is Action.DUPLICATE)
-        for port in self._context.switch.ports:
-            ifindex = socket.if_nametoindex(self._context.switch.ifname(port))
+        ports = self._ports()
+        targets = {0: list(ports.values()), **{port: [ifindex] for port, ifindex in ports.items()}}
+        for port, indices in targets.items():
             for copies in range(1, min(wanted, MAX_COPIES) + 1):
-                fan = Map.create("fan", _DEVMAP, 4, 4, MAX_COPIES + 1)
-                for index in range(copies + 1):
+                fan = Map.create("fan", _DEVMAP, 4, 4, (copies + 1) * len(indices))
+                for index, ifindex in enumerate((copies + 1) * indices):
                     fan.update(index, ifindex)
                 self._maps["fans"].update(port * (MAX_COPIES + 1) + copies, fan.fd)
                 os.close(fan.fd)  # the outer map has it now
+
+    def _ports(self) -> dict[int, int]:
+        """Index by port."""
+        plan = self._context.switch
+        return {port: socket.if_nametoindex(plan.ifname(port)) for port in plan.ports}
 
     def _attach(self, hook: Hook) -> None:
         plan, stack = self._context.switch, self._attachments
@@ -159,9 +177,16 @@ class Engine(Closing):
                 stack.enter_context(self._object.programs["impair_tc"].attach_tc_ingress(ifindex))
 
 
-def attach(context: WorkerContext, table: RuleTable, hook: Hook, log: Path, trace: bool) -> None:
-    """Worker call: put the engine in place."""
-    context.objects[_KEY] = Engine(context, table, hook, log, trace)
+def attach(context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, log: Path, trace: bool) -> None:
+    """Worker call: put the engine in place.
+
+    :param flooding: Number of the switch's map ``flooding``.
+    """
+    shared = Map.open(flooding)
+    try:
+        context.objects[_KEY] = Engine(context, table, hook, shared, log, trace)
+    finally:
+        os.close(shared.fd)
     context.resources.callback(_close, context)  # not the engine's own: it would keep the maps' memory until the worker ends
 
 

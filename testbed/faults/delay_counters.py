@@ -8,24 +8,25 @@ import operator
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-__all__ = ["BUCKETS", "LATE", "DelayCounters", "Memory", "lower_bound"]
+__all__ = ["BUCKETS", "LATE", "PORTS", "DelayCounters", "Memory", "lower_bound"]
 
 #: Seconds after its time from which a copy counts as late.
 LATE = 500e-6
 _STEPS = 8
 BUCKETS = 62 * _STEPS
+#: Ports of a switch at most.
+PORTS = 64
 
 
 class Memory(ctypes.Structure):
     """``struct delay_line``, shared with the process."""
 
     _fields_ = [
-        (name, ctypes.c_uint64)
-        for name in (
-            *("capacity", "room", "link_stride", "links", "wakeups", "realtime"),
-            *("received", "sent", "late", "full", "refused", "closed", "invalid"),
-        )
-    ] + [("lateness", ctypes.c_uint64 * BUCKETS)]
+        *[(name, ctypes.c_uint64) for name in ("capacity", "room", "link_stride", "links", "wakeups")],
+        ("port", ctypes.c_uint64 * PORTS),
+        *[(name, ctypes.c_uint64) for name in ("realtime", "received", "sent", "late", "full", "refused", "closed", "invalid")],
+        ("lateness", ctypes.c_uint64 * BUCKETS),
+    ]
 
 
 def lower_bound(bucket: int) -> int:

@@ -2,7 +2,7 @@
 
 The switch's programs prepend ``struct held`` to a frame and redirect it into ``hold0``. At ``hold1``, the other end of that
 veth pair, the process reads it from a packet socket, keeps it in a heap by due time, and sends it out of the port that the
-struct names.
+struct names; while the switch floods, out of the others as well.
 """
 
 from __future__ import annotations
@@ -54,12 +54,22 @@ class DelayLine(Closing):
     :param mtu: Of the switch's ports, bytes.
     :param links: The map of ``struct held_link`` by link, for frames that are to be overtaken.
     :param wakeups: The ring buffer by which programs tell that frames pass on links that have holdings.
+    :param flooding: The map that tells whether the switch floods; without it, it never does.
+    :param ports: Indices of the switch's ports, by which frames leave then.
     :param capacity: Frames held at most; more are dropped, and counted.
     :raises FaultError: The process did not start; the text is its own.
     :raises KernelError: The pair could not be made, as when this namespace has a delay line already.
     """
 
-    def __init__(self, mtu: int, links: Map | None = None, wakeups: Map | None = None, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self,
+        mtu: int,
+        links: Map | None = None,
+        wakeups: Map | None = None,
+        flooding: Map | None = None,
+        ports: Sequence[int] = (),
+        capacity: int = CAPACITY,
+    ) -> None:
         if not 1 <= capacity <= _MAX_CAPACITY:
             raise FaultError(f"capacity of a delay line: {capacity}: allowed are 1 to {_MAX_CAPACITY} frames")
         self._lost = self._dropped = 0
@@ -76,7 +86,9 @@ class DelayLine(Closing):
                     self._memory.link_stride, self._memory.links = links.stride, links.max_entries
                 if wakeups:
                     self._memory.wakeups = wakeups.max_entries
-                descriptors = [self._socket.fileno(), file.fileno(), *(one.fd if one else -1 for one in (links, wakeups))]
+                self._memory.port[: len(ports)] = list(ports)
+                maps = [one.fd if one else -1 for one in (links, wakeups, flooding)]
+                descriptors = [self._socket.fileno(), file.fileno(), *maps]
                 self._process = self._start(stack, descriptors)
             self._stack = stack.pop_all()
 

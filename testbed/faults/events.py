@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from testbed.errors import SpecError
+from testbed.faults.copies import check_bounded
 from testbed.faults.units import parse_seconds
+from testbed.plan import FabricPlan
 
-__all__ = ["Event", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_overlap"]
+__all__ = ["Event", "Flood", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_events", "check_floods", "check_overlap"]
 
 MAX_TIME = 86400.0  # seconds
 LEAST_SHARE = 0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
@@ -30,11 +32,19 @@ def _seconds(value: object) -> float:
         raise ValueError from None
 
 
-def _hosts(value: object) -> tuple[str, ...]:
+def _names(value: object, pattern: str) -> tuple[str, ...]:
     names = tuple(value.split(",")) if isinstance(value, str) else ()
-    if not names or not all(re.fullmatch(r"h[1-9]\d*", name) for name in names) or len(set(names)) < len(names):
+    if not names or not all(re.fullmatch(pattern, name) for name in names) or len(set(names)) < len(names):
         raise ValueError
     return names
+
+
+def _hosts(value: object) -> tuple[str, ...]:
+    return _names(value, r"h[1-9]\d*")
+
+
+def _switches(value: object) -> tuple[str, ...]:
+    return _names(value, r"(?!h\d)[a-z]+[1-9]\d*")
 
 
 def _sets(value: object) -> tuple[tuple[str, ...], ...]:
@@ -47,6 +57,7 @@ def _sets(value: object) -> tuple[tuple[str, ...], ...]:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
+Switches = Annotated[tuple[str, ...], BeforeValidator(_switches)]
 Sets = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_sets)]
 
 _TIME = "seconds, or a time with a unit such as 200ms (whole nanoseconds), {} a day"
@@ -70,7 +81,7 @@ class Event(BaseModel):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The hosts that it is about."""
+        """The hosts, or switches, that it is about."""
 
     @property
     def end(self) -> float | None:
@@ -147,6 +158,33 @@ class Slow(_Lasting, _OfHosts):
     share: float = Field(ge=LEAST_SHARE, le=1, description=f"a number from {LEAST_SHARE} to 1")
 
 
+class Flood(_Lasting):
+    """Switches have lost their forwarding tables: each sends every frame out of all ports but the one that it came in by.
+
+    :param switches: Their names.
+    """
+
+    action: Literal["flood"] = "flood"
+    switches: Switches = Field(description="switches such as s1 or leaf2, several by comma, each once")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The switches."""
+        return self.switches
+
+
+def check_events(events: Sequence[Event], plan: FabricPlan) -> None:
+    """Check that events may happen together in a fabric.
+
+    :raises SpecError: A host or switch is not there; or as :func:`check_overlap` and :func:`check_floods`.
+    """
+    check_overlap(events)
+    check_floods(events, plan)
+    for event in events:
+        for name in event.names if not isinstance(event, Flood) else ():
+            plan.host(name)
+
+
 def check_overlap(events: Sequence[Event]) -> None:
     """Check that no two events have a hold of the same thing at the same time: the end of one would end the other, too.
 
@@ -160,6 +198,16 @@ def check_overlap(events: Sequence[Event]) -> None:
                     f"{second.action} of {', '.join(sorted(both))} at {second.at:g} s and {first.action} at {first.at:g} s are "
                     "in force at once: the end of one would end the other; allowed is one at a time"
                 )
+
+
+def check_floods(events: Sequence[Event], plan: FabricPlan) -> None:
+    """Check that no frame goes round for ever, whichever switches flood at once.
+
+    :raises SpecError: One does, or a switch is not there.
+    """
+    floods = [event for event in events if isinstance(event, Flood)]
+    for one in floods:  # the most flood at once when another begins to
+        check_bounded(plan, {name for other in floods if _at_once(one, other) and other.at <= one.at for name in other.names})
 
 
 def _holds(event: Event) -> str:

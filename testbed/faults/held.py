@@ -13,7 +13,7 @@ COPIES = 8
 _HOSTS = 32
 #: Elements of the map ``links``.
 MAX_LINKS = _HOSTS * _HOSTS
-_STRUCT = struct.Struct(f"=12x2sHIIQQ{COPIES}Q")
+_STRUCT = struct.Struct(f"=12x2sHIIIxxxxQQ{COPIES}Q")
 #: Bytes.
 SIZE = _STRUCT.size
 
@@ -32,6 +32,7 @@ class Held:
     :param link: :func:`link_index`; only counts with ``release``.
     :param release: The frame goes when so many have passed on its link; 0: it waits for no other.
     :param latest: When it goes if they have not, ns of CLOCK_MONOTONIC.
+    :param ingress: Index of the port that it came in by: while the switch floods, it leaves by all others.
     """
 
     ifindex: int
@@ -39,12 +40,13 @@ class Held:
     link: int = 0
     release: int = 0
     latest: int = 0
+    ingress: int = 0
 
     def pack(self) -> bytes:
         """Return the struct, to be followed by the frame."""
         times = (*self.due, *[0] * (COPIES - len(self.due)))
         mark = ETHERTYPE.to_bytes(2, "big")
-        return _STRUCT.pack(mark, len(self.due), self.ifindex, self.link, self.release, self.latest, *times)
+        return _STRUCT.pack(mark, len(self.due), self.ifindex, self.link, self.ingress, self.release, self.latest, *times)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -54,9 +56,9 @@ class Held:
         """
         if len(data) < SIZE:
             raise ValueError(f"{len(data)} bytes are no held frame: its header takes {SIZE}")
-        mark, copies, ifindex, link, release, latest, *times = _STRUCT.unpack_from(data)
+        mark, copies, ifindex, link, ingress, release, latest, *times = _STRUCT.unpack_from(data)
         if int.from_bytes(mark, "big") != ETHERTYPE:
             raise ValueError(f"ethertype {mark.hex()} is no held frame's, which is {ETHERTYPE:x}")
         if not 1 <= copies <= COPIES:
             raise ValueError(f"{copies} copies of a held frame: allowed are 1 to {COPIES}")
-        return cls(ifindex, tuple(times[:copies]), link, release, latest)
+        return cls(ifindex, tuple(times[:copies]), link, release, latest, ingress)

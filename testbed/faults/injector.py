@@ -67,9 +67,10 @@ class Injector:
         self._paths = {name: fabric.directory / f"faults-{number}-{name}.log" for name in self._switches}
         self._final = None
         common = {"table": self.table, "hook": hook, "trace": self._trace}
+        calls = {name: {**common, "flooding": fabric.flooding(name).number, "log": path} for name, path in self._paths.items()}
         try:
             fabric.set_faults(True)
-            fabric.workers.call_all(attach.attach, {name: {**common, "log": path} for name, path in self._paths.items()})
+            fabric.workers.call_all(attach.attach, calls)
             self._attached = True
         except BaseException:
             try:

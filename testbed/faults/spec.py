@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from testbed.errors import SpecError
-from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow
+from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow
 from testbed.faults.limits import Limit
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
 from testbed.faults.units import bytes_text, rate_text, seconds_text, split_words
@@ -25,7 +25,10 @@ __all__ = [
 ]
 
 #: Keys of limits and events in the order of docs/scenarios.md; those of rules stand in the order of their models.
-_ORDER = ("hosts", "sets", "share", "rate", "queue", "direction", "at", "duration")
+_ORDER = ("hosts", "switches", "sets", "share", "rate", "queue", "direction", "at", "duration")
+
+#: Words for keys, where one is named.
+_SINGULAR = {"host": "hosts", "switch": "switches"}
 
 
 def _table(value: Any) -> Any:
@@ -35,14 +38,16 @@ def _table(value: Any) -> Any:
         except SpecError as error:
             raise ValueError(str(error)) from None
         value = {"action": action, **keys}
-    if isinstance(value, dict) and "host" in value and "hosts" not in value:
-        value = {"hosts" if key == "host" else key: entry for key, entry in value.items()}
+    if isinstance(value, dict):
+        many = {one: _SINGULAR[one] for one in _SINGULAR if one in value and _SINGULAR[one] not in value}
+        value = {many.get(key, key): entry for key, entry in value.items()}
     return value
 
 
-#: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``). ``host`` is ``hosts``.
+#: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``). ``host`` is
+#: ``hosts``, and ``switch`` is ``switches``.
 Fault = Annotated[
-    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | Limit | LinkDown | Partition | Kill | Pause | Slow,
+    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | Limit | LinkDown | Partition | Kill | Pause | Slow | Flood,
     Field(discriminator="action"),
     BeforeValidator(_table),
 ]
@@ -80,8 +85,9 @@ def words(fault: BaseModel) -> str:
 
 
 def _key(fault: BaseModel, name: str) -> str:
-    if name == "hosts" and len(getattr(fault, name)) == 1:
-        return "host"
+    for one, many in _SINGULAR.items():
+        if name == many and len(getattr(fault, name)) == 1:
+            return one
     return type(fault).model_fields[name].alias or name
 
 
@@ -111,6 +117,8 @@ def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
     """The key by which a fault names hosts, and the hosts, ``*`` left out."""
     if isinstance(fault, Rule):
         return "link", tuple(name for link in fault.link for name in link if name != "*")
+    if isinstance(fault, Flood):
+        return "switches", ()
     if isinstance(fault, Event):
         return "sets" if "sets" in type(fault).model_fields else "hosts", fault.names
     return "hosts", fault.hosts if isinstance(fault, Limit) else ()

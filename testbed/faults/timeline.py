@@ -10,7 +10,8 @@ from typing import Self
 
 from testbed.fabric import Fabric
 from testbed.fabric.signals import signals_later
-from testbed.faults.events import Event, Kill, LinkDown, Partition, Pause, Slow, check_overlap
+from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow, check_events
+from testbed.faults.flood import flooded
 from testbed.faults.link import link_down
 from testbed.faults.partition import Blockade
 from testbed.faults.processes import kill, paused, slow
@@ -43,16 +44,13 @@ class Timeline:
     :param workers: Its workers.
     :param events: In any order.
     :param blockade: Does the partitions, where there are any.
-    :raises SpecError: A host is not in the fabric, or two events have a hold of the same host at once.
+    :raises SpecError: As :func:`testbed.faults.events.check_events`.
     """
 
     def __init__(self, fabric: Fabric, workers: Workers, events: Sequence[Event], blockade: Blockade | None = None) -> None:
-        check_overlap(events)
-        for event in events:
-            for name in event.names:
-                fabric.plan.host(name)
-            if isinstance(event, Partition) and blockade is None:
-                raise ValueError("a partition needs a blockade")
+        check_events(events, fabric.plan)
+        if blockade is None and any(isinstance(event, Partition) for event in events):
+            raise ValueError("a partition needs a blockade")
         self._fabric = fabric
         self._workers = workers
         self._events = tuple(events)
@@ -147,6 +145,9 @@ class Timeline:
             case Pause():
                 for host in event.hosts:
                     in_force.enter_context(paused(self._fabric, host))
+            case Flood():
+                for switch in event.switches:
+                    in_force.enter_context(flooded(self._fabric, switch))
             case Slow():
                 for host in event.hosts:
                     in_force.enter_context(slow(self._fabric, host, event.share))

@@ -14,7 +14,17 @@ from functools import cache
 
 from testbed.errors import KernelError
 
-__all__ = ["LinkCreateOpts", "ObjectOpenOpts", "TcHook", "TcOpts", "TestRunOpts", "check", "explain", "libbpf"]
+__all__ = [
+    "LinkCreateOpts",
+    "MapCreateOpts",
+    "ObjectOpenOpts",
+    "TcHook",
+    "TcOpts",
+    "TestRunOpts",
+    "check",
+    "explain",
+    "libbpf",
+]
 
 
 class ObjectOpenOpts(ctypes.Structure):
@@ -64,6 +74,20 @@ class LinkCreateOpts(ctypes.Structure):
     _fields_ = [("sz", c_size_t), ("flags", c_uint32), ("iter_info", c_void_p), ("iter_info_len", c_uint32)]
 
 
+class MapCreateOpts(ctypes.Structure):
+    """The head of ``struct bpf_map_create_opts``."""
+
+    _fields_ = [
+        ("sz", c_size_t),
+        ("btf_fd", c_uint32),
+        ("btf_key_type_id", c_uint32),
+        ("btf_value_type_id", c_uint32),
+        ("btf_vmlinux_value_type_id", c_uint32),
+        ("inner_map_fd", c_uint32),
+        ("map_flags", c_uint32),
+    ]
+
+
 class TcHook(ctypes.Structure):
     """``struct bpf_tc_hook``."""
 
@@ -104,7 +128,7 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
     "bpf_program__name": (c_char_p, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
-    "bpf_map_create": (c_int, [c_int, c_char_p, c_uint32, c_uint32, c_uint32, c_void_p]),
+    "bpf_map_create": (c_int, [c_int, c_char_p, c_uint32, c_uint32, c_uint32, POINTER(MapCreateOpts)]),
     "bpf_map_get_fd_by_id": (c_int, [c_uint32]),
     "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from testbed.errors import KernelError
-from testbed.kernel.libbpf import check, libbpf
+from testbed.kernel.libbpf import MapCreateOpts, check, libbpf
 
 __all__ = ["BPF_F_MMAPABLE", "Map"]
 
@@ -74,13 +74,14 @@ class Map:
         return *positions, np.frombuffer(rest, np.uint8, offset=page)
 
     @classmethod
-    def create(cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int) -> Self:
+    def create(cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int, flags: int = 0) -> Self:
         """A map of no object, such as the inner one of a map of maps; its descriptor is the caller's to close.
 
         :raises KernelError: the kernel's errno.
         """
-        fd = libbpf().bpf_map_create(kind, name.encode(), key_size, value_size, max_entries, None)
-        return cls(name, check(fd, f"create map {name}"), kind, 0, key_size, value_size, max_entries)
+        options = MapCreateOpts(sz=ctypes.sizeof(MapCreateOpts), map_flags=flags)
+        fd = libbpf().bpf_map_create(kind, name.encode(), key_size, value_size, max_entries, ctypes.byref(options))
+        return cls(name, check(fd, f"create map {name}"), kind, flags, key_size, value_size, max_entries)
 
     @classmethod
     def open(cls, number: int) -> Self:

@@ -1,10 +1,10 @@
 /* Holds a switch's delayed and reordered frames until they are due: the process behind testbed/faults/delay_line.py.
  *
- *	delay_line PACKETS MEMORY LINKS WAKEUPS
+ *	delay_line PACKETS MEMORY LINKS WAKEUPS FLOODING
  *
  * Descriptors: a packet socket on `hold1`, the memory of struct delay_line, the map `links` and the ring buffer `wakeups` (-1: none,
- * and no frame waits for another). What comes in begins as bpf/include/held.h says. A byte on stdout tells that all is set up; the end
- * of stdin is the end of the process, too.
+ * and no frame waits for another), the map `flooding` (-1: none, and the switch never floods). What comes in begins as
+ * bpf/include/held.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -27,6 +27,7 @@
 
 static int packets; /* the socket, for both ways: each message that is sent names its port */
 static struct wakeups wakeups;
+static const volatile uint64_t *flooding; /* not 0: the switch has lost its table; NULL: it never does */
 
 static uint64_t now_ns(void)
 {
@@ -73,6 +74,17 @@ static bool receive(void)
 	return count == (int)room;
 }
 
+/* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what leaves by its own. */
+static void send_to_others(const struct held *held, uint32_t length)
+{
+	for (int i = 0; i < PORTS && line->port[i]; i++) {
+		struct sockaddr_ll port = {.sll_family = AF_PACKET, .sll_ifindex = line->port[i]};
+
+		if (line->port[i] != held->ifindex && line->port[i] != held->ingress)
+			sendto(packets, held + 1, length, MSG_DONTWAIT, (struct sockaddr *)&port, sizeof(port));
+	}
+}
+
 /* Send what is due, at most a batch. */
 static void send_due(uint64_t now)
 {
@@ -108,6 +120,8 @@ static void send_due(uint64_t now)
 				delay_line_sent(line, now - entries[done].when);
 		}
 	}
+	for (int i = 0; flooding && *flooding && i < count; i++)
+		send_to_others(held_of(entries[i].frame), frames[entries[i].frame].length);
 	for (int i = 0; i < count; i++)
 		if (last[i])
 			spare[spares++] = entries[i].frame;
@@ -158,12 +172,14 @@ static void hurry(void)
 int main(int argc, char **argv)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (argc != 5)
-		errx(2, "usage: delay_line PACKETS MEMORY LINKS WAKEUPS (descriptors)");
+	if (argc != 6)
+		errx(2, "usage: delay_line PACKETS MEMORY LINKS WAKEUPS FLOODING (descriptors)");
 	packets = atoi(argv[1]);
 	line = map(sizeof(*line), atoi(argv[2]), PROT_READ | PROT_WRITE, 0);
 	store_open(atoi(argv[3]));
 	wakeups = wakeups_open(atoi(argv[4]), line->wakeups);
+	if (atoi(argv[5]) >= 0)
+		flooding = map(sizeof(*flooding), atoi(argv[5]), PROT_READ, 0);
 	hurry();
 	if (write(STDOUT_FILENO, "+", 1) != 1)
 		err(1, "stdout");

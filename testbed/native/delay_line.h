@@ -6,12 +6,14 @@
 #define LATE_NS 500000
 #define STEPS 8 /* histogram buckets between a power of two and the next: bounds are 12.5 % apart */
 #define BUCKETS (62 * STEPS)
+#define PORTS 64 /* SWITCH_MAX_PORTS of bpf/include/forward.h */
 
 struct delay_line {
 	uint64_t capacity; /* frames */
 	uint64_t room;	   /* bytes a frame, struct held included */
 	uint64_t link_stride, links;
 	uint64_t wakeups; /* bytes of the ring buffer */
+	uint64_t port[PORTS]; /* indices of the switch's ports, 0 behind the last */
 
 	uint64_t realtime; /* 1: under SCHED_FIFO */
 	uint64_t received; /* frames taken in, full ones too */

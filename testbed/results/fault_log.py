@@ -18,7 +18,7 @@ FAULT_COLUMNS = {
     "action": "string",
     "time": "float64",  # seconds from the start of the turn; less than 0: while the ranks connected
     "duration": "Float64",  # of an event, seconds
-    "hosts": "string",  # of an event
+    "hosts": "string",  # of an event; of a flood, switches
     "sender": "string",
     "receiver": "string",
     "kind": "string",

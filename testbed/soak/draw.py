@@ -6,7 +6,7 @@ from typing import Literal
 
 from testbed.collectives.group import Lanes, RecoveryFrom
 from testbed.errors import SpecError
-from testbed.faults.events import check_overlap
+from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
 from testbed.faults.spec import events_of, limits_of, parse_fault
 from testbed.soak.scenario import Group, Scenario, Shape, Summand
@@ -96,6 +96,7 @@ def _faults(random: Random, shape: Shape, transport: str, ending: str) -> tuple[
     drawers: list[Callable[[Random, Shape, bool], str]] = [_drop, _duplicate, _corrupt, _delay, _reorder, _burst]
     if ending == "whole":
         drawers += [_limit, _link_down, _partition, _pause, _slow]
+        drawers += [] if ring else [_flood]
     count = random.choices(range(5), [1, 3, 3, 2, 2] if ring else [1, 3, 1, 0, 0])[0]
     faults = [random.choice(drawers)(random, shape, ring) for _ in range(count)]
     if ending == "kill":
@@ -111,7 +112,7 @@ def _fits(faults: tuple[str, ...], shape: Shape) -> bool:
     """Whether faults may be in force together."""
     parsed = [parse_fault(fault) for fault in faults]
     try:
-        check_overlap(events_of(parsed))
+        check_events(events_of(parsed), shape.plan())
         list(each_limited(limits_of(parsed), shape.plan()))
     except SpecError:
         return False
@@ -203,3 +204,7 @@ def _pause(random: Random, shape: Shape, ring: bool) -> str:
 
 def _slow(random: Random, shape: Shape, ring: bool) -> str:
     return f"slow hosts={_host(random, shape)} share={random.uniform(0.05, 0.5):.2f} {_when(random)}"
+
+
+def _flood(random: Random, shape: Shape, ring: bool) -> str:
+    return f"flood switches={random.choice(shape.plan().switches).name} {_when(random)}"

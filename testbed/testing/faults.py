@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from testbed.errors import FabricError, FaultError
-from testbed.faults.events import Partition
+from testbed.faults.events import Partition, check_events
 from testbed.faults.injector import Injector
 from testbed.faults.replay import check_replay
 from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of, words
@@ -28,7 +28,7 @@ class FaultsInForce:
     :param texts: Faults, such as ``drop p=0.01 link=h1->h2``.
     :param seed: Of all draws.
     :param trace: Log frames that no rule meets, too.
-    :raises SpecError: A fault is not understood, or names a host that is not there.
+    :raises SpecError: A fault is not understood, names a host or switch that is not there, or does not go with another.
     """
 
     def __init__(self, fabric: Fabric, texts: Sequence[str], seed: int, trace: bool = False) -> None:
@@ -36,6 +36,7 @@ class FaultsInForce:
         self.seed = seed
         self._fabric = fabric
         self._events = events_of(self.faults)
+        check_events(self._events, fabric.plan)
         self._limits = limits_of(self.faults)
         #: The engine: counters of links, the log, the delay lines' counters.
         self.injector = Injector(fabric, rules_of(self.faults), seed, trace)

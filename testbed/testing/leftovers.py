@@ -18,8 +18,9 @@ _BPF = ("prog_id", "map_id", "link_id")  # lines of /proc/PID/fdinfo (Documentat
 
 
 def traces(fabric: Fabric) -> set[str]:
-    """Name every device with its state, every process and every BPF object of a fabric's nodes."""
+    """Name every device with its state, every process and every BPF object of a fabric's nodes, and faults in force."""
     found = {f"faults in force on {fabric.run_id}"} if fabric.faults else set()
+    found |= {f"{name}: floods" for name in fabric.floods}
     for name, node in fabric.nodes.items():
         found |= {f"{name}: {device}" for device in _devices(node.namespace.request("get_links"))}
     nodes = {os.readlink(f"/proc/{node.pid}/ns/net"): name for name, node in fabric.nodes.items()}

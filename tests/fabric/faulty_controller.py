@@ -22,6 +22,7 @@ FAULTS = [
         "pause host=h3 at=5ms for=50ms",
         "slow host=h1 share=0.1 at=5ms for=60ms",
         "partition sets=h1|h2 at=20ms for=20ms",
+        "flood switch=s1 at=10ms for=50ms",
     )
 ]
 

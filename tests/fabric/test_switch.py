@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import ARP, Ether
@@ -61,3 +62,23 @@ def test_the_ethertype_does_not_matter(switch: BpfObject) -> None:
 def test_a_port_without_a_device_leaves_frames_to_the_bridge(switch: BpfObject) -> None:
     switch.maps["forwarding"].update(mac(KNOWN), struct.pack("=II", 3, LOOPBACK + 1))
     assert switch.programs["l2_switch"].test_run(mac(KNOWN) + bytes(50)).retval == XDP_PASS
+
+
+@pytest.mark.parametrize("destination", [KNOWN, REFLECTED, "02:00:0a:00:00:04", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"])
+def test_without_its_table_every_frame_leaves_by_all_other_ports(switch: BpfObject, destination: str) -> None:
+    for port, index in {1: LOOPBACK, 3: LOOPBACK + 2, 63: LOOPBACK + 3}.items():
+        switch.maps["indices"].update(port, index)
+    switch.maps["indices"].update(2, LOOPBACK + 1)
+    lost = switch.maps["flooding"].view(np.uint64)
+    lost[0, 0] = 1
+    frame = bytes(Ether(dst=destination) / IP() / UDP() / bytes(100))
+    run = switch.programs["l2_switch"].test_run(frame)
+    assert (run.retval, run.data) == (XDP_REDIRECT, frame)
+    assert {port: counted(switch, port) for port in (0, 1, 2, 3, 4, 63)} == {
+        **dict.fromkeys((0, 1, 4), (0, 0)),
+        **dict.fromkeys((2, 3, 63), (1, len(frame))),
+    }
+    lost[0, 0] = 0
+    run = switch.programs["l2_switch"].test_run(frame)
+    assert run.retval == (XDP_REDIRECT if destination == KNOWN else XDP_PASS)
+    assert counted(switch, 3) == (1, len(frame))

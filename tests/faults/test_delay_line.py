@@ -26,7 +26,8 @@ from testbed.faults.delay_line import ENTRANCE, EXIT, DelayLine
 from testbed.faults.held import Held, link_index
 from testbed.faults.injector import Injector
 from testbed.faults.rules import parse_rule
-from testbed.kernel import BpfObject, compile
+from testbed.kernel import BpfObject, Map, compile
+from testbed.kernel.maps import BPF_F_MMAPABLE
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
 from testbed.worker import Workers
@@ -50,18 +51,19 @@ def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> Dela
     st.integers(0, held.MAX_LINKS - 1),
     TIMES,
     TIMES,
+    st.integers(0, 2**32 - 1),
 )
-def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, release: int, latest: int) -> None:
-    header = Held(ifindex, tuple(due), link, release, latest)
-    assert len(header.pack()) == held.SIZE == 104
+def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, release: int, latest: int, ingress: int) -> None:
+    header = Held(ifindex, tuple(due), link, release, latest, ingress)
+    assert len(header.pack()) == held.SIZE == 112
     assert Held.unpack(header.pack() + b"frame") == header
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\0" * 50, "50 bytes are no held frame: its header takes 104"),
-        (b"\0" * 104, "ethertype 0000 is no held frame's, which is 88b6"),
+        (b"\0" * 50, "50 bytes are no held frame: its header takes 112"),
+        (b"\0" * 112, "ethertype 0000 is no held frame's, which is 88b6"),
         (Held(1, (1,)).pack().replace(b"\x88\xb6\x01\0", b"\x88\xb6\x09\0"), "9 copies of a held frame: allowed are 1 to 8"),
     ],
 )
@@ -121,7 +123,12 @@ class Ends:
 
     def arrived(self) -> int:
         """Number of the next frame that comes out."""
-        return int.from_bytes(self.host.recv(2048)[14:18], "big")
+        return numbered(self.host)
+
+
+def numbered(listener: socket.socket) -> int:
+    """Number of the next frame that arrives."""
+    return int.from_bytes(listener.recv(2048)[14:18], "big")
 
 
 @contextlib.contextmanager
@@ -188,6 +195,41 @@ class TestLine:
                 ends.hold(number, time.monotonic_ns() + FAR)
         counters = line.counters()
         assert (counters.received, counters.closed, counters.overrun) == (1500, 1500, 0)
+
+    def test_frames_leave_by_all_other_ports_while_the_switch_floods(self, namespace: Namespace) -> None:
+        """Each is counted once, and what floods is decided when they leave, not when they came."""
+        for number in range(2):
+            namespace.run(f"ip link add port{number} type veth peer name host{number}")
+            namespace.run(f"ip link set host{number} up", f"ip link set port{number} up")
+        ports = [socket.if_nametoindex(name) for name in ("port", "port0", "port1")]
+        flooding = Map.create("flooding", 2, 4, 8, 1, BPF_F_MMAPABLE)
+        with (
+            opened(flooding=flooding, ports=ports) as (line, ends),
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as other,
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as origin,
+        ):
+            for listener, name in ((other, "host0"), (origin, "host1")):
+                listener.bind((name, ETHERTYPE))
+                listener.settimeout(10)
+            ends.hold(1, 0, ingress=ports[2])
+            assert ends.arrived() == 1
+            due = time.monotonic_ns() + 500 * MS
+            ends.hold(2, due, due, ingress=ports[2])
+            assert counted(line, 2).sent == 1
+            flooding.view()[0, 0] = 1
+            assert [ends.arrived(), ends.arrived()] == [2, 2]
+            assert [numbered(other), numbered(other)] == [2, 2]
+            flooding.view()[0, 0] = 0
+            for number in (3, 4):  # the first is done with when the second leaves
+                ends.hold(number, 0, ingress=ports[2])
+                assert ends.arrived() == number
+            for listener in (other, origin):
+                listener.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    listener.recv(2048)
+            counters = line.counters()
+            assert (counters.received, counters.sent, counters.dropped) == (4, 5, 0)
+        os.close(flooding.fd)
 
     def test_a_port_that_is_gone_is_counted(self) -> None:
         with opened() as (line, ends):

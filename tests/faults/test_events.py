@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.faults.events import Event, check_overlap
+from testbed.faults.events import Event, check_floods, check_overlap
 from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, meet_frames, parse_fault, rules_of, words
+from testbed.plan import plan_fabric
 
 HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
 TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
@@ -16,12 +17,14 @@ TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
 
 @st.composite
 def events(draw: st.DrawFn) -> str:
-    action = draw(st.sampled_from(["link-down", "partition", "kill", "pause", "slow"]))
+    action = draw(st.sampled_from(["link-down", "partition", "kill", "pause", "slow", "flood"]))
     names = draw(HOSTS)
     keys = {"at": draw(TIMES)}
     text = f"hosts={','.join(names)}"
     if action == "partition":
         text = f"sets={','.join(names)}|h33"
+    if action == "flood":
+        text = f"switches={','.join(name.replace('h', 'spine') for name in names)}"
     if action != "kill" and draw(st.booleans()):
         keys["for"] = draw(TIMES) + 1e-9
     if action == "slow":
@@ -48,6 +51,8 @@ def test_words_are_taken_for_the_same_event(text: str) -> None:
         "partition sets=h1,h2|h3 at=1.5s for=300s",
         "pause hosts=h1,h3 for=250us",
         "slow host=h2 share=0.25 at=1.000000001s",
+        "flood switch=s1 at=1ms for=2s",
+        "flood switches=leaf1,leaf2",
         "kill host=h2 at=0.1234567891",
         "kill host=h2 at=5e-10",
         "kill host=h2",
@@ -85,7 +90,7 @@ def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
     ("texts", "met"),
     [
         ((), False),
-        (("kill host=h2", "link-down host=h1", "drop link=*->h2 backend=netem"), False),
+        (("kill host=h2", "link-down host=h1", "flood switch=s1", "drop link=*->h2 backend=netem"), False),
         (("kill host=h2", "drop p=0.01"), True),
         (("limit host=h1 rate=1mbit",), True),
         (("partition sets=h1|h2",), True),
@@ -128,17 +133,24 @@ def test_times_have_units_or_are_seconds() -> None:
 def test_what_they_are_about() -> None:
     faults = [
         parse_fault(text)
-        for text in ("drop link=h1->h2,*->h3", "limit host=h2 rate=1mbit", "partition sets=h1,h2|h3", "kill host=h2")
+        for text in (
+            "drop link=h1->h2,*->h3",
+            "limit host=h2 rate=1mbit",
+            "partition sets=h1,h2|h3",
+            "kill host=h2",
+            "flood switch=s1",
+        )
     ]
     assert [hosts_of(fault) for fault in faults] == [
         ("link", ("h1", "h2", "h3")),
         ("hosts", ("h2",)),
         ("sets", ("h1", "h2", "h3")),
         ("hosts", ("h2",)),
+        ("switches", ()),
     ]
     assert [rule.action for rule in rules_of(faults)] == ["drop"]
     assert [limit.rate for limit in limits_of(faults)] == [1e6]
-    assert [event.action for event in events_of(faults)] == ["partition", "kill"]
+    assert [event.action for event in events_of(faults)] == ["partition", "kill", "flood"]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +162,12 @@ def test_what_they_are_about() -> None:
         ("kill host=h2 for=1", "for is unknown; allowed are at, hosts"),
         ("pause host=h2 hosts=h3", "host is unknown; allowed are at, hosts, for"),
         ("pause host=h2,h2", "hosts = h2,h2: allowed is hosts such as h2, several by comma, each once"),
+        ("flood", "switches is missing: allowed is switches such as s1 or leaf2, several by comma, each once"),
+        ("flood switch=h1", "switches = h1: allowed is switches such as s1 or leaf2, several by comma, each once"),
+        ("flood switches=s1,s1", "switches = s1,s1: allowed is switches such as s1 or leaf2, several by comma, each once"),
+        ("flood switch=*", "switches = *: allowed is switches such as s1 or leaf2, several by comma, each once"),
+        ("flood switch=s1 host=h2", "hosts is unknown; allowed are at, for, switches"),
+        ("kill host=h2 switch=s1", "switches is unknown; allowed are at, hosts"),
         ("slow host=h2", "share is missing: allowed is a number from 0.01 to 1"),
         ("slow host=h2 share=0", "share = 0: allowed is a number from 0.01 to 1"),
         (
@@ -172,6 +190,8 @@ def test_events_that_end_each_other_are_refused() -> None:
         overlap("link-down host=h2 at=1 for=2", "link-down hosts=h1,h2 at=2 for=5")
     with pytest.raises(SpecError, match="slow of h2 at 1 s and pause at 2 s are in force at once"):
         overlap("pause host=h2 at=2 for=2", "slow host=h2 at=1 share=0.5")
+    with pytest.raises(SpecError, match="flood of s1 at 1 s and flood at 0 s are in force at once"):
+        overlap("flood switches=s1,s3", "flood switch=s1 at=1 for=1")
 
 
 @pytest.mark.parametrize(
@@ -185,3 +205,41 @@ def test_events_that_end_each_other_are_refused() -> None:
 )
 def test_events_apart_are_allowed(texts: tuple[Any, ...]) -> None:
     overlap(*texts)
+
+
+def floods(*texts: str, topology: str = "ring", hosts: int = 4) -> None:
+    check_floods(events_of(map(parse_fault, texts)), plan_fabric(topology, hosts))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("flood switches=s1,s2",),
+        ("flood switch=s1", "flood switch=s2"),
+        ("flood switch=s2 at=1 for=1ms", "pause host=h2", "flood switch=s1 at=0.5 for=2"),
+        ("flood switch=s3 at=2", "flood switch=s1 for=3", "flood switch=s2 at=1"),
+    ],
+)
+def test_floods_at_once_between_which_frames_go_round_are_refused(texts: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError, match=r"flood of s1, s2(, s3)? at once: a frame for h1 would go round .* for ever"):
+        floods(*texts)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("flood switch=s1 for=1", "flood switch=s2 at=1"),  # ends come before beginnings
+        ("flood switch=s2 at=3", "flood switch=s1 at=1 for=2"),
+        ("flood switches=s1,s3",),
+        ("pause hosts=h1,h2", "flood switch=s4"),
+    ],
+)
+def test_floods_one_after_the_other_are_allowed(texts: tuple[str, ...]) -> None:
+    floods(*texts)
+
+
+def test_floods_of_switches_that_are_not_there_are_refused() -> None:
+    with pytest.raises(SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"):
+        floods("flood switch=s5")
+    with pytest.raises(SpecError, match="switch: 's1' is not in this fabric; switches are leaf1, leaf2, spine1, spine2"):
+        floods("flood switch=s1", topology="leaf-spine")

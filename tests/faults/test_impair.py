@@ -148,7 +148,7 @@ def test_held_frames_carry_when_and_where(program):
     held = Held.unpack(found)
     assert found[SIZE:] == data
     fate = judge(programs.table, Packet(0, 1, KINDS["reduce"]), len(data))
-    assert (held.ifindex, held.link, held.release) == (LOOPBACK + 1, link_index(0, 1), 4)
+    assert (held.ifindex, held.ingress, held.link, held.release) == (LOOPBACK + 1, LOOPBACK, link_index(0, 1), 4)
     assert tuple(due - held.due[0] for due in held.due) == tuple(delay - fate.delays_ns[0] for delay in fate.delays_ns)
     assert held.latest - held.due[0] == fate.within_ns - fate.delays_ns[0]
     assert programs.link()["holding"] == 2
@@ -166,6 +166,32 @@ def test_copies_leave_by_a_fan_of_their_port():
     assert programs.link()["unplaced"] == 1
     counted = np.frombuffer(programs.maps["counters"].lookup(2), np.uint64).reshape(-1, 2).sum(axis=0)
     assert counted.tolist() == [1 + 3, 4 * len(ring())]
+
+
+def test_copies_of_a_switch_that_floods_leave_by_the_fan_of_all_ports():
+    """Judged and counted as ever, but for the ports."""
+    programs = Programs("duplicate copies=2", "corrupt bits=1", seed=3)
+    programs.maps["flooding"].view(np.uint64)[0, 0] = 1
+    for port, ifindex in {1: LOOPBACK, 2: LOOPBACK + 1, 3: LOOPBACK + 2}.items():
+        programs.maps["indices"].update(port, ifindex)
+    assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
+    assert programs.link()["unplaced"] == 1  # no fan: one frame leaves by each
+    fan = Map.create("fan", 14, 4, 4, 3 * 3)
+    programs.maps["fans"].update(2, fan.fd)
+    assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
+    assert (programs.link()["unplaced"], programs.link()["passed"]) == (1, 2)
+    assert (programs.fired(0), programs.fired(1)) == (2, 2)
+    for port, frames in {1: 0, 2: 1 + 3, 3: 1 + 3}.items():
+        counted = np.frombuffer(programs.maps["counters"].lookup(port), np.uint64).reshape(-1, 2).sum(axis=0)
+        assert counted.tolist() == [frames, frames * len(ring())]
+
+
+def test_a_switch_that_floods_drops_what_a_rule_drops(program):
+    programs = Programs("drop link=h1->h2")
+    programs.maps["flooding"].view(np.uint64)[0, 0] = 1
+    assert programs.run(program, ring())[0] == DROPS[program]
+    assert programs.run(program, ring(0, 2))[0] == PASSES[program]
+    assert (programs.fired(0), programs.link()["frames"], programs.link(0, 2)["passed"]) == (1, 1, 1)
 
 
 def test_blocked_links_lose_before_any_rule(program):

@@ -105,6 +105,7 @@ XDP = {"switch": "xdp"}
         ("drop link=h1->h2 backend=netem", {}, "netem: drop: link = h1->h2: allowed is *->h2, since a port's qdisc sees "),
         ("drop backend=netem; burst enter=0.1 leave=0.5 backend=netem", {}, "netem: burst and drop of one receiver: "),
         ("drop backend=netem", XDP | RING, "drop: backend = netem: allowed is engine with switch xdp and xdp-ring, "),
+        ("drop backend=netem; flood switch=s1 at=1s", {}, "drop: backend = netem: allowed is engine beside a flood, since "),
         ("drop backend=netem; limit host=h2 rate=1mbit", {}, "limit of h2: direction = both: allowed is up beside netem, "),
     ],
 )

@@ -130,6 +130,23 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
     assert "timeline" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.parametrize("switch", ["xdp", "bridge"])
+def test_floods_are_counted_logged_and_reported_and_change_no_result(tmp_path: Path, switch: str) -> None:
+    faults = ("flood switch=s1 at=1ms for=300s", "drop p=0.01", "flood switch=s1 at=400s")
+    changes = {"fabric": {"switch": switch}, "collective": {"transports": ["tcp-ring", "gloo"]}}
+    out = run_scenario(faulty(*faults, **changes), tmp_path / "run", quiet=True)
+    run, log = load_run(out), log_of(out)
+    assert losses(run, "tcp-ring") == pytest.approx(losses(run, "gloo"), rel=1e-3)
+    events = run.metric("fault_events")
+    assert events["value"].tolist() == [1.0, 0.0] * 4
+    assert events["fault"].unique().tolist() == [faults[0], faults[2]]
+    floods = log[log["action"] == "flood"]
+    assert floods["hosts"].tolist() == ["s1"] * 4
+    assert (floods["duration"] > 0).all()
+    report, _ = make_report(out)
+    assert f"<td>{faults[0]}</td>" in report.read_text()
+
+
 def test_limits_and_partitions_are_counted(tmp_path: Path) -> None:
     limit = "limit host=h1 rate=50mbit queue=2KiB direction=up"
     faults = (limit, "partition sets=h1|h2 for=200ms", "link-down host=h3 for=5ms")

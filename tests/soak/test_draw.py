@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.faults.events import check_overlap
+from testbed.faults.events import check_events
 from testbed.faults.spec import MODELS, events_of, hosts_of, parse_fault, rules_of
 from testbed.faults.table import compile_rules
 from testbed.soak.draw import MOST_ELEMENTS, SHARING, draw, draw_shape
@@ -29,7 +29,7 @@ def test_what_is_drawn_can_be_played(seed, number):
     scenario = draw(seed, number)
     plan = scenario.shape.plan()
     faults = [parse_fault(fault) for fault in scenario.faults]
-    check_overlap(events_of(faults))
+    check_events(events_of(faults), plan)
     compile_rules(rules_of(faults), plan)
     names = {host.name for host in plan.hosts}
     assert all(set(hosts_of(fault)[1]) <= names for fault in faults)

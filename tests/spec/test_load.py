@@ -135,8 +135,9 @@ WRONG_FAULTS = {
         "p = 2: allowed is a number from 0 to 1",
     ],
     "shake": ["action 'shake' is unknown; allowed are drop, duplicate, corrupt, delay, reorder, burst, limit, link-down, "
-              "partition, kill, pause, slow"],
+              "partition, kill, pause, slow, flood"],
     "drop link=*->h7": ["link: h7 is no host of this fabric: allowed is h1 to h4"],
+    "flood switch=s2": ["switches: s2 is no switch of this fabric: allowed is s1"],
     "pause host=h2": ["pause of h2 at 0 s and pause at 1 s are in force at once: the end of one would end the other; "
                       "allowed is one at a time"],
     "limit host=h1 rate=1mbit queue=576B": ["limit of h1: queue = 576 B: allowed is a frame at least, 1514 B"],

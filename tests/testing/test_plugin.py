@@ -97,11 +97,27 @@ def test_groups_of_other_transports(fabric, group, faults):
     assert len(injected.summary()) == 2
 
 
+@pytest.mark.fabric(hosts=3, switch="bridge")
+@pytest.mark.group(transport="tcp-ring")
+def test_a_switch_that_floods(group, faults, assert_nothing_left):
+    inputs = [np.ones(100_000, np.float32)] * 3
+    with faults("drop p=0.01", "flood switch=s1") as injected:
+        for result in group.all_reduce(inputs):
+            np.testing.assert_array_equal(result, np.full(100_000, 3, np.float32))
+    assert injected.fired()["flood"] == 1
+    assert "flood switch=s1: happened" in injected.summary()
+    assert_nothing_left()
+
+
 def test_faults_are_checked_before_they_are_in_force(faults):
     with pytest.raises(SpecError, match="action 'dorp' is unknown"):
         faults("dorp p=0.1")
     with pytest.raises(SpecError, match="'h9' is not in this fabric"):
         faults("drop link=h1->h9")
+    with pytest.raises(SpecError, match="host: 'h9' is not in this fabric"):
+        faults("pause host=h9")
+    with pytest.raises(SpecError, match="switch: 's2' is not in this fabric; switches are s1"):
+        faults("flood switch=s2")
 
 
 def test_a_wrong_sum_is_repeated_by_its_seed(tmp_path):

@@ -1,0 +1,43 @@
+"""A switch that has lost its forwarding table: every frame leaves it by all ports but the one that it came in by."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from testbed.errors import SpecError
+from testbed.fabric import Fabric
+from testbed.fabric.namespace import NetworkNamespace
+from testbed.fabric.nodes import BRIDGE_PORT, FLOODING_PORT, change_table
+from testbed.faults.copies import check_bounded
+
+__all__ = ["flooded"]
+
+
+@contextmanager
+def flooded(fabric: Fabric, switch: str) -> Iterator[None]:
+    """Have a switch flood, and give it its table back at the end, on whatever datapath.
+
+    No frame is lost by the change either way: ports flood before entries go, and until they are back. Fault rules judge a frame
+    where its sender is attached, before it is flooded; copies are not judged again.
+
+    :param switch: Its name.
+    :raises SpecError: There is no such switch, it floods already, or with those that do frames would go round for ever.
+    """
+    plan, lost = fabric.plan.switch(switch), fabric.flooding(switch).view(np.uint64)
+    if switch in fabric.floods:
+        raise SpecError(f"flood of {switch}: it floods already")
+    check_bounded(fabric.plan, fabric.floods | {switch})
+    # A socket of our own: that of the node is for the thread that made it (pyroute2 keeps an event loop a thread).
+    with NetworkNamespace(fabric.switches[switch].pid) as namespace, ExitStack() as stack:
+        index = {port: namespace.index(plan.ifname(port)) for port in plan.ports}
+        for port in index.values():
+            # bridge link set dev s1-eth1 flood on mcast_flood on bcast_flood on
+            stack.callback(namespace.request, "brport", "set", index=port, **BRIDGE_PORT)
+            namespace.request("brport", "set", index=port, **FLOODING_PORT)
+        for mac, port in plan.forwarding.items():
+            change_table(namespace, "del", mac, index[port])
+            stack.callback(change_table, namespace, "add", mac, index[port])
+        stack.callback(lost.fill, 0)
+        lost.fill(1)
+        yield

@@ -1,0 +1,343 @@
+"""Switches that have lost their tables, on real hosts: who hears what, how often, for how long, and what becomes of faults."""
+
+import itertools
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.collectives.group import make_groups
+from testbed.errors import SpecError
+from testbed.fabric import Datapath, Fabric
+from testbed.faults.copies import Walk
+from testbed.faults.events import Event
+from testbed.faults.fate import judge
+from testbed.faults.flood import flooded
+from testbed.faults.injector import Injector
+from testbed.faults.packet import KINDS, Packet
+from testbed.faults.rules import parse_rule
+from testbed.faults.spec import events_of, parse_fault
+from testbed.faults.timeline import Timeline
+from testbed.plan import plan_fabric
+from testbed.testing.leftovers import traces
+from testbed.worker import Workers
+from tests.fabric.helpers import wait_until
+from tests.faults import flood_calls as calls
+from tests.faults.test_injector import open_ring, reduce_ring
+
+pytestmark = pytest.mark.net
+
+WAYS: list[tuple[str, Datapath]] = [("xdp", "xdp"), ("xdp", "sockets"), ("bridge", "xdp"), ("bridge", "sockets")]
+MODULES = ("tests.faults.flood_calls", "tests.faults.test_injector", "testbed.faults.attach")
+FRAMES = 200
+
+Heard = dict[str, "Counter[tuple[str, str, int]]"]
+
+
+def events(*texts: str) -> list[Event]:
+    return events_of(map(parse_fault, texts))
+
+
+@pytest.fixture(scope="module", params=WAYS, ids="-".join)
+def star(request: pytest.FixtureRequest) -> Iterator[tuple[Fabric, Workers]]:
+    switch, datapath = request.param
+    with Fabric(plan_fabric("star", 3, switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
+        fabric.set_datapath(datapath)
+        workers.call_all(calls.hear, list(fabric.hosts))
+        yield fabric, workers
+
+
+def hear_anew(workers: Workers, names: list[str]) -> None:
+    """Forget what has arrived up to now."""
+    workers.call_all(forget, names)
+
+
+def forget(context: Any) -> None:
+    calls.heard(context, 0)
+    context.objects["heard"].clear()
+    calls.taken(context)
+
+
+def all_heard(workers: Workers, expected: dict[str, int]) -> Heard:
+    """What hosts have heard, once that is as much as expected, and what was under way to anyone has arrived."""
+    workers.call_all(calls.heard, {name: {"least": least} for name, least in expected.items()})
+    fabric = workers.fabric
+    for one, other in itertools.permutations(expected, 2):
+        assert fabric.run(one, ["ping", "-q", "-c", "1", "-W", "5", other]).returncode == 0
+    return workers.call_all(calls.heard, {name: {"least": 0} for name in expected})
+
+
+def ports_and_table(fabric: Fabric, switch: str) -> list[str]:
+    """What the bridge forwards by."""
+    ports = json.loads(fabric.run(switch, ["bridge", "-json", "-details", "link"], check=True).stdout)
+    table = fabric.run(switch, ["bridge", "fdb", "show"], check=True).stdout.splitlines()
+    keys = ("ifname", "flood", "mcast_flood", "bcast_flood")
+    return sorted([*table, *(" ".join(str(port[key]) for key in keys) for port in ports)])
+
+
+#: By switches that flood: who hears what is not for them. Frames that only pass a switch are heard by its hosts, too, so in a
+#: ring that depends on which way around frames go.
+FABRICS: list[tuple[str, int, dict[str, str]]] = [
+    ("star", 3, {"s1": "h1 h2 h3"}),
+    ("ring", 4, {"s1": "h1", "s2": "", "s1,s4": "h1 h4"}),
+    ("ring", 2, {"s1,s2": ""}),
+    ("leaf-spine", 5, {"leaf1": "h1 h2 h3", "leaf1,leaf2": "h1 h2 h3 h4 h5", "spine1": "", "spine1,spine2": ""}),
+]
+
+
+@pytest.mark.parametrize("switch", ["xdp", "bridge"])
+@pytest.mark.parametrize(("topology", "hosts", "floods"), FABRICS)
+def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longer(
+    topology: str, hosts: int, floods: dict[str, str], switch: str
+) -> None:
+    """Every host sends to all, on both datapaths; what arrives is counted frame by frame, whomever it is for."""
+    plan = plan_fabric(topology, hosts, switch)
+    names = [host.name for host in plan.hosts]
+    pairs = list(itertools.permutations(names, 2))
+    numbers = range(10)
+
+    def check(workers: Workers, switches: Collection[str]) -> Heard:
+        hear_anew(workers, names)
+        sent = {name: {"receivers": [other for other in names if other != name], "numbers": numbers} for name in names}
+        workers.call_all(calls.send, sent)
+        expected: Heard = {name: Counter() for name in names}
+        for sender, receiver in pairs:
+            for name, copies in Walk(plan, switches, plan.host(receiver).mac).copies(sender).items():
+                expected[name].update({(sender, receiver, number): copies for number in numbers})
+        found = all_heard(workers, {name: counted.total() for name, counted in expected.items()})
+        assert found == expected
+        return found
+
+    with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
+        workers.call_all(calls.hear, names)
+        before = {name: ports_and_table(fabric, name) for name in fabric.switches}
+        for datapath in ("xdp", "sockets"):
+            fabric.set_datapath(datapath)  # type: ignore[arg-type]
+            check(workers, ())
+            for switches, hearing in floods.items():
+                with Timeline(fabric, workers, events(f"flood switches={switches}")) as timeline:
+                    assert fabric.floods == set(switches.split(","))
+                    found = check(workers, fabric.floods)
+                others = {name for name, counted in found.items() for _, receiver, _ in counted if receiver != name}
+                assert others == set(hearing.split())
+                (entry,) = timeline.log()
+                assert entry.ended
+                check(workers, ())
+                assert {name: ports_and_table(fabric, name) for name in fabric.switches} == before
+        assert fabric.floods == frozenset()
+
+
+def test_the_stack_takes_only_what_is_for_its_host(star: tuple[Fabric, Workers]) -> None:
+    fabric, workers = star
+    hear_anew(workers, list(fabric.hosts))
+    with flooded(fabric, "s1"):
+        workers["h1"].call(calls.send, receivers=["h2"], numbers=range(FRAMES))
+        found = all_heard(workers, {"h1": 0, "h2": FRAMES, "h3": FRAMES})
+    assert found["h3"] == found["h2"] == {("h1", "h2", number): 1 for number in range(FRAMES)}
+    assert not found["h1"]
+    assert workers["h2"].call(calls.taken) == list(range(FRAMES))
+    assert workers["h3"].call(calls.taken) == []
+
+
+def received(fabric: Fabric, host: str) -> int:
+    """Frames that a host has received."""
+    for line in Path(f"/proc/{fabric.hosts[host].pid}/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[1])
+    raise AssertionError("eth0 is gone")
+
+
+def wait_for_frames(fabric: Fabric, host: str) -> None:
+    """Wait until a host has received five more."""
+    enough = received(fabric, host) + 5
+    wait_until(lambda: received(fabric, host) >= enough)
+
+
+def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Workers]) -> None:
+    """A host sends while the switch loses its table twenty times and gets it back; the third hears a part of it."""
+    fabric, workers = star
+    hear_anew(workers, list(fabric.hosts))
+    enough = fabric.directory / "enough"
+    failed: list[BaseException] = []
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(20):
+                with flooded(fabric, "s1"):
+                    wait_for_frames(fabric, "h3")
+                wait_for_frames(fabric, "h2")
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            enough.touch()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    sent = workers["h1"].call(calls.send_until, receiver="h2", enough=str(enough), pause=0.0002)
+    thread.join()
+    enough.unlink()
+    assert not failed
+    found = all_heard(workers, {"h1": 0, "h2": sent, "h3": 0})
+    assert found["h2"] == {("h1", "h2", number): 1 for number in range(sent)}
+    assert 20 * 5 <= found["h3"].total() < sent - 20
+    assert found["h3"] < found["h2"]
+
+
+def judged(injector: Injector) -> "Counter[int]":
+    """How often each datagram of a first flow comes from h1 to h2, as the twin decides."""
+    fates = [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD) for n in range(FRAMES)]
+    return Counter({number: fate.copies + 1 for number, fate in enumerate(fates) if not fate.drop})
+
+
+RULES = {
+    "drops and copies": ("drop p=0.2 kind=udp", "duplicate p=0.2 copies=3 kind=udp", "duplicate p=0.1 kind=udp"),
+    "held": ("delay p=0.5 delay=3ms jitter=3ms kind=udp", "duplicate p=0.2 kind=udp", "reorder p=0.1 within=20ms kind=udp"),
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("first", ["flood", "injector"])
+def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Workers], rules: str, first: str) -> None:
+    """Copies and what was held leave by all other ports, too, whichever came into force first; counters say what they did."""
+    fabric, workers = star
+    hear_anew(workers, list(fabric.hosts))
+    injector = Injector(fabric, [parse_rule(text) for text in RULES[rules]], 7, trace=True)
+    flood = flooded(fabric, "s1")
+    with flood if first == "flood" else injector, injector if first == "flood" else flood:
+        expected = judged(injector)
+        workers["h1"].call(calls.send, receivers=["h2"], numbers=range(FRAMES))
+        found = all_heard(workers, {"h1": 0, "h2": expected.total(), "h3": expected.total()})
+        links = injector.links()
+        delays = injector.delays()
+    assert found["h2"] == found["h3"] == {("h1", "h2", number): copies for number, copies in expected.items()}
+    assert not found["h1"]
+    assert (links["unplaced"].sum(), links["lost"].sum()) == (0, 0)
+    assert links["passed"][0, 1] + (delays.received if delays else 0) >= len(expected)
+    pings = 2 * 6  # of those that wait for what is under way: a request and a reply of each
+    assert injector.frames() == FRAMES + pings
+    fates = [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD) for n in range(FRAMES)]
+    fired = Counter(one.rule for fate in fates for one in fate.fired)
+    assert injector.counters() == {(rule, 0, 1): count for rule, count in fired.items()}
+    if delays:
+        held = [fate for fate in fates if any(fate.delays_ns) or fate.behind]
+        assert (delays.received, delays.sent) == (len(held), sum(fate.copies + 1 for fate in held))
+    injector.check_replay()
+
+
+def test_what_is_held_is_flooded_if_the_switch_floods_when_it_leaves(star: tuple[Fabric, Workers]) -> None:
+    fabric, workers = star
+    hear_anew(workers, list(fabric.hosts))
+
+    def held(injector: Injector) -> int:
+        delays = injector.delays()
+        assert delays
+        return delays.received
+
+    with Injector(fabric, [parse_rule("delay delay=2s kind=udp link=h1->h2")]) as injector:
+        with flooded(fabric, "s1"):
+            workers["h1"].call(calls.send, receivers=["h2"], numbers=range(5))
+            wait_until(lambda: held(injector) == 5)
+        assert all_heard(workers, {"h1": 0, "h2": 5, "h3": 0})["h3"].total() == 0
+        workers["h1"].call(calls.send, receivers=["h2"], numbers=range(5, 10))
+        wait_until(lambda: held(injector) == 10)
+        with flooded(fabric, "s1"):
+            found = all_heard(workers, {"h1": 0, "h2": 10, "h3": 5})
+    assert found["h3"] == {("h1", "h2", number): 1 for number in range(5, 10)}
+
+
+@pytest.mark.parametrize(("switch", "datapath"), WAYS)
+@pytest.mark.parametrize(("topology", "name"), [("star", "s1"), ("ring", "s2"), ("leaf-spine", "leaf1")])
+def test_sums_and_answers_are_exact_while_a_switch_floods(topology: str, name: str, switch: str, datapath: Datapath) -> None:
+    plan = plan_fabric(topology, 4, switch)
+    with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
+        fabric.set_datapath(datapath)
+        specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
+        arguments = {host.name: {"name": "tcp-ring", "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
+        before = traces(fabric)
+        with Timeline(fabric, workers, events(f"flood switch={name}")) as timeline:
+            workers.call_all(open_ring, arguments, timeout=30)
+            work = {host.name: {"rank": host.rank, "times": 10} for host in plan.hosts}
+            results = workers.call_all(reduce_ring, work, timeout=90)
+            for one, other in itertools.permutations(fabric.hosts, 2):
+                answer = fabric.run(one, ["ping", "-c", "3", "-i", "0.002", "-W", "5", other])
+                assert " 3 received" in answer.stdout  # and no duplicates, of which it tells
+                assert ("duplicates" in answer.stdout) == (f"{one}->{other}" in doubled(fabric, name))
+            assert timeline.log()[0].ended is None
+        assert traces(fabric) == before
+    for sums in results.values():
+        for number, found in enumerate(sums):
+            assert (found == np.float32(6 + 4 * number)).all()
+
+
+def doubled(fabric: Fabric, switch: str) -> set[str]:
+    """Between whom a frame, or what answers it, comes more than once."""
+    plan, found = fabric.plan, set()
+    for one, other in itertools.permutations(plan.hosts, 2):
+        there, back = (Walk(plan, {switch}, b.mac).copies(a.name)[b.name] for a, b in ((one, other), (other, one)))
+        if there * back > 1:
+            found.add(f"{one.name}->{other.name}")
+    return found
+
+
+@pytest.mark.parametrize("how", ["error", "interrupt"])
+def test_the_table_is_back_however_the_block_is_left(star: tuple[Fabric, Workers], how: str) -> None:
+    fabric, workers = star
+    before, devices = ports_and_table(fabric, "s1"), traces(fabric)
+
+    def leave() -> None:
+        with Timeline(fabric, workers, events("flood switch=s1 for=300s", "flood switch=s1 at=400s")):
+            assert fabric.floods == {"s1"}
+            assert ports_and_table(fabric, "s1") != before
+            assert traces(fabric) - devices == {"s1: floods"}
+            if how == "error":
+                raise ZeroDivisionError
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_until(lambda: False)
+
+    with suppress(ZeroDivisionError, KeyboardInterrupt):
+        leave()
+        pytest.fail("it was not left")
+    assert fabric.floods == frozenset()
+    assert ports_and_table(fabric, "s1") == before
+    assert traces(fabric) == devices
+
+
+def test_the_datapath_may_change_while_a_switch_floods() -> None:
+    """Programs that come later know, too."""
+    with Fabric(plan_fabric("star", 3)) as fabric, Workers(fabric, modules=MODULES) as workers:
+        workers.call_all(calls.hear, list(fabric.hosts))
+        with flooded(fabric, "s1"):
+            for number, datapath in enumerate(("xdp", "sockets", "xdp")):
+                fabric.set_datapath(datapath)  # type: ignore[arg-type]
+                workers["h1"].call(calls.send, receivers=["h2"], numbers=range(number, number + 1))
+                found = all_heard(workers, {"h1": 0, "h2": number + 1, "h3": number + 1})
+                assert found["h3"] == {("h1", "h2", one): 1 for one in range(number + 1)}
+        workers["h1"].call(calls.send, receivers=["h2"], numbers=range(3, 4))
+        assert all_heard(workers, {"h1": 0, "h2": 4, "h3": 0})["h3"].total() == 3
+
+
+def test_floods_that_would_not_end_are_refused() -> None:
+    """As events beforehand, and by hand beside those that are in force."""
+    with Fabric(plan_fabric("ring", 4, "bridge")) as fabric, Workers(fabric) as workers:
+        before = {name: ports_and_table(fabric, name) for name in fabric.switches}
+        round_and_round = r"flood of s1, s2 at once: a frame for h1 would go round s2, s3, s4, s1 for ever"
+        with pytest.raises(SpecError, match=round_and_round):
+            Timeline(fabric, workers, events("flood switch=s1", "flood switch=s2 at=1s"))
+        with pytest.raises(SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"):
+            Timeline(fabric, workers, events("flood switch=s5"))
+        with flooded(fabric, "s1"):
+            with pytest.raises(SpecError, match=round_and_round), flooded(fabric, "s2"):
+                pass
+            with pytest.raises(SpecError, match="flood of s1: it floods already"), flooded(fabric, "s1"):
+                pass
+            assert fabric.floods == {"s1"}
+        assert {name: ports_and_table(fabric, name) for name in fabric.switches} == before
