@@ -159,7 +159,10 @@ if kind == "drawn":
     need = memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim)
     print(sum(need.values()), peak(lambda: synthetic_graph(spec)))
     raise SystemExit
-synthetic_graph(spec).save(folder)
+if not os.fork():  # what it leaves to the allocator would hide what is measured
+    synthetic_graph(spec).save(folder)
+    os._exit(0)
+assert os.wait()[1] == 0
 small = synthetic_graph(spec.model_copy(update={"scale": 6}))
 if kind == "data_parallel":
     from testbed.collectives.transport import Counters
@@ -199,7 +202,7 @@ print(round(sum(need.values()) / scenario.fabric.hosts), measured)
         ("data_parallel", {"dataset": {"scale": 14}, "model": {"hidden": 1024}, "training": {"batch_size": 512, "steps": 3}}),
         ("full_graph", {"dataset": {"scale": 15, "feature_dim": 512}, "exchange": ALONE}),
         ("full_graph", {"dataset": {"scale": 14}, "model": {"name": "gcn", "hidden": 512, "layers": 3}, "exchange": ALONE}),
-        ("full_graph", {"dataset": {"scale": 17, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),
+        ("full_graph", {"dataset": {"scale": 18, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),
     ],
 )
 def test_estimates_are_near_what_is_measured(tmp_path: Path, kind: str, tables: dict[str, dict[str, Any]]) -> None:
@@ -212,4 +215,4 @@ def test_estimates_are_near_what_is_measured(tmp_path: Path, kind: str, tables: 
     estimated, measured = map(int, done.stdout.split())
     print(f"{kind}: estimated {estimated >> 20} MiB, measured {measured >> 20} MiB, {estimated / measured:.2f}")
     assert measured > 32 << 20  # else noise
-    assert 1 <= estimated / measured <= 4
+    assert 1 <= estimated / measured <= 3
