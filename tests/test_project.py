@@ -11,7 +11,7 @@ from testbed.kernel import compile_bpf
 from testbed.kernel.compile import sources
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 350  # lines: a file is one noun
+LONGEST = 450  # lines: a file is one noun
 CODE = ("testbed", "topologies", "analysis", "bpf")
 
 
