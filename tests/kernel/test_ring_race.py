@@ -1,4 +1,4 @@
-"""Two CPUs, the same frame at the same time: one of them stores it and counts it. And a process that goes on meanwhile."""
+"""Two CPUs, the same frame at the same time: one of them stores it and counts it."""
 
 import mmap
 import os
@@ -94,46 +94,6 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         # The other CPU's was a duplicate: of lap one it is dropped, or answered from the result that was there by then.
         assert counters["duplicate"] + counters["answered"] == ROUNDS
         assert counters["bad_checksum"] == 0
-
-
-@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
-def test_a_frame_of_a_collective_does_not_outlive_it(kind) -> None:
-    """One CPU has it in hand while the process goes on, and another CPU stores the next one's: that stays, and counts once."""
-    chunk, hop = (2, 2) if kind == Kind.REDUCE else (0, 2)
-    ones = np.ones(LENGTH // 8, np.uint64)
-
-    def frame(generation: int) -> bytes:
-        return packet(np.full(LENGTH // 8, generation, np.uint64), kind=kind, chunk=chunk, hop=hop, generation=generation)
-
-    with loaded() as (kernel, native):
-        kernel.inputs[:] = ones
-        kernel.records["input_sum"] = checksum(ones)
-        batch = [frame(GENERATION + turn) for turn in range(ROUNDS + 1)]
-        native.begin(GENERATION, RANKS, LENGTH, TAG)
-        native.control.progress = GENERATION << 32 | RANKS
-        first, wrong = min(os.sched_getaffinity(0)), []
-
-        def work(turn: int) -> None:
-            generation = GENERATION + turn + 1
-            if min(os.sched_getaffinity(0)) == first:
-                kernel.run("ring_link", batch[turn])
-                return
-            native.begin(generation, RANKS, LENGTH, TAG)
-            native.publish(generation, RANKS)
-            native.rings()
-            native.control.taken = native.control.ordered
-            kernel.run("ring_link", batch[turn + 1])
-
-        def verify(turn: int) -> None:
-            generation = GENERATION + turn + 1
-            word = int(kernel.records["result"][chunk])
-            expected = generation + (1 if kind == Kind.REDUCE else 0)
-            good = word == word_of(generation, ResultState.DONE) and (kernel.results[chunk] == expected).all()
-            if not good or kernel.control.stored != 1:
-                wrong.append((turn, hex(word), int(kernel.results[chunk][0]), int(kernel.control.stored)))
-
-        Pair(work, verify).run(ROUNDS)
-        assert not wrong
 
 
 def test_orders_are_taken_once() -> None:
