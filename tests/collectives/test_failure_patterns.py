@@ -161,8 +161,7 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
         assert rounds <= counted["lost"] <= 2 * rounds
         assert counted["resent"] == counted["lost"]
         asked = kernel.records["attempt"][3::6]
-        assert asked.sum() == counted["resent"]
-        assert (asked >= 1).all()
+        assert ((asked == 1) | (asked == 2)).all()
         assert (kernel.records["lost"][3::6, Stage.RESULT] == GENERATION).all()
 
 
@@ -263,7 +262,8 @@ def test_a_status_tells_32_ranks_apart() -> None:
 @pytest.mark.parametrize("ranks", [31, 32])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
-    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, gap=1)
+    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, holdoff_us=2000)
+    network.now_us = 1 << 20
     emit, seen = network.emit, count()
 
     def lossy(frame) -> None:
