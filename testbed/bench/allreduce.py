@@ -68,7 +68,7 @@ class Options:
         if self.recovery not in get_args(RecoveryFrom):
             raise SpecError(f"--recovery: {self.recovery!r}: allowed is {' or '.join(get_args(RecoveryFrom))}")
         if not 0 <= self.gap <= MAX_GAP:
-            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
+            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} frames")
         if self.affinity not in get_args(Affinity):
             raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
         check_mtu(self.plan.mtu, self.transports, "--mtu")

@@ -88,7 +88,7 @@ class Options:
         if not 1 <= self.window <= MAX_WINDOW:
             raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
         if not 0 <= self.gap <= MAX_GAP:
-            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} chunks")
+            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} frames")
         transports = [VARIANTS[name][0] for name in self.variants]
         check_mtu(self.plan.mtu, transports, "--mtu")
         check_room(self.size, len(self.plan.hosts), transports, allowance(), "--size")

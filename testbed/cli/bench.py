@@ -82,9 +82,10 @@ def allreduce(
     gap: Annotated[
         int,
         typer.Option(
-            parser=options.WHOLE, help="Chunks by which xdp-ring's kernel half lets a result be late; 0 leaves it to the timer."
+            parser=options.WHOLE,
+            help="Later frames of a lane that make xdp-ring's kernel half ask for a missing one; 0: only the timer.",
         ),
-    ] = 16,
+    ] = 1,
     affinity: Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")] = "rank",
     seed: options.Seed = 0,
     json: options.JsonFile = None,

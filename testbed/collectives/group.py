@@ -62,9 +62,10 @@ class GroupSpec:
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Most float32 elements in one collective.
     :param window: Frames in flight that each owner keeps (in-kernel transports).
-    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends it
-        round again; or ``upstream``, its neighbour, who answers from what it holds or passes the request on to the owner.
-    :param gap: Chunks of one owner by which a result may be late before the kernel asks for it; 0: only the timer does.
+    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends the
+        result, or sends the chunk round again; or ``upstream``, the rank before it, who sends again what it has sent: its input,
+        a partial sum that it keeps, or the result.
+    :param gap: Later frames of the same lane that must have come before the kernel asks for a missing one; 0: only the timer does.
     :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
     :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.
     :param affinity: ``rank`` pins each rank's process to CPU ``rank % cpus``; ``none`` pins nothing.
@@ -111,7 +112,7 @@ class GroupSpec:
         require(0 <= self.capacity < 1 << 31, "capacity", "0..2^31-1 elements")
         require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
         require(self.recovery in get_args(RecoveryFrom), "recovery", " or ".join(get_args(RecoveryFrom)))
-        require(0 <= self.gap <= MAX_GAP, "gap", f"0..{MAX_GAP} chunks")
+        require(0 <= self.gap <= MAX_GAP, "gap", f"0..{MAX_GAP} frames")
         require(0 <= self.yields <= MAX_YIELDS, "yields", f"0..{MAX_YIELDS}")
         require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
         require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))

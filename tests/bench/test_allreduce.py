@@ -38,7 +38,7 @@ def test_turns_share_the_iterations():
         ({"window": 0}, "--window: 0: allowed is 1 to 256 frames"),
         ({"window": 257}, "--window: 257: allowed is 1 to 256 frames"),
         ({"recovery": "owner"}, "--recovery: 'owner': allowed is origin or upstream"),
-        ({"gap": 4097}, "--gap: 4097: allowed is 0 to 4096 chunks"),
+        ({"gap": 4097}, "--gap: 4097: allowed is 0 to 4096 frames"),
         ({"affinity": "core"}, "--affinity: 'core': allowed is none or rank"),
         ({"sizes": [4, 1 << 33]}, "-e: 8G: allowed is at most 8589934588 bytes, 2^31 - 1 elements"),
         (

@@ -16,8 +16,9 @@ from testbed.collectives.group import GroupSpec, Member, make_groups
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
+from testbed.protocol.memory import Stage, item_of
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import FRAME_BYTES, PORT, Kind
+from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, SETTLED, Kind
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
 
@@ -28,7 +29,7 @@ BATCH = 500
 LOWER_BYTES = 42  # of Ethernet, IPv4 and UDP
 RANKS = 3
 SIZES = [20_000, 1, 3000]
-REASONS = ("cookie", "generation", "chunk", "length", "tensor", "rank", "kind", "checksum")
+REASONS = ("cookie", "receiver", "generation", "chunk", "length", "tensor", "rank", "kind", "checksum")
 
 
 class Forger:
@@ -60,11 +61,15 @@ class Forger:
             generation=generation + chance.randint(-1, 5) & 0xFFFFFFFF,
             chunk=chunk,
             checksum=chance.getrandbits(64),
+            lane=chance.randrange(2),
             hop=(receiver - chunk) % ranks or 1,
-            last=sender.rank if kind in (Kind.REQUEST, Kind.PROBE, Kind.ALIVE) else chance.randrange(ranks),
-            flags=chance.choice((0, 1)),
+            sender=sender.rank,
+            receiver=receiver,
+            flags=chance.choice((0, 0, RESULT, RESTART, SETTLED, EARLIER)),
+            round=chance.choice((0, 0, 0, 1)),
             length=length,
             tag=tag,
+            prev=chance.choice((NOTHING, item_of(chunk, 0, chance.choice(list(Stage))))),
         )
         return lower(sender, self.members[receiver], length) + bytes(header) + chance.randbytes(length)
 

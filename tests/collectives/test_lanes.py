@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.protocol.wire import MAX_PAYLOAD, WEIGHTS, weigh
 
-RECORD_WORDS = 4  # struct record
+RECORD_WORDS = 8  # struct record
 FORMATS = st.builds(Lanes, st.sampled_from((16, 32)), st.integers(1, 32))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VALUES = hnp.arrays(np.float32, st.integers(0, 300), elements=FINITE)

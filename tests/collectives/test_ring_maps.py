@@ -26,24 +26,35 @@ STRUCTURES = {
     "ring_tensor": maps.Tensor,
     "ring_order": maps.RingOrder,
     "ring_asks": maps.RingAsks,
-    "ring_front": maps.Front,
+    "ring_queue": maps.RingQueue,
+    "ring_ask": maps.RingAsk,
+    "ring_lane": maps.Lane,
+    "ring_rank": maps.Rank,
+    "ring_kept": maps.Kept,
     "ring_parked": maps.Parked,
     "ring_config": maps.Config,
     "ring_peer": maps.Peer,
 }
-UNMAPPED = {"ring_frame": maps.Frame, "ring_event": maps.Event}  # in no map, hence not in BTF
+UNMAPPED = {"ring_frame": maps.Frame}  # in no map, hence not in BTF
 FRAME_LOWER = {"lower"}  # Ethernet, IPv4 and UDP: one field here, three in C
 DEFINED = {
     "RING_PORT": wire.PORT,
     "RING_MAGIC": wire.MAGIC,
     "RING_VERSION": wire.VERSION,
-    "RING_FLAG_USEFUL": wire.USEFUL,
-    "RING_FLAG_DOUBT": wire.DOUBT,
+    "RING_FLAG_RESULT": wire.RESULT,
+    "RING_FLAG_SETTLED": wire.SETTLED,
+    "RING_FLAG_TOLD": wire.TOLD,
+    "RING_FLAG_EARLIER": wire.EARLIER,
+    "RING_FLAG_RESTART": wire.RESTART,
+    "RING_NOTHING": wire.NOTHING,
     "RING_MAX_RANKS": wire.MAX_RANKS,
     "RING_BLOCK": wire.BLOCK,
     "RING_MAX_BLOCKS * RING_BLOCK": wire.MAX_PAYLOAD,
     "sizeof(struct ring_frame)": wire.FRAME_BYTES,
     "RING_PARKING": memory.PARKING,
+    "RING_PARKING_TRIES": memory.PARKING_TRIES,
+    "RING_ASKS": memory.ASKS,
+    "ORDER_ANYWHERE": memory.ANYWHERE,
     "RING_ORDERS": memory.ORDERS,
     "RING_FAN_SMALL": maps.FAN_SMALL,
     "RING_FAN_LARGE": maps.FAN_LARGE,
@@ -53,7 +64,7 @@ DEFINED = {
 
 def enumerators() -> dict[str, int]:
     """Names of C's enumerators and the values that Python has for them."""
-    enums: dict[str, type[IntEnum]] = {"RING_": wire.Kind, "ORDER_": memory.Order, "RING_EVENT_": memory.EventKind}
+    enums: dict[str, type[IntEnum]] = {"RING_": wire.Kind, "ORDER_": memory.Order, "RESULT_": memory.ResultState}
     values = {prefix + item.name: item.value for prefix, items in enums.items() for item in items}
     return values | {f"RING_{name.upper()}": index for index, name in enumerate(memory.COUNTERS)}
 
@@ -104,6 +115,10 @@ def test_a_wrong_value_would_be_refused() -> None:
         ("layout", Layout),
         ("control", maps.Control),
         ("parked", maps.Parked),
+        ("record", maps.Chunk),
+        ("lane", maps.Lane),
+        ("peer", maps.Rank),
+        ("order", maps.RingOrder),
         ("lanes", NativeLanes),
     ],
 )

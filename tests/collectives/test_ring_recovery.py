@@ -1,5 +1,6 @@
-"""What a rank says when nothing moves although all answer."""
+"""What a rank says when nothing moves, whom it waits for when ranks meet, and for whom it stays when they part."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,54 +8,162 @@ import numpy as np
 import pytest
 
 from testbed.collectives.group import GroupSpec, make_groups
-from testbed.collectives.ring_recovery import Recovery
+from testbed.collectives.ring_port import Peer
+from testbed.collectives.ring_recovery import FIRST, Recovery
 from testbed.errors import CollectiveError
 from testbed.plan import plan_fabric
+from testbed.protocol.memory import Order
+
+GENERATION = 5
+HERE = Peer(GENERATION, 0, 0, 4)
+ELSEWHERE = Peer(GENERATION - 1, GENERATION - 1, 0, 0)
 
 
 class Port:
-    """A port whose peers answer probes and send nothing else, but frames of other tensors.
+    """A port whose peers are as told, and of which no results come.
 
-    :param before: How many of those have come before the collective.
-    :param meanwhile: How many come each time that it is waited for.
+    :param peers: What the ranks say of themselves, this one's own included; called at each look, with how many there have been.
+    :param heard: Frames that come from each rank each time that it is waited for.
+    :param meanwhile: Frames of other tensors that come each time.
     """
 
-    def __init__(self, spec: GroupSpec, before: int, meanwhile: int) -> None:
-        self.spec, self._came, self._meanwhile = spec, before, meanwhile
-        self.control = SimpleNamespace(stored=0, next=0, rtt_samples=0, rtt_sum_us=0, rtt_max_us=0)
-        self.records = {"attempt": np.zeros(64, np.uint8)}
+    def __init__(
+        self, spec: GroupSpec, peers: Callable[[int], Sequence[Peer]], heard: Sequence[int], before: int = 0, meanwhile: int = 0
+    ) -> None:
+        self.spec, self._peers, self._came, self._meanwhile = spec, peers, before, meanwhile
+        self.control = SimpleNamespace(stored=0, front=2, settled=0)
+        self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
+        self.waits = 0
+        self.probed: list[tuple[int, int]] = []
+
+    def begin(self, generation: int) -> None:
+        assert generation == FIRST
 
     def counters(self) -> dict[str, int]:
         return {"bad_tensor": self._came, "bad_length": 0, "bad_chunk": 0}
 
     def wait(self, total: int, seconds: float) -> bool:
         self._came += self._meanwhile
+        self._total = self._total + self._heard
+        self.waits += 1
         return False
 
-    def events(self) -> list[Any]:
-        return [SimpleNamespace(rank=rank, generation=5) for rank in range(1, self.spec.size)]
-
-    def done(self, total: int) -> Any:
-        return np.zeros(total, np.uint32)
-
-    def take(self, count: int) -> int:
+    def moved(self) -> int:
         return 0
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
+    def heard(self) -> np.ndarray:
+        return self._total
+
+    def peers(self) -> Sequence[Peer]:
+        return self._peers(self.waits)
+
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0) -> None:
+        assert kind == Order.PROBE
+        self.probed.append((chunk, attempt))
+
+    def flush(self) -> None:
+        pass
+
+
+def spec(ranks: int = 3, **options: Any) -> GroupSpec:
+    return make_groups(plan_fabric(hosts=ranks).hosts, group_id=1, **{"timeout": 0.05} | options)[0]
 
 
 @pytest.mark.parametrize(
-    ("before", "meanwhile", "why"),
+    ("peers", "heard", "before", "meanwhile", "why"),
     [
-        (0, 0, " although every rank answers"),
-        (7, 0, " although every rank answers"),
-        (7, 1, ": the ranks reduce different tensors"),
+        ([HERE] * 3, [0, 0, 0], 0, 0, "rank 1 (h2), rank 2 (h3) silent for 0.05 s"),
+        ([HERE] * 3, [0, 1, 0], 0, 1, "rank 2 (h3) silent for 0.05 s"),
+        ([HERE, HERE, ELSEWHERE], [0, 1, 1], 0, 1, "rank 2 (h3) up, but not in this all-reduce after 0.05 s"),
+        ([HERE] * 3, [0, 1, 1], 7, 1, "no progress for 0.05 s: the ranks reduce different tensors"),
+        (
+            [HERE] * 3,
+            [0, 1, 1],
+            7,
+            0,
+            "no progress for 0.05 s: chunk 2 of h3 is missing; h2, h3 are up, waiting for chunk 4 of h2",
+        ),
+        (
+            [HERE, HERE, Peer(GENERATION, GENERATION, 0, 0)],
+            [0, 1, 1],
+            0,
+            0,
+            "no progress for 0.05 s: chunk 2 of h3 is missing; h2 is up, waiting for chunk 4 of h2",
+        ),
     ],
 )
-def test_tensors_differ_only_if_frames_of_others_come_in_this_collective(before: int, meanwhile: int, why: str) -> None:
-    spec = make_groups(plan_fabric(hosts=3).hosts, group_id=1, timeout=0.05)[0]
-    recovery = Recovery(Port(spec, before, meanwhile))  # type: ignore[arg-type]
+def test_a_rank_says_why_nothing_moves(peers, heard, before, meanwhile, why) -> None:
+    """Frames of other tensors count only if they have come in this collective."""
+    recovery = Recovery(Port(spec(), lambda _: peers, heard, before, meanwhile))  # type: ignore[arg-type]
     with pytest.raises(CollectiveError) as failure:
-        recovery.wait(5, 9)
-    assert str(failure.value).startswith(f"rank 0 (h1): no progress for 0.05 s{why} (all-reduce 5: 0 of 9 chunks after ")
+        recovery.wait(GENERATION, 9)
+    assert str(failure.value).startswith(f"rank 0 (h1): {why} (all-reduce 5: 0 of 9 chunks after ")
+
+
+def test_a_few_chunks_are_named_of_many() -> None:
+    peers = [Peer(GENERATION, 0, 0, rank) for rank in range(8)]
+    recovery = Recovery(Port(spec(8), lambda _: peers, [1] * 8))  # type: ignore[arg-type]
+    with pytest.raises(CollectiveError, match=r"h5 is up, waiting for chunk 4 of h5; and others for 3 more chunks \(all-reduce 5"):
+        recovery.wait(GENERATION, 9)
+
+
+def test_every_rank_is_probed_while_nothing_comes() -> None:
+    """Many times within the timeout, each time with another number: a loss must not be taken for a rank that is gone."""
+    port = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
+    with pytest.raises(CollectiveError):
+        Recovery(port).wait(GENERATION, 9)  # type: ignore[arg-type]
+    assert {rank for rank, _ in port.probed} == {1, 2}
+    assert [attempt for _, attempt in port.probed] == list(range(1, len(port.probed) + 1))
+    assert len(port.probed) >= 2 * 10
+
+
+def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
+    here, nobody = Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)
+    port = Port(spec(), lambda waits: [nobody, here if waits > 1 else nobody, here if waits > 2 else nobody], [0, 0, 0])
+    Recovery(port).meet()  # type: ignore[arg-type]
+    assert [rank for rank, _ in port.probed] == [1, 2, 1, 2, 2]
+    assert port.control.settled == FIRST
+
+
+def test_who_does_not_open_the_group_is_named() -> None:
+    port = Port(spec(), lambda _: [Peer(0, 0, 0, 0), Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)], [0, 1, 0])
+    with pytest.raises(CollectiveError, match=r"^rank 0 \(h1\): no answer from rank 2 \(h3\) within 0.05 s: every member"):
+        Recovery(port).meet()  # type: ignore[arg-type]
+
+
+DONE = Peer(GENERATION, GENERATION, GENERATION, 0)
+NEEDS = Peer(GENERATION, GENERATION - 1, GENERATION, 0)
+UNTOLD = Peer(GENERATION, GENERATION, GENERATION - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "peers", "stays_for"),
+    [
+        ("upstream", [DONE, DONE, DONE], set()),
+        ("upstream", [DONE, NEEDS, DONE], {1}),  # the rank behind may ask
+        ("upstream", [DONE, DONE, NEEDS], set()),  # nobody else does
+        ("upstream", [DONE, DONE, UNTOLD], {2}),  # the rank before stays until it is told
+        ("upstream", [DONE, UNTOLD, DONE], set()),
+        ("origin", [DONE, DONE, NEEDS], {2}),
+        ("origin", [DONE, UNTOLD, NEEDS], {1, 2}),
+    ],
+)
+def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> None:
+    """They are heard all the time; it asks them how they are until they are done, here after five looks."""
+    port = Port(spec(timeout=5.0, recovery=recovery), lambda waits: peers if waits < 5 else [DONE] * 3, [0, 1, 1])
+    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    assert {rank for rank, _ in port.probed} == stays_for
+    assert port.waits == (5 if stays_for else 0)
+
+
+def test_nobody_is_waited_for_longer_than_the_timeout() -> None:
+    port = Port(spec(), lambda _: [DONE, NEEDS, DONE], [0, 1, 1])
+    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    assert port.waits > 0
+
+
+def test_who_is_gone_is_not_waited_for() -> None:
+    """Nothing of it is heard: it is taken for content long before the timeout."""
+    port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNTOLD], [0, 0, 0])
+    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    assert {rank for rank, _ in port.probed} == {2}

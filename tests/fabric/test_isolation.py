@@ -14,8 +14,8 @@ from testbed.collectives.group import make_groups
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.memory import Order
-from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode
+from testbed.protocol.memory import COUNTERS, Order
+from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
 from tests.fabric.helpers import wait_until
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.net
 SIZES = [100_003, 1]
 PLAN = plan_fabric(hosts=2)
 COOKIE = make_groups(PLAN.hosts)[0].cookie
-FOREIGN = ("strangers", "bad_cookie", "bad_chunk", "bad_length", "bad_tensor", "bad_rank", "bad_kind", "bad_checksum")
+FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_generation"))
 """What frames of another fabric would be counted as."""
 
 
@@ -63,7 +63,9 @@ def counted(workers: Workers) -> list[dict[str, int]]:
 def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
     """One that the receiver's programs take for its group's."""
     ends = [Endpoint(PLAN.hosts[rank].mac, PLAN.hosts[rank].ip) for rank in (sender, receiver)]
-    return encode(Frame(Header(kind, cookie=COOKIE, last=sender, **fields), np.zeros(8, np.uint64), *ends))
+    header = Header(kind, cookie=COOKIE, sender=sender, receiver=receiver, **fields)
+    header.checksum = frame_seal(header)
+    return encode(Frame(header, np.zeros(8, np.uint64), *ends))
 
 
 def hostile() -> list[bytes]:

@@ -1,7 +1,7 @@
 """Packets for the ring's programs, built with scapy, and a rank in the middle of a collective to send them to."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 from scapy.layers.inet import IP, UDP
@@ -9,7 +9,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, seal
+from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
 from tests.kernel.twin import KernelRank
 from tests.native.process import NativeProcess
 from tests.protocol.network import COOKIE, GROUP, config, endpoints
@@ -30,21 +30,28 @@ def total_of(chunk: int) -> Words:
     return np.sum([input_of(rank, chunk) for rank in range(RANKS)], axis=0, dtype=np.uint64)
 
 
-def packet(payload: Words | None = None, source: int = RANK - 1, port: int = PORT, **fields: int) -> bytes:
-    """A whole frame to the rank; fields that are not given are those of a good frame."""
+def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK, port: int = PORT, **fields: int) -> bytes:
+    """A whole frame to the rank; fields that are not given are those of a good frame, and it is sealed as it is.
+
+    :param source: Rank whose addresses it has.
+    :param to: Rank to whose addresses it goes.
+    """
     words = np.zeros(LENGTH // 8, np.uint64) if payload is None else payload
     good = {
+        "kind": 0,
         "group": GROUP,
         "cookie": COOKIE,
         "generation": GENERATION,
+        "sender": source,
+        "receiver": to,
         "tag": TAG,
         "length": 8 * words.size,
     } | fields
-    said = Header(**{name: good.get(name, 0) for name in ("kind", "generation", "chunk", "length", "tag")})
-    good.setdefault("checksum", checksum(words) + seal(said) & (1 << 64) - 1)
+    said = Header(**{name: value for name, value in good.items() if name != "magic"})
+    good.setdefault("checksum", checksum(words) + frame_seal(said) & (1 << 64) - 1)
     frame = (
-        Ether(dst=PEERS[RANK].mac, src=PEERS[source].mac)
-        / IP(src=PEERS[source].ip, dst=PEERS[RANK].ip, id=0, flags="DF")
+        Ether(dst=PEERS[to].mac, src=PEERS[source].mac)
+        / IP(src=PEERS[source].ip, dst=PEERS[to].ip, id=0, flags="DF")
         / UDP(sport=PORT, dport=port, chksum=0)
         / RingHeader(**good)
         / Raw(words.tobytes())
@@ -63,10 +70,18 @@ def reduce(chunk: int, **fields) -> bytes:
 
 def result(chunk: int, **fields) -> bytes:
     """Lap two as it reaches the rank. It began behind the last of lap one, so it ends before that."""
-    last = (chunk % RANKS - 2) % RANKS
     hop = (RANK - (chunk % RANKS - 1)) % RANKS
-    good = {"kind": Kind.RESULT, "chunk": chunk, "hop": hop, "last": last, "flags": "useful"}
-    return packet(total_of(chunk), **good | fields)
+    return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
+
+
+def request(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
+    """Of the rank behind this one, which lacks the partial sum."""
+    return packet(source=source, **{"kind": Kind.REQUEST, "chunk": chunk} | fields)
+
+
+def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:
+    """A probe, or an answer to one."""
+    return packet(np.zeros(0, np.uint64), source=source, **{"kind": kind, "tag": 0} | fields)
 
 
 def bell(**fields) -> bytes:
@@ -89,10 +104,10 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 @contextmanager
 def loaded(
-    chunks: int = CHUNKS, upstream: bool = False, gap: int = 0, spare: int = 0
+    chunks: int = CHUNKS, upstream: bool = False, gap: int = 0, kept: int = 4, spare: int = 0
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    kernel = KernelRank(config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap), spare)
-    shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
-    with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
-        yield kernel, native
-    kernel.close()
+    setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
+    with closing(KernelRank(setting, spare)) as kernel:
+        shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
+        with NativeProcess(RANK, RANKS, WINDOW, upstream, **shared) as native:
+            yield kernel, native

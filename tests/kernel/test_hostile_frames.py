@@ -6,6 +6,7 @@
 import ctypes
 import os
 from collections.abc import Iterator
+from ctypes import c_uint64
 from dataclasses import replace
 
 import numpy as np
@@ -13,13 +14,42 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.collectives.lanes import Lanes
+from testbed.collectives.ring_maps import Frame as RingFrame
 from testbed.collectives.xdp_ring import _Tensor
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
-from testbed.protocol.memory import PARKING, Order
-from testbed.protocol.wire import FRAME_BYTES, Endpoint, Kind, Words, checksum, decode, encode, weigh
+from testbed.protocol.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
+from testbed.protocol.wire import (
+    FRAME_BYTES,
+    RESTART,
+    RESULT,
+    SETTLED,
+    VERSION,
+    Endpoint,
+    Kind,
+    Words,
+    checksum,
+    decode,
+    encode,
+    weigh,
+)
 from tests.kernel import packets
-from tests.kernel.packets import CHUNKS, GENERATION, LENGTH, RANK, RANKS, TAG, TOTAL, bell, loaded, packet, reduce, result
+from tests.kernel.packets import (
+    CHUNKS,
+    GENERATION,
+    LENGTH,
+    RANK,
+    RANKS,
+    TAG,
+    TOTAL,
+    bell,
+    loaded,
+    packet,
+    probe,
+    reduce,
+    request,
+    result,
+)
 from tests.kernel.twin import KernelRank
 from tests.native.process import NativeProcess
 
@@ -31,8 +61,10 @@ SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
 LATER = GENERATION + 1
 
-FIELDS = [(42, 2), (44, 1), (45, 1), (46, 2), (48, 8), (56, 4), (60, 4), (64, 8), *((place, 1) for place in range(72, 76))]
-FIELDS += [(76, 2), (78, 2)]
+WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "generation": 4, "chunk": 4, "checksum": 8}
+WIDTHS |= dict.fromkeys(("lane", "hop", "sender", "receiver", "flags", "round"), 1)
+WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
+FIELDS = [(getattr(RingFrame, name).offset, width) for name, width in WIDTHS.items()]
 """Offsets and widths of the fields of the ring's header."""
 
 
@@ -46,26 +78,39 @@ def tag_of(bits: int) -> int:
     return _Tensor(1, Lanes(bits, RANKS), LENGTH).tag(0)
 
 
-def request(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
-    return packet(source=source, **{"kind": Kind.REQUEST, "chunk": chunk, "last": source} | fields)
+def relabel(data: bytes, **fields: int) -> bytes:
+    """The frame with other fields, and sealed as it was."""
+    frame = decode(data)
+    assert frame is not None
+    return encode(replace(frame, header=replace(frame.header, **fields)))
 
 
+ANEW = {"flags": RESTART}
 REFUSED = {
     "cookie of another run, lap one": ("bad_cookie", reduce(2, cookie=1)),
     "cookie of another run, lap two": ("bad_cookie", result(0, cookie=1)),
-    "cookie of another run, probe": ("bad_cookie", packet(kind=Kind.PROBE, cookie=1)),
-    "another version": ("bad_cookie", result(0, version=2)),
+    "cookie of another run, probe": ("bad_cookie", probe(0, cookie=1)),
+    "another version": ("bad_cookie", result(0, version=VERSION - 1)),
+    "lap one for another rank": ("bad_receiver", reduce(2, receiver=2)),
+    "lap two for another rank": ("bad_receiver", result(0, receiver=0)),
+    "lap two to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
+    "request for another rank": ("bad_receiver", request(1, receiver=0)),
+    "probe for another rank": ("bad_receiver", probe(0, receiver=2)),
+    "answer for another rank": ("bad_receiver", probe(0, Kind.ALIVE, receiver=2)),
+    "answer for a rank beyond all": ("bad_receiver", probe(0, Kind.ALIVE, receiver=255)),
     "lap one of the collective before": ("bad_generation", reduce(2, generation=GENERATION - 1)),
     "lap two of the collective before": ("bad_generation", result(0, generation=GENERATION - 1)),
     "lap two of the next collective": ("bad_generation", result(0, generation=LATER)),
     "lap one of the one after the next": ("bad_generation", reduce(2, generation=GENERATION + 2)),
     "lap one of half the range away": ("bad_generation", reduce(2, generation=GENERATION + 0x80000000)),
     "no generation": ("bad_generation", result(0, generation=0)),
-    "request, collective before": ("bad_generation", request(1, generation=GENERATION - 1)),
-    "request, next collective": ("bad_generation", request(1, generation=LATER)),
-    "request, a chunk never launched": ("bad_generation", request(4)),
+    "request, collective before": ("not_held", request(1, generation=GENERATION - 1)),
+    "request, next collective": ("not_held", request(1, generation=LATER)),
+    "request, a chunk never launched": ("not_held", request(4)),
+    "request to begin anew, next collective": ("not_held", request(1, generation=LATER, **ANEW)),
     "request, a chunk beyond the tensor": ("bad_chunk", request(7)),
     "request of a host outside": ("bad_rank", from_outside(request(1))),
+    "request to begin anew, another rank's chunk": ("bad_rank", request(0, **ANEW)),
     "no payload": ("bad_length", result(0, length=0)),
     "half a block": ("bad_length", result(0, length=LENGTH - 32)),
     "payload of another tensor": ("bad_length", result(0, length=LENGTH // 2)),
@@ -75,37 +120,49 @@ REFUSED = {
     "lane type of another rank": ("bad_tensor", result(0, tag=tag_of(32))),
     "hop of another rank": ("bad_rank", reduce(2, hop=1)),
     "hop beyond the ring": ("bad_rank", result(0, hop=RANKS)),
-    "end beyond the ring": ("bad_rank", result(0, last=RANKS)),
+    "lap one of a rank that is not before": ("bad_rank", reduce(2, source=2)),
     "lap one of a host outside": ("bad_rank", from_outside(reduce(2))),
     "lap two of a host outside": ("bad_rank", from_outside(result(0))),
-    "probe of a host outside": ("bad_rank", from_outside(packet(kind=Kind.PROBE, last=0))),
-    "answer of a host outside": ("bad_rank", from_outside(packet(kind=Kind.ALIVE, last=0))),
-    "probe in this rank's own name": ("bad_rank", packet(kind=Kind.PROBE, last=RANK, source=RANK)),
-    "answer in this rank's own name": ("bad_rank", packet(kind=Kind.ALIVE, last=RANK, source=RANK)),
-    "answer of a rank beyond the mask": ("bad_rank", packet(kind=Kind.ALIVE, last=255)),
+    "probe of a host outside": ("bad_rank", from_outside(probe(0))),
+    "answer of a host outside": ("bad_rank", from_outside(probe(0, Kind.ALIVE))),
+    "probe in this rank's own name": ("bad_rank", probe(RANK)),
+    "answer in this rank's own name": ("bad_rank", probe(RANK, Kind.ALIVE)),
+    "answer of a rank beyond the mask": ("bad_rank", probe(0, Kind.ALIVE, sender=255)),
     "chunk beyond the tensor": ("bad_chunk", reduce(TOTAL)),
     "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, generation=LATER)),
     "chunk beyond everything": ("bad_chunk", result(0xFFFFFFFF)),
     "a bell that comes by the link": ("bad_kind", bell()),
     "no kind": ("bad_kind", result(0, kind=0)),
     "another kind": ("bad_kind", result(0, kind=255)),
+    "wrong sum, lap one": ("bad_checksum", reduce(0, checksum=1)),
     "wrong sum, the end of lap one": ("bad_checksum", reduce(2, checksum=1)),
+    "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, generation=LATER, checksum=1)),
     "wrong sum, lap two": ("bad_checksum", result(0, checksum=1)),
-    "lap one that says it is lap two": ("bad_checksum", relabelled := bytearray(result(0, kind=Kind.REDUCE))),
-    "the collective before, as if of this one": ("bad_checksum", redated := bytearray(result(0, generation=GENERATION - 1))),
-    "another chunk": ("bad_checksum", renamed := bytearray(result(0))),
+    "wrong sum, request": ("bad_checksum", request(1, checksum=1)),
+    "wrong sum, request to begin anew": ("bad_checksum", request(1, checksum=1, **ANEW)),
+    "wrong sum, probe": ("bad_checksum", probe(0, checksum=1)),
+    "wrong sum, answer": ("bad_checksum", probe(0, Kind.ALIVE, checksum=1)),
+    "lap one that says it is lap two": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
+    "the collective before, as if of this one": (
+        "bad_checksum",
+        relabel(result(0, generation=GENERATION - 1), generation=GENERATION),
+    ),
+    "another chunk": ("bad_checksum", relabel(result(0), chunk=3)),
+    "another round": ("bad_checksum", relabel(result(0), round=1)),
+    "another frame before": ("bad_checksum", relabel(result(0), prev=item_of(3, 0, Stage.RESULT))),
+    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=SETTLED)),
+    "a request that wants more": ("bad_checksum", relabel(request(1), **ANEW)),
 }
-relabelled[45] = Kind.RESULT
-redated[56] = GENERATION
-renamed[60] = 3
-
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
-    """All that programs can write to, but for counters, and results that do not count: frames are summed up while copied."""
-    tables = {name: kernel.object.maps[name] for name in ("parking_data", "asks", "fronts")}
+    """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
+    tables = {name: kernel.object.maps[name] for name in ("parking_data", "kept", "kept_data")}
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
-    held = kernel.results[kernel.records["done"] != 0]
-    shared = {"inputs": kernel.inputs, "results": held, "records": kernel.records, **kernel.bytes}
+    shared = {"inputs": kernel.inputs, "results": kernel.results, "records": kernel.records, **kernel.bytes}
+    del shared["lanes"]
+    found |= {"lanes": b"".join(bytes((c_uint64 * 2).from_buffer(lane)) for lane in kernel.lanes)}
+    asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["asks"].per_cpu)]
+    found |= {"asks": b"".join(bytes(each.fresh) + bytes(each.again) for each in asks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
 
 
@@ -131,7 +188,7 @@ def test_refused_frames_are_counted_and_change_nothing(both, name) -> None:
 
 def test_every_reason_is_met() -> None:
     """But `parking_full` and `overtaken`, which are nobody's fault."""
-    assert len({reason for reason, _ in REFUSED.values()}) == 8
+    assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {name for name in COUNTERS if name.startswith("bad_")}
 
 
 def test_requests_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
@@ -161,17 +218,19 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
-    made = [bell(), packet(kind=Kind.PROBE, last=0), packet(kind=Kind.ALIVE, last=2, source=2, generation=GENERATION)]
-    made += [request(1), request(4), request(1, source=0)]
+    made = [bell(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
+    made += [request(1), request(4), request(1, source=0), request(1, flags=RESULT, prev=0), request(1, **ANEW)]
+    made += [request(0), request(1, generation=GENERATION - 1)]
     for chunk in range(TOTAL):
         owner = chunk % RANKS
         hops = (RANK - owner) % RANKS
         words = sum_of(range(RANKS), chunk)
-        lap_two = {"kind": Kind.RESULT, "last": (owner - 2) % RANKS, "hop": (RANK - owner + 1) % RANKS, "flags": 1}
+        lap_two = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
         made += [packet(words, chunk=chunk, generation=each, **lap_two) for each in (GENERATION, GENERATION - 1)]
         if hops:
             words = sum_of(range(owner, owner + hops), chunk)
-            made += [packet(words, kind=Kind.REDUCE, chunk=chunk, hop=hops, generation=each) for each in (GENERATION, LATER)]
+            lap_one = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
+            made += [packet(words, chunk=chunk, generation=each, **lap_one) for each in (GENERATION, LATER)]
     return made
 
 
@@ -239,7 +298,8 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 def assert_sound(kernel: KernelRank, generation: int) -> int:
     """What is stored is the sum, or is refused by its check where it is read; nothing else is touched. How much is refused."""
     wrong = 0
-    done = kernel.records["done"][:TOTAL] == generation
+    done = kernel.records["result"][:TOTAL] >> np.uint64(32) == generation
+    assert (kernel.records["result"][:TOTAL][done] & np.uint64(0xFF) == ResultState.DONE).all()
     assert kernel.control.stored == done.sum()
     for chunk in np.flatnonzero(done):
         if not (kernel.results[chunk] == sum_of(range(RANKS), int(chunk))).all():

@@ -10,14 +10,30 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.memory import ORDERS, PARKING, PARKING_TRIES, Event, EventKind, Order
+from testbed.protocol.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
 from testbed.protocol.scapy_ring import RingHeader
-from testbed.protocol.wire import DOUBT, FRAME_BYTES, PORT, Kind, checksum, decode, seal
+from testbed.protocol.wire import (
+    EARLIER,
+    FRAME_BYTES,
+    NOTHING,
+    PORT,
+    RESTART,
+    RESULT,
+    SETTLED,
+    TOLD,
+    VERSION,
+    Kind,
+    checksum,
+    decode,
+    frame_seal,
+)
 from tests.kernel.packets import (
     GENERATION,
     LENGTH,
     PEERS,
     RANK,
+    RANKS,
+    TAG,
     TOTAL,
     WINDOW,
     bell,
@@ -25,19 +41,25 @@ from tests.kernel.packets import (
     loaded,
     packet,
     prepare,
+    probe,
     reduce,
+    request,
     result,
     total_of,
 )
+from tests.protocol.network import GROUP
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 SENT = {"sent": 1, "sent_bytes": FRAME_BYTES + LENGTH}
+TOLD_OF = {"sent": 1, "sent_bytes": FRAME_BYTES}
+LAUNCHED = item_of(1, 0, Stage.PARTIAL)
+"""What the rank has sent when a row begins."""
 
 
-@pytest.fixture(scope="module")
-def both() -> Iterator[tuple]:
-    with loaded() as made:
+@pytest.fixture(scope="module", params=[False, True], ids=["origin", "upstream"])
+def both(request) -> Iterator[tuple]:
+    with loaded(upstream=request.param) as made:
         yield made
 
 
@@ -69,6 +91,8 @@ class Row:
     :param to: Rank that it goes to.
     :param words: Its payload.
     :param before: Packets that have come in before; what they count is not looked at.
+    :param upstream: Way of recovery that this is true of; None: of both.
+    :param settled: Whether the process has verified its results.
     """
 
     name: str
@@ -78,157 +102,271 @@ class Row:
     to: int = RANK + 1
     words: np.ndarray | None = None
     before: tuple[bytes, ...] = ()
+    upstream: bool | None = None
+    settled: bool = False
 
-    def __str__(self) -> str:
-        return self.name
+
+def cut(data: bytes) -> bytes:
+    return data[:-8]
 
 
 WRONG = np.uint64(1) + total_of(0)
-EARLY = reduce(0, generation=GENERATION + 1)
+NEXT = GENERATION + 1
+EARLY = reduce(0, generation=NEXT)
+ANEW = {"flags": RESTART}
+RELAUNCHED = {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 0, "attempt": 1, "prev": NOTHING}
+ANSWER = {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED, "flags": 0}
 ROWS = [
     # Not the ring's, or not this group's.
     Row("too short for headers", reduce(0)[: FRAME_BYTES - 1]),
     Row("another port", packet(port=PORT + 1, kind=Kind.REDUCE)),
     Row("another magic", reduce(0, magic=0x4153)),
     Row("another cookie", reduce(0, cookie=1), {"bad_cookie": 1}),
-    Row("another version", reduce(0, version=2), {"bad_cookie": 1}),
+    Row("another version", reduce(0, version=VERSION - 1), {"bad_cookie": 1}),
+    Row("another group", reduce(0, group=GROUP + 1), {"bad_cookie": 1}),
     # What cannot be.
+    Row("addressed to another rank", reduce(0, to=2, receiver=RANK), {"bad_receiver": 1}),
+    Row("said to be for another rank", reduce(0, receiver=2), {"bad_receiver": 1}),
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
     Row("an unknown kind", reduce(0, kind=6), {"bad_kind": 1}),
     Row("a bell by the link", reduce(0, kind=Kind.BELL), {"bad_kind": 1}),
     Row("no generation", reduce(0, generation=0), {"bad_generation": 1}),
     Row("generation of long ago", reduce(0, generation=GENERATION - 2), {"bad_generation": 1}),
+    Row("generation before", reduce(0, generation=GENERATION - 1), {"bad_generation": 1}),
     Row("generation after the next", reduce(0, generation=GENERATION + 2), {"bad_generation": 1}),
-    Row("result of the next generation", result(0, generation=GENERATION + 1), {"bad_generation": 1}),
+    Row("result of the next generation", result(0, generation=NEXT), {"bad_generation": 1}),
     Row("result of the last generation", result(0, generation=GENERATION - 1), {"bad_generation": 1}),
     Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
-    Row("chunk beyond the maps", reduce(9, generation=GENERATION + 1), {"bad_chunk": 1}),
-    Row("request for a chunk beyond the tensor", reduce(7, kind=Kind.REQUEST), {"bad_chunk": 1}),
+    Row("chunk beyond the maps", reduce(9, generation=NEXT), {"bad_chunk": 1}),
+    Row("request for a chunk beyond the tensor", request(7), {"bad_chunk": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
     Row("length of another tensor", reduce(0, length=LENGTH // 2), {"bad_length": 1}),
     Row("length beyond a chunk", reduce(0, length=2 * LENGTH), {"bad_length": 1}),
-    Row("length that is not there", reduce(0)[:-8], {"bad_length": 1}),
-    Row("length that is not there, of a last hop", reduce(2)[:-8], {"bad_length": 1}),
-    Row("length that is not there, of a result", result(0)[:-8], {"bad_length": 1}),
-    Row("length that is not there, to be parked", reduce(0, generation=GENERATION + 1)[:-8], {"bad_length": 1}),
+    Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
+    Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
+    Row("length that is not there, of a result", cut(result(0)), {"bad_length": 1}),
+    Row("length that is not there, to be parked", cut(EARLY), {"bad_length": 1}),
     Row("another tensor", reduce(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's result", result(0, tag=1), {"bad_tensor": 1}),
+    Row("another tensor's request", request(1, tag=1), {"bad_tensor": 1}),
     Row("hop that skips a rank", reduce(0, hop=2), {"bad_rank": 1}),
     Row("own chunk on its first lap", reduce(1, hop=3), {"bad_rank": 1}),
-    Row("a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
-    Row("a result of a sender that is no neighbour", result(0, source=2), {"bad_rank": 1}),
-    Row("result that ends nowhere", result(0, last=3), {"bad_rank": 1}),
+    Row("lap one of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
+    Row("a sender whose address is another rank's", result(0, sender=2), {"bad_rank": 1}),
+    Row("a sender beyond the ring", result(0, sender=RANKS), {"bad_rank": 1}),
+    Row("a sender beyond all", result(0, sender=255), {"bad_rank": 1}),
+    Row("a frame of its own", result(0, source=RANK), {"bad_rank": 1}),
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
-    Row("request for another rank's chunk", reduce(0, kind=Kind.REQUEST), {"bad_rank": 1}),
-    Row("request in another rank's name", packet(kind=Kind.REQUEST, chunk=1, last=2, source=0), {"bad_rank": 1}),
-    Row("probe in another rank's name", packet(kind=Kind.PROBE, last=2, source=0), {"bad_rank": 1}),
-    Row("answer in another rank's name", packet(kind=Kind.ALIVE, last=2, source=0), {"bad_rank": 1}),
-    Row("probe by nobody", packet(kind=Kind.PROBE, last=3), {"bad_rank": 1}),
+    Row("result of a chunk whose results come to be here", result(2, hop=0), {"bad_rank": 1}),
+    Row("request for another rank's chunk", request(0), {"bad_rank": 1}, upstream=False),
+    Row("request of a rank that is not behind", request(1, source=0), {"bad_rank": 1}, upstream=True),
+    Row("request to begin another rank's chunk anew", request(0, **ANEW), {"bad_rank": 1}),
+    Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
+    Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
+    Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
-    Row(
-        "wrong lanes on lap two",
-        packet(WRONG, kind=Kind.RESULT, last=1, hop=2, checksum=checksum_of(result(0))),
-        {"bad_checksum": 1},
-    ),
+    Row("wrong sum of what would be parked", reduce(0, generation=NEXT, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of a request", request(1, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
+    Row("wrong lanes on lap two", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
     # Lap one.
     Row(
         "lap one",
         reduce(0),
         SENT,
-        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "generation": GENERATION},
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "generation": GENERATION, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
     ),
     Row(
         "the end of lap one",
         reduce(2),
         SENT | {"stored": 1},
-        {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "last": 0, "flags": 1, "attempt": 0},
+        {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "flags": 0, "attempt": 0, "prev": LAUNCHED},
         words=total_of(2),
     ),
+    Row("lap one once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
+    Row(
+        "lap one once more, which the owner has begun again for a rank behind",
+        reduce(0, attempt=1),
+        SENT,
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 1, "round": 0},
+        words=input_of(0, 0) + input_of(1, 0),
+        before=(reduce(0),),
+        upstream=False,
+    ),
+    Row(
+        "lap one of a later round",
+        reduce(0, round=1),
+        SENT,
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
+        words=input_of(0, 0) + input_of(1, 0),
+        before=(reduce(0),),
+    ),
+    Row("lap one of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
+    Row("the end of lap one once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
     Row(
         "lap one of a chunk that is done",
         reduce(0, attempt=1),
-        SENT | {"answered": 1},
-        {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "last": 0, "flags": 0, "attempt": 1},
+        SENT | {"answered": 1, "resent": 1},
+        {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "flags": 0, "attempt": 1, "prev": NOTHING},
+        to=0,
         words=total_of(0),
         before=(result(0),),
+        upstream=False,
     ),
-    Row("lap one of the next generation", reduce(0, generation=GENERATION + 1), {"parked": 1}),
+    Row("lap one of the next generation", EARLY, {"parked": 1}),
+    Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
     # Lap two.
     Row(
         "lap two ends, and the token becomes the next chunk",
         result(0),
         SENT | {"stored": 1},
-        {"kind": Kind.REDUCE, "chunk": 4, "hop": 1, "attempt": 0, "flags": 0},
+        {"kind": Kind.REDUCE, "chunk": 4, "hop": 1, "attempt": 0, "flags": 0, "prev": LAUNCHED},
         words=input_of(RANK, 4),
     ),
     Row(
         "lap two goes on",
         result(1),
         SENT | {"stored": 1},
-        {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "last": 2, "flags": 1},
+        {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "flags": 0, "prev": LAUNCHED},
         words=total_of(1),
     ),
     Row("lap two ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
-    Row("lap two of a chunk that is done, at its end", result(0, flags=0), {"duplicate": 1}, before=(result(0),)),
+    Row("lap two of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
+    Row("lap two of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
     Row(
-        "lap two of a chunk that is done goes on",
-        result(1, flags=0),
-        SENT | {"duplicate": 1},
-        {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "last": 2, "flags": 0},
+        "lap two of a rank further off, which was asked for it",
+        result(1, source=2),
+        SENT | {"stored": 1},
+        {"kind": Kind.RESULT, "chunk": 1, "hop": 2},
+        words=total_of(1),
+    ),
+    Row(
+        "a later round's result in place of one that nobody has verified",
+        result(1, round=1),
+        SENT | {"stored": 1},
+        {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 1},
         words=total_of(1),
         before=(result(1),),
     ),
-    # Requests and probes.
+    Row("a later round's result sets no token free", result(0, round=1), {"stored": 1}, before=(result(0),)),
+    Row("an earlier round's result", result(1), {"duplicate": 1}, before=(result(1, round=1),)),
     Row(
-        "request for a chunk under way",
-        packet(kind=Kind.REQUEST, chunk=1, last=2, source=2),
-        SENT | {"resent": 1},
-        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "attempt": 1},
-        words=input_of(RANK, 1),
+        "a later round's result passes by one that was verified",
+        result(1, round=1),
+        SENT,
+        {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 1},
+        words=total_of(1),
+        before=(result(1),),
+        settled=True,
     ),
+    # Requests.
+    Row("request for an own chunk under way", request(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
     Row(
         "request for a chunk that is done",
-        packet(kind=Kind.REQUEST, chunk=1, last=2, source=2),
+        request(1),
         SENT | {"resent": 1, "answered": 1},
-        {"kind": Kind.RESULT, "chunk": 1, "hop": 1, "last": 0, "attempt": 1},
+        ANSWER,
         words=total_of(1),
         before=(result(1),),
     ),
     Row(
-        "request in doubt for a chunk that is done, before the process has looked",
-        packet(kind=Kind.REQUEST, chunk=1, last=2, source=2, flags=DOUBT),
+        "request for the result of a chunk that is done",
+        request(1, flags=RESULT, prev=0),
+        SENT | {"resent": 1, "answered": 1},
+        ANSWER,
+        words=total_of(1),
+        before=(result(1),),
+    ),
+    Row("request of the rank where the result came to be", request(1, source=0), before=(result(1),), upstream=False),
+    Row(
+        "request for a partial sum that is kept",
+        request(0),
         SENT | {"resent": 1},
-        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "attempt": 1, "flags": DOUBT},
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED},
+        words=input_of(0, 0) + input_of(1, 0),
+        before=(reduce(0),),
+        upstream=True,
+    ),
+    Row("request for a partial sum that was never sent", request(0), {"not_held": 1}, upstream=True),
+    Row("request for a result that is not here", request(0, flags=RESULT, prev=0), {"not_held": 1}, upstream=True),
+    Row(
+        "request for a result that is not here, of a rank that has the partial sum",
+        request(0, flags=RESULT, prev=0),
+        {"not_held": 1},
+        before=(reduce(0),),
+        upstream=True,
+    ),
+    Row(
+        "request for a result, of a rank that lacks the partial sum of a later round",
+        request(0, flags=RESULT, prev=0),
+        SENT | {"resent": 1},
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
+        words=input_of(0, 0) + input_of(1, 0),
+        before=(reduce(0), reduce(0, round=1)),
+        upstream=True,
+    ),
+    Row("request for a chunk not launched", request(4), {"not_held": 1}),
+    Row("request of the collective before", request(1, generation=GENERATION - 1), {"not_held": 1}),
+    Row("request of the next collective", request(1, generation=NEXT), {"not_held": 1}),
+    # Requests to begin anew.
+    Row(
+        "request to begin anew",
+        request(1, **ANEW),
+        SENT | {"resent": 1, "restarted": 1},
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1, "attempt": 1},
+        words=input_of(RANK, 1),
+    ),
+    Row("the same of any rank once more", request(1, source=0, **ANEW), before=(request(1, **ANEW),)),
+    Row(
+        "request to begin anew after another round",
+        request(1, round=1, **ANEW),
+        SENT | {"resent": 1, "restarted": 1},
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 2, "attempt": 2},
+        words=input_of(RANK, 1),
+        before=(request(1, **ANEW),),
+    ),
+    Row(
+        "request to begin anew what is done, before the process has looked",
+        request(1, **ANEW),
+        SENT | {"resent": 1, "restarted": 1},
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
         before=(result(1),),
     ),
     Row(
-        "lap one in doubt of a chunk that is done, before the process has looked",
-        reduce(2, flags=DOUBT),
-        SENT,
-        {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "last": 0, "flags": 0},
-        words=total_of(2),
-        before=(reduce(2),),
+        "request to begin anew what was verified",
+        request(1, **ANEW),
+        SENT | {"resent": 1, "answered": 1},
+        ANSWER | {"round": 1},
+        words=total_of(1),
+        before=(result(1),),
+        settled=True,
     ),
-    Row("request for a chunk not launched", packet(kind=Kind.REQUEST, chunk=4), {"bad_generation": 1}),
-    Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
+    Row("request to begin anew a chunk not launched", request(4, **ANEW)),
+    Row("request to begin anew in another collective", request(1, generation=NEXT, **ANEW), {"not_held": 1}),
+    # Probes.
     Row(
-        "probe",
-        packet(kind=Kind.PROBE, last=2, generation=0, tag=0, source=2),
-        {"sent": 1, "sent_bytes": FRAME_BYTES},
-        {"kind": Kind.ALIVE, "last": RANK, "generation": GENERATION, "chunk": 1, "length": 0},
-        before=(result(0),),
+        "probe of the rank behind",
+        probe(2, generation=GENERATION - 1),
+        TOLD_OF,
+        {"kind": Kind.ALIVE, "generation": GENERATION, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
     ),
+    Row("probe of another rank", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
+    Row("probe of a rank that is done", probe(0, flags=SETTLED), TOLD_OF, {"kind": Kind.ALIVE, "flags": TOLD}, to=0),
+    Row("probe of a rank that waits", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": SETTLED}, to=0, settled=True),
+    Row("answer of a rank", probe(0, Kind.ALIVE)),
 ]
 
 
 def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray | None) -> None:
     """Lengths and both checksums as scapy computes them by itself."""
     seen = Ether(data)
-    assert {name: seen[RingHeader].getfieldval(name) for name in fields} == fields
+    said = {"sender": RANK, "receiver": to, "group": GROUP, "version": VERSION} | fields
+    assert {name: seen[RingHeader].getfieldval(name) for name in said} == said
     assert (seen.src, seen.dst) == (PEERS[RANK].mac, PEERS[to].mac)
     assert (seen[IP].src, seen[IP].dst) == (PEERS[RANK].ip, PEERS[to].ip)
     length = seen[RingHeader].length
@@ -238,56 +376,104 @@ def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray 
     assert IP(bytes(seen[IP])).chksum == check
     if words is not None:
         assert data[FRAME_BYTES:] == words.tobytes()
-        assert seen[RingHeader].checksum == checksum(words) + seal(decode(data).header) & (1 << 64) - 1
+        assert seen[RingHeader].checksum == checksum(words) + frame_seal(decode(data).header) & (1 << 64) - 1
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+def cases() -> Iterator:
+    """Each row with each way of recovery that it is true of."""
+    for upstream in (False, True):
+        for row in ROWS:
+            if row.upstream in (None, upstream):
+                yield pytest.param(upstream, row, id=f"{'upstream' if upstream else 'origin'}-{row.name}")
+
+
+@pytest.mark.parametrize(("both", "row"), [*cases()], indirect=["both"])
 def test_packet(kernel, row) -> None:
     for data in row.before:
         kernel.run("ring_link", data)
+    if row.settled:
+        kernel.control.settled = GENERATION
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)
     counted = {name: value - before[name] for name, value in kernel.counters().items()}
     assert changes(counted) == row.counted
     if row.reply is not None:
-        to = row.reply["last"] if row.reply["kind"] == Kind.PROBE else row.to
-        assert_sent(run.data, to, row.reply, row.words)
+        assert_sent(run.data, row.to, row.reply, row.words)
 
 
 def test_every_reason_has_a_row() -> None:
     reasons = {name for row in ROWS for name in row.counted if name.startswith("bad_")}
-    assert len(reasons) == 8
+    assert reasons == {name for name in COUNTERS if name.startswith("bad_")}
+
+
+KINDS = {
+    "lap one": reduce,
+    "lap two": result,
+    "request": request,
+    "probe": lambda chunk, **fields: probe(2, **fields),
+    "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=SETTLED | TOLD, **fields),
+}
+
+
+@pytest.mark.parametrize("fields", [{"to": 2, "receiver": RANK}, {"receiver": 2}, {"to": 2}], ids=["address", "field", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
+    """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
+    chunk = 1 if kind == "request" else 0
+    before = kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)
+    assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
+    assert changes(kernel.counters()) == {"bad_receiver": 1}
+    assert (kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)) == before
+    # The same for this rank is not refused.
+    kernel.run("ring_link", KINDS[kind](chunk))
+    assert (kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)) != before
+    assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
+
+
+ASKED = {"kind": Kind.REQUEST, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
+ORDERED = [
+    (None, None, XDP_DROP, {}, None, None),
+    (None, (Order.LAUNCH, GENERATION, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
+    (None, (Order.LAUNCH, GENERATION, 1), XDP_DROP, {}, None, None),  # it is on its way
+    (None, (Order.LAUNCH, GENERATION - 1, 1), XDP_DROP, {"bad_generation": 1}, None, None),
+    (None, (Order.LAUNCH, GENERATION, TOTAL), XDP_DROP, {"bad_generation": 1}, None, None),
+    (None, (Order.REQUEST, GENERATION - 1, 3), XDP_DROP, {"bad_generation": 1}, None, None),
+    (None, (Order.REQUEST, GENERATION, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
+    (False, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 2, ASKED | {"chunk": 2, "flags": 0}),
+    (True, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
+    (False, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 2, RELAUNCHED),
+    (True, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (None, (Order.REQUEST, GENERATION, 4), XDP_DROP, {}, None, None),  # not launched yet
+    (
+        None,
+        (Order.RESTART, GENERATION, 1, 0, 0),
+        XDP_REDIRECT,
+        SENT | {"resent": 1, "restarted": 1},
+        2,
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
+    ),
+    (None, (Order.RESTART, GENERATION, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
+    (
+        None,
+        (Order.RESTART, GENERATION, 2, 0, 3),
+        XDP_REDIRECT,
+        SENT | {"resent": 1},
+        2,
+        {"kind": Kind.REQUEST, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
+    ),
+    (None, (Order.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
+    (None, (Order.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
+    (None, (Order.REPLAY, GENERATION, 0), XDP_DROP, {}, None, None),
+    (None, (Order.REPLAY, GENERATION, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
+    (None, (9, GENERATION, 0), XDP_DROP, {"bad_kind": 1}, None, None),
+]
 
 
 @pytest.mark.parametrize(
-    ("order", "verdict", "counted", "to", "reply"),
-    [
-        (None, XDP_DROP, {}, None, None),
-        ((Order.LAUNCH, GENERATION, 4, 0), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
-        ((Order.LAUNCH, GENERATION, 1, 3), XDP_REDIRECT, SENT | {"resent": 1}, 2, {"chunk": 1, "attempt": 3}),
-        ((Order.LAUNCH, GENERATION - 1, 1, 0), XDP_DROP, {"bad_generation": 1}, None, None),
-        ((Order.LAUNCH, GENERATION, TOTAL, 0), XDP_DROP, {"bad_generation": 1}, None, None),
-        ((Order.REQUEST, GENERATION - 1, 3, 0), XDP_DROP, {"bad_generation": 1}, None, None),
-        (
-            (Order.REQUEST, GENERATION, 3, 2),
-            XDP_REDIRECT,
-            SENT | {"resent": 1},
-            0,
-            {"kind": Kind.REQUEST, "chunk": 3, "last": RANK, "attempt": 1, "hop": 0, "length": LENGTH},
-        ),
-        (
-            (Order.PROBE, 0, 0, 7),
-            XDP_REDIRECT,
-            {"sent": 1, "sent_bytes": FRAME_BYTES},
-            0,
-            {"kind": Kind.PROBE, "last": RANK, "attempt": 7},
-        ),
-        ((Order.PROBE, 0, 32, 0), XDP_DROP, {}, None, None),
-        ((Order.REPLAY, GENERATION, 0, 0), XDP_DROP, {}, None, None),
-        ((Order.REPLAY, GENERATION, PARKING, 0), XDP_DROP, {"bad_chunk": 1}, None, None),
-        ((9, GENERATION, 0, 0), XDP_DROP, {"bad_kind": 1}, None, None),
-    ],
+    ("both", "order", "verdict", "counted", "to", "reply"),
+    [(upstream, *row) for upstream in (False, True) for only, *row in ORDERED if only in (None, upstream)],
+    indirect=["both"],
 )
 def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
     if order is not None:
@@ -301,9 +487,10 @@ def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "counted"), [(bell(cookie=1), {"bad_cookie": 1}), (reduce(0), {"bad_kind": 1}), (bell()[:79], {})]
+    ("data", "counted"), [(bell(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (bell()[: FRAME_BYTES - 1], {})]
 )
 def test_what_is_no_bell_takes_no_order(kernel, native, data, counted) -> None:
+    """A frame that is none comes back to ask for what is missing, and here nothing is."""
     native.order(Order.LAUNCH, GENERATION, 4)
     assert kernel.run("ring_order", data).retval == XDP_DROP
     assert changes(kernel.counters()) == counted
@@ -345,10 +532,10 @@ def test_full_parking_drops() -> None:
 def test_full_queue_of_orders_is_served_in_order(kernel, native) -> None:
     native.control.ordered = native.control.taken = 0xFFFFFFFF - ORDERS // 2
     for index in range(ORDERS):
-        native.order(Order.PROBE, 0, 0, index % 256)
+        native.order(Order.PROBE, 0, 0, index, ANYWHERE)
     for index in range(ORDERS):
         run = kernel.run("ring_order", bell())
-        assert Ether(run.data)[RingHeader].attempt == index % 256
+        assert Ether(run.data)[RingHeader].attempt == index
     assert kernel.run("ring_order", bell()).retval == XDP_DROP
 
 
@@ -357,44 +544,241 @@ def test_process_is_woken_when_enough_is_stored(kernel) -> None:
     kernel.run("ring_link", result(0))
     assert kernel.events() == []
     kernel.run("ring_link", result(1))
-    assert kernel.events() == [Event(EventKind.STORED, 0, GENERATION, 0)]
+    assert kernel.events() == [GENERATION]
     kernel.run("ring_link", result(3))
     assert kernel.events() == []
 
 
-def test_answers_to_probes_reach_the_process(kernel) -> None:
-    run = kernel.run("ring_link", packet(kind=Kind.ALIVE, last=2, generation=9, chunk=77, source=2))
-    assert run.retval == XDP_DROP
-    assert kernel.events() == [Event(EventKind.ALIVE, 2, 9, 77)]
+def said_of(kernel, rank: int) -> tuple[int, ...]:
+    peer = kernel.ranks[rank]
+    return peer.generation, peer.settled, peer.told, peer.front
 
 
-def test_round_trips_are_measured_of_chunks_sent_once(kernel) -> None:
-    """Karn's rule."""
-    kernel.run("ring_link", result(1))
-    assert kernel.control.rtt_samples == 1
-    assert kernel.control.rtt_sum_us == kernel.control.rtt_max_us
-    kernel.run("ring_link", result(4, attempt=1))
-    assert kernel.control.rtt_samples == 1
+def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
+    """In probes and in answers; what is older than what was known is not."""
+    assert kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=77)).retval == XDP_DROP
+    assert said_of(kernel, 2) == (9, 0, 0, 77)
+    assert kernel.run("ring_link", probe(2, generation=9, chunk=78, flags=SETTLED)).retval == XDP_TX
+    assert said_of(kernel, 2) == (9, 9, 0, 78)
+    kernel.control.settled = GENERATION
+    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD))
+    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
+    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=8, chunk=5))
+    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
+    assert said_of(kernel, 0) == (0, 0, 0, 0)
 
 
-def test_requests_that_follow_too_soon_are_ignored() -> None:
-    with loaded() as both:
+@pytest.mark.parametrize(
+    ("data", "flushed"),
+    [
+        (probe(0, Kind.ALIVE, lane=5), 1 << 5),
+        (probe(0, Kind.ALIVE, lane=5, generation=NEXT), 1 << 5),
+        (probe(0, Kind.ALIVE, lane=63), 1 << 63),
+        (probe(0, Kind.ALIVE, lane=64), 0),
+        (probe(0, Kind.ALIVE, lane=5, generation=GENERATION - 1), 0),  # it answers a probe of another collective
+        (probe(2, Kind.ALIVE, lane=5), 0),  # not the rank before
+        (probe(0, lane=5), 0),  # not an answer
+    ],
+)
+def test_answers_of_the_rank_before_flush_its_lanes(kernel, data, flushed) -> None:
+    kernel.run("ring_link", data)
+    assert kernel.control.flushed == flushed
+
+
+def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
+    """Of frames for this rank, from who it says: also of those that bring nothing new."""
+    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), request(1)):
+        kernel.run("ring_link", data)
+    kernel.run("ring_link", reduce(0, cookie=1))
+    kernel.run("ring_link", reduce(0, receiver=2))
+    kernel.run("ring_link", result(0, sender=2))
+    assert sum(np.array(lane.heard[:RANKS]) for lane in kernel.lanes).tolist() == [4, 0, 2]
+
+
+LOST = {
+    "partial sum": (item_of(0, 0, Stage.PARTIAL), reduce(0), 0, Stage.PARTIAL),
+    "result": (item_of(0, 0, Stage.RESULT), result(0), 0, Stage.RESULT),
+    "result of a chunk of its own": (item_of(1, 0, Stage.RESULT), result(1), 1, Stage.RESULT),
+}
+def naming(carrier: str, item: int) -> bytes:
+    """A frame of the rank before that was sent behind another."""
+    made = {
+        "lap one": lambda: reduce(3, prev=item),
+        "lap two": lambda: result(3, prev=item),
+        "answer": lambda: probe(0, Kind.ALIVE, prev=item),
+        "parked": lambda: reduce(3, generation=NEXT, flags=EARLIER, prev=item),
+        "answer of the next collective": lambda: probe(0, Kind.ALIVE, generation=NEXT, flags=EARLIER, prev=item),
+    }
+    return made[carrier]()
+
+
+CARRIERS = ("lap one", "lap two", "answer", "parked", "answer of the next collective")
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("what", LOST)
+def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrier) -> None:
+    item, _, chunk, stage = LOST[what]
+    kernel.run("ring_link", naming(carrier, item))
+    assert kernel.counters()["lost"] == 1
+    assert kernel.records["lost"][chunk].tolist() == [GENERATION * (stage == each) for each in Stage]
+    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no gap
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("what", LOST)
+def test_a_frame_that_has_come_is_not(kernel, what, carrier) -> None:
+    item, data, chunk, _ = LOST[what]
+    kernel.run("ring_link", data)
+    kernel.run("ring_link", naming(carrier, item))
+    assert kernel.counters()["lost"] == 0
+    assert not kernel.records["lost"][chunk].any()
+
+
+def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) -> None:
+    item = item_of(0, 0, Stage.RESULT)
+    forged = [reduce(3, prev=item, checksum=1), result(3, prev=item, checksum=1), probe(0, Kind.ALIVE, prev=item, checksum=1)]
+    forged += [probe(2, Kind.ALIVE, prev=item), result(3, source=2, prev=item)]  # not the rank before
+    for data in forged:
+        kernel.run("ring_link", data)
+    assert kernel.counters()["lost"] == 0
+
+
+WANTED = item_of(0, 0, Stage.PARTIAL)
+ASKS = {"kind": Kind.REQUEST, "chunk": 0, "flags": 0, "round": 0}
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3])
+@pytest.mark.parametrize("upstream", [False, True])
+def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> None:
+    """When so many have come behind it."""
+    with loaded(upstream=upstream, gap=gap) as both:
         kernel, _ = both
         prepare(*both)
-        kernel.control.quench_us = 60_000_000
-        request = packet(kind=Kind.REQUEST, chunk=1, last=2, source=2)
-        assert kernel.run("ring_link", request).retval == XDP_DROP
-        assert changes(kernel.counters()) == {}
-        kernel.records["sent_us"][1] -= 61_000_000
-        assert kernel.run("ring_link", request).retval == XDP_TX
-        assert kernel.run("ring_link", request).retval == XDP_DROP
-        assert changes(kernel.counters()) == SENT | {"resent": 1}
+        kernel.control.holdoff_us = 60_000_000
+        *before, last = [result(1, prev=WANTED), reduce(3), reduce(2)][:gap]
+        for data in before:
+            assert kernel.run("ring_link", data).retval == XDP_TX
+        run = kernel.run("ring_link", last)
+        assert run.retval == XDP_REDIRECT  # to the link and to the doorbell
+        assert decode(run.data).header.kind in (Kind.RESULT, Kind.REDUCE)
+        assert kernel.counters()["resent"] == 0
+        run = kernel.run("ring_order", run.data)
+        assert run.retval == XDP_REDIRECT
+        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        assert kernel.run("ring_link", reduce(3, round=1)).retval == XDP_TX  # not again at once
+        assert kernel.counters()["resent"] == 1
 
 
-ACCEPTED = {"end of lap one": reduce(2), "lap two": result(0), "parked": reduce(0, generation=GENERATION + 1)}
+@pytest.mark.parametrize("upstream", [False, True])
+def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
+    with loaded(upstream=upstream, gap=1) as both:
+        kernel, _ = both
+        prepare(*both)
+        run = kernel.run("ring_link", probe(0, Kind.ALIVE, prev=WANTED))
+        assert run.retval == XDP_TX
+        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        # No time has to pass here between two requests: each frame asks again, until it comes.
+        run = kernel.run("ring_link", probe(0, Kind.ALIVE))
+        assert_sent(run.data, 0, ASKS | {"attempt": 2}, None)
+        assert kernel.run("ring_link", reduce(0)).retval == XDP_TX
+        assert kernel.run("ring_link", probe(0, Kind.ALIVE)).retval == XDP_DROP
+        assert kernel.counters()["resent"] == 2
 
 
-@pytest.mark.parametrize("name", ["end of lap one", "lap two", "parked"])
+def test_partial_sums_are_kept_until_their_result_is_here() -> None:
+    """Slots are shared: what may still be needed is not pushed out, and what has no slot is made anew when asked for."""
+    with loaded(upstream=True, kept=1) as both:
+        kernel, _ = both
+        prepare(*both)
+        kernel.run("ring_link", reduce(0))
+        kernel.run("ring_link", reduce(3))
+        assert kernel.counters()["unkept"] == 1
+        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.REDUCE
+        run = kernel.run("ring_link", request(3))
+        assert_sent(run.data, 0, {"kind": Kind.REQUEST, "chunk": 3, "flags": RESTART, "round": 0}, None)
+        kernel.run("ring_link", result(0))
+        kernel.run("ring_link", reduce(3, round=1))
+        assert kernel.counters()["unkept"] == 1
+        run = kernel.run("ring_link", request(3))
+        assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
+        # Whoever asks for the other one now has got it: without it there would be no result.
+        assert kernel.run("ring_link", request(0)).retval == XDP_DROP
+
+
+def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
+    """One of the collective before says that it is of this one, and its checksum does not. Stragglers can still have the result."""
+    kernel.run("ring_link", result(1))
+    native.begin(NEXT, TOTAL, LENGTH, TAG)
+    native.publish(NEXT, TOTAL)
+    native.rings()
+    held, record = kernel.results[1].copy(), kernel.records[1].copy()
+    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, generation=NEXT, checksum=checksum_of(result(1)))
+    assert kernel.run("ring_link", late).retval == XDP_DROP
+    assert kernel.counters()["bad_checksum"] == 1
+    np.testing.assert_array_equal(kernel.results[1], held)
+    assert kernel.records[1] == record
+    run = kernel.run("ring_link", request(1))
+    assert run.retval == XDP_TX
+    assert_sent(run.data, 2, ANSWER | {"generation": GENERATION}, total_of(1))
+
+
+OLD = {
+    "lap one": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
+    "lap two": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
+    "requests": [request(1), request(1, flags=RESTART), request(1, flags=RESULT, prev=0), request(1, flags=RESTART, round=255)],
+}
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("what", OLD)
+def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, settled) -> None:
+    """However late it comes, of whichever round: what says which result is there only goes forward."""
+    for data in (reduce(2), result(0), result(1)):
+        kernel.run("ring_link", data)
+    native.begin(NEXT, TOTAL, LENGTH, TAG)
+    native.publish(NEXT, TOTAL)
+    native.rings()
+    for data in (reduce(2, generation=NEXT), result(0, generation=NEXT), result(1, generation=NEXT)):
+        kernel.run("ring_link", data)
+    kernel.control.settled = NEXT if settled else 0
+    before = kernel.records["result"].copy(), kernel.records["reduced"].copy(), kernel.results.copy()
+    assert kernel.control.stored == 3
+    for data in OLD[what]:
+        kernel.run("ring_link", data)
+    for was, name in zip(before, ("result", "reduced"), strict=False):
+        np.testing.assert_array_equal(kernel.records[name], was)
+    np.testing.assert_array_equal(kernel.results, before[2])
+    assert kernel.control.stored == 3
+
+
+@pytest.mark.parametrize("both", [False], indirect=True)
+def test_requests_of_many_ranks_are_answered_once(kernel) -> None:
+    """All that lack a frame ask its owner at once; later on it answers again."""
+    kernel.control.holdoff_us = 60_000_000
+    assert kernel.run("ring_link", request(1)).retval == XDP_TX
+    assert kernel.run("ring_link", request(1, source=0)).retval == XDP_DROP
+    assert changes(kernel.counters()) == SENT | {"resent": 1}
+    kernel.records["resent_us"][1] -= 61_000_000
+    assert kernel.run("ring_link", request(1)).retval == XDP_TX
+    # Who asks for a result from now on can have it.
+    kernel.run("ring_link", result(1))
+    assert kernel.run("ring_link", request(1)).retval == XDP_TX
+    assert kernel.run("ring_link", request(1)).retval == XDP_DROP
+
+
+@pytest.mark.parametrize("both", [True], indirect=True)
+def test_upstream_every_request_is_answered(kernel) -> None:
+    """There is one rank behind, and it holds itself back."""
+    kernel.control.holdoff_us = 60_000_000
+    for _ in range(3):
+        assert kernel.run("ring_link", request(1)).retval == XDP_TX
+
+
+ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "parked": EARLY}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
 def test_cut_frames_change_nothing(kernel, name) -> None:
     """At every length that a test run takes."""
     before = kernel.snapshot()
@@ -405,12 +789,11 @@ def test_cut_frames_change_nothing(kernel, name) -> None:
     assert kernel.snapshot() != before
 
 
-# Ethertype, IP version and protocol, port; of the ring's header magic, version, kind, cookie, generation, chunk, checksum, hop,
-# length, tag; the payload. What is left says nothing about sums: attempt, flags, where lap two ends.
-PROTECTED = [12, 13, 14, 23, 36, 37, *range(42, 46), *range(48, 72), 73, *range(76, FRAME_BYTES + LENGTH)]
+# Ethertype, IP version and protocol, addresses, port; the ring's whole header; the payload.
+PROTECTED = [12, 13, 14, 23, *range(26, 34), 36, 37, *range(42, FRAME_BYTES + LENGTH)]
 
 
-@pytest.mark.parametrize("name", ["end of lap one", "lap two"])
+@pytest.mark.parametrize("name", ["lap one", "end of lap one", "lap two"])
 def test_damaged_frames_change_nothing(kernel, name) -> None:
     """Up to eight bits anywhere in one word: 4,000 frames, none stored, none sent.
 

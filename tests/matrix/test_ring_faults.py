@@ -3,7 +3,12 @@
 Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the twin says, and nothing left.
 """
 
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ import pytest
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
+from tests.collectives.test_xdp_ring import all_reduce, check, close_in, connect
 
 pytestmark = pytest.mark.net
 
@@ -109,3 +115,78 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
         assert all("rank 1 (h2) silent for 2 s" in str(error) for error in errors.values())
         group.open(["h1", "h3", "h4"])
         assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing_left, recovery, seed):
+    """One all-reduce each, and then all ranks close: who is done first stays until nobody needs it, and no longer."""
+    hosts, names = fabric.plan.hosts, list(fabric.hosts)
+    with faults("drop p=0.05", seed=seed) as injected:
+        for number in range(20):
+            connect(workers, hosts, lanes="int16", capacity=1 << 12, timeout=10.0, recovery=recovery, group_id=number)
+            check(all_reduce(workers, hosts, [3000], number), [3000], 16)
+            start = time.monotonic()
+            workers.call_all(close_in, {name: {"group_id": number} for name in names}, timeout=30)
+            assert time.monotonic() - start < 5.0
+    assert_faults_fired(injected, "drop")
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.fabric(hosts=14, datapath="xdp")
+def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
+    """The more ranks, the longer the way on which a lap may break: it goes on from there, or it would never end."""
+    with Group(fabric, lanes=lanes, recovery=recovery, timeout=30.0) as group:
+        with faults("drop p=0.3", seed=14) as injected:
+            for size in (2, 70, 1000, 5000):
+                inputs = make_inputs(14, size)
+                assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, lanes)
+        assert_faults_fired(injected, "drop")
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.fabric(hosts=5, datapath="xdp")
+def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery):
+    """Each rank needs its frames to be whole once, not all ranks theirs at the same time."""
+    with Group(fabric, lanes="int32", recovery=recovery, timeout=30.0) as group:
+        with faults("drop p=0.15", "corrupt p=0.6 kind=result", seed=5) as injected:
+            for size in (2, 1000, 5000):
+                inputs = make_inputs(5, size)
+                assert_exact(group.all_reduce(inputs, within=WITHIN), inputs, "int32")
+        assert_faults_fired(injected, "drop")
+        assert_faults_fired(injected, "corrupt")
+    assert_nothing_left()
+
+
+@contextmanager
+def busy_cpus() -> Iterator[None]:
+    """A process on each CPU that never waits."""
+    started = []
+    try:
+        for cpu in os.sched_getaffinity(0):
+            started.append(subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]))
+        yield
+        assert all(process.poll() is None for process in started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
+    """However busy the machine is: what is late is not lost."""
+    with Group(fabric, lanes=lanes, recovery=recovery) as group, busy_cpus():
+        for number in range(50):
+            size = (1, 1000, 1 << 14, 1 << 16)[number % 4]
+            inputs = make_inputs(4, size, number)
+            assert_exact(group.all_reduce(inputs), inputs, lanes)
+        counters = group.counters()
+    assert all(counter.packets > 0 for counter in counters)
+    assert [counter.retransmissions for counter in counters] == [0] * 4

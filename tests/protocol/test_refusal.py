@@ -1,12 +1,11 @@
-"""Results whose sum is right and whose check is wrong: refused by who looks, and replaced, not handed from rank to rank."""
+"""Results whose sum is right and whose check is wrong: refused by who looks, and made anew in a later round."""
 
 import numpy as np
 import pytest
 
-from testbed.protocol.wire import BLOCK, DOUBT, Frame, Header, Kind
-from tests.protocol.network import COOKIE, GROUP, Network, collectives
-
-GENERATION = 1
+from testbed.protocol.memory import Order, ResultState
+from testbed.protocol.wire import BLOCK, RESTART, Frame, Kind
+from tests.protocol.network import Network, collectives
 
 
 def cancel(frame: Frame) -> None:
@@ -22,59 +21,144 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
     for index, member in enumerate(network.members):
         member.step()
         member.step(total)
-        while member.rank.orders:
-            network.serve(index)
+        serve(network, index)
     if wrong:
         cancel(next(frame for frame in network.flying if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
-    while network.flying:
-        network.deliver()
+    settle(network)
     assert all(member.process.finished for member in network.members)
     return network
+
+
+def serve(network: Network, index: int) -> None:
+    while network.members[index].rank.orders:
+        network.serve(index)
+
+
+def settle(network: Network) -> None:
+    while network.flying:
+        network.deliver()
 
 
 def look(network: Network, index: int) -> None:
     """A process looks at its results and asks for what it refuses, and all frames arrive before anybody else looks."""
     network.members[index].step()
-    while network.members[index].rank.orders:
-        network.serve(index)
-    while network.flying:
-        network.deliver()
+    serve(network, index)
+    settle(network)
+
+
+def refuse(network: Network, index: int, chunk: int) -> Frame:
+    """A rank refuses a result, whatever it is; what it sends."""
+    network.members[index].process.refuse(chunk)
+    serve(network, index)
+    return network.flying.pop()
 
 
 @pytest.mark.parametrize("first", range(5))
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
-    """They look by turns: whoever looks, the others hold the wrong result. Each refuses it once, and that is that."""
+    """They look by turns: the first has lap one begun anew, and those that have not looked yet get the new result as well."""
     network = stored(ranks, 2 * ranks, wrong=True, upstream=upstream)
-    for turn in range(2 * ranks):
+    for turn in range(ranks + 1):
         look(network, (first + turn) % ranks)
     assert all(member.current is None for member in network.members)
+    assert network.total("restarted") == 1
     assert network.total("stored") == ranks * 2 * ranks + ranks
     network.run()
 
 
 @pytest.mark.parametrize("upstream", [False, True])
-def test_who_has_looked_answers_a_rank_in_doubt(upstream):
-    """Before, a new sum is made: the request goes on to the owner, which begins lap one again."""
+@pytest.mark.parametrize("asker", [0, 1, 2])
+def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
     network = stored(3, 3, wrong=False, upstream=upstream)
-    holder, asker = network.members[0].rank, network.members[1].rank.config
-    chunk = 2 if upstream else 0  # one of the rank before, which the request goes on to, or its own
-    header = Header(Kind.REQUEST, GROUP, COOKIE, GENERATION, chunk, last=1, flags=DOUBT, length=2 * BLOCK, tag=GENERATION)
-    request = Frame(header, np.zeros(2 * BLOCK // 8, np.uint64), asker.peers[1], asker.peers[0])
-    out = holder.on_frame(request)
-    assert (out.header.kind, out.header.flags) == (Kind.REQUEST if upstream else Kind.REDUCE, DOUBT)
-    network.members[0].step()
-    assert holder.on_frame(request).header.kind == Kind.RESULT
+    out = refuse(network, asker, 0)
+    record = network.members[asker].rank.chunks[0]
+    assert record.result & 0xFF == ResultState.REFUSED
+    if asker:
+        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.REQUEST, RESTART, 0, 0)
+        out = network.members[0].rank.on_frame(out)
+    assert (out.header.kind, out.header.hop, out.header.round) == (Kind.REDUCE, 1, 1)
 
 
-def test_a_new_sum_passes_by_who_holds_a_result_in_doubt():
-    """The last rank of lap one has not looked yet, and its process may be about to: what it holds stays as it is."""
+@pytest.mark.parametrize("upstream", [False, True])
+def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
+    """Two ranks refuse the same result: lap one begins anew once."""
+    network = stored(3, 3, wrong=False, upstream=upstream)
+    owner = network.members[0].rank
+    one, other = (refuse(network, asker, 0) for asker in (1, 2))
+    assert owner.on_frame(one).header.kind == Kind.REDUCE
+    assert owner.on_frame(other) is None
+    assert network.total("restarted") == 1
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+def test_who_has_looked_answers_a_refusal_with_its_result(upstream):
+    """What the owner has verified is good: no new sum is made, and the answer passes for one of the next round."""
+    network = stored(3, 3, wrong=False, upstream=upstream)
+    holder, asker = network.members[0], network.members[1]
+    request = refuse(network, 1, 0)
+    holder.step()
+    out = holder.rank.on_frame(request)
+    assert (out.header.kind, out.header.round, out.header.receiver) == (Kind.RESULT, 1, 1)
+    asker.rank.on_frame(out)
+    assert asker.process.finished
+    asker.step()
+    assert asker.current is None
+    assert network.total("restarted") == 0
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
+    """The sum goes on to who lacks it. It may be as wrong as the one that was refused."""
+    network = stored(3, 3, wrong=False, upstream=True)
+    last = network.members[2]
+    last.step()
+    held = last.rank.results[0].copy()
+    reduced = network.members[0].rank.on_frame(refuse(network, 1, 0))
+    if wrong:
+        cancel(reduced)
+    network.emit(reduced)
+    settle(network)
+    np.testing.assert_array_equal(last.rank.results[0], held)
+    assert last.rank.chunks[0].result & 0xFFFF == 1 << 8 | ResultState.DONE
+    assert network.members[1].process.finished
+    asked = network.members[1].rank.results[0][: held.size]
+    assert np.array_equal(asked, held) != wrong
+    network.run()
+
+
+def test_origin_a_verified_result_takes_a_new_sum_s_place():
+    """Where lap one ends: all that lack the result get it from there, however the sum that has come is spoilt."""
+    network = stored(3, 3, wrong=False, upstream=False)
+    last = network.members[2]
+    last.step()
+    held = last.rank.results[0].copy()
+    reduced = network.members[0].rank.on_frame(refuse(network, 1, 0))
+    cancel(reduced)
+    network.emit(reduced)
+    settle(network)
+    np.testing.assert_array_equal(last.rank.results[0], held)
+    assert network.members[1].process.finished
+    np.testing.assert_array_equal(network.members[1].rank.results[0], held)
+
+
+def test_a_result_that_nobody_has_verified_gives_way_to_one_of_a_later_round():
     network = stored(3, 3, wrong=True, upstream=True)
-    owner, last = network.members[0], network.members[2].rank
-    held = last.results[0].copy()
+    last = network.members[2].rank
+    wrong = last.results[0].copy()
     look(network, 0)
-    assert owner.process.finished
-    np.testing.assert_array_equal(last.results[0], held)
-    owner.step()
-    assert owner.current is None
+    assert not np.array_equal(last.results[0], wrong)
+    assert last.stored == 3
+    for member in network.members:
+        member.step()
+        assert member.current is None
+
+
+def test_a_result_that_is_not_there_any_more_is_not_refused():
+    """A later round has replaced it meanwhile, or it is refused already."""
+    network = stored(2, 2, wrong=False, upstream=True)
+    process, rank = network.members[0].process, network.members[0].rank
+    process.refuse(0)
+    process.refuse(0)
+    assert rank.stored == 1
+    assert [order.kind for order in rank.orders] == [Order.RESTART]

@@ -1,6 +1,8 @@
 """The protocol itself, on `testbed.protocol`: whatever the network does, every rank ends with the exact sum."""
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -8,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.protocol.generation import NEWEST, generation_after
-from testbed.protocol.memory import COUNTERS, slots_of
+from testbed.protocol.memory import COUNTERS, Stage, item_of, slots_of
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, Header, Kind
-from tests.protocol.network import Network, collectives, config
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind
+from tests.protocol.network import Collective, Member, Network, collectives, config
 
 ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
 """A healthy network most of the time: what delivers is drawn more often."""
@@ -79,7 +81,7 @@ def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, gen
 def test_tokens_are_conserved_without_faults(ranks, total):
     """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame more."""
     window = 2
-    network = Network(ranks, collectives(ranks, [total, total]), window=window)
+    network = Network(ranks, collectives(ranks, [total, total]), window=window, kept=64)
     tokens = sum(min(window, slots_of(rank, ranks, total)) for rank in range(ranks))
     for member in network.members:
         member.step()
@@ -102,19 +104,44 @@ def test_tokens_are_conserved_without_faults(ranks, total):
     assert network.total("sent") == 4 * (ranks - 1) * total
 
 
+class Lanes(Network):
+    """A network whose ranks have two CPUs each: frames of one lane come in order, those of different lanes in any."""
+
+    def __init__(self, ranks: int, todo: Sequence[Collective]) -> None:
+        super().__init__(ranks, todo)
+        for index, member in enumerate(self.members):
+            rank = Rank(replace(member.rank.config, cpus=2))
+            self.members[index] = Member(rank, member.process.window, todo)
+
+    def deliver(self, index: int = 0) -> None:
+        """The oldest frame of the lane of the frame at ``index``."""
+        ways = [(frame.source, frame.destination, frame.header.lane) for frame in self.flying]
+        frame = self.flying.pop(ways.index(ways[index]))
+        rank = self.members[frame.header.receiver].rank
+        self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.lane))
+        assert not rank.asking
+
+    def serve_on(self, index: int, cpu: int) -> None:
+        member = self.members[index]
+        self.emit(member.rank.on_order(member.process.bell(), self.now_us, cpu))
+
+
 @given(
     ranks=st.integers(2, 6),
     order=st.lists(st.integers(0, 1000), min_size=200, max_size=200),
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
-def test_reordering_alone_costs_no_frame(ranks, order, totals):
-    """Also with ranks that start late: what comes early is parked, nothing is sent anew, no timer is needed."""
-    network = Network(ranks, collectives(ranks, totals))
+def test_reordering_between_lanes_costs_no_frame(ranks, order, totals):
+    """Also with ranks that start late: what comes early is parked, nothing is taken for lost, no timer is needed."""
+    network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
-        act(network, ("deliver", "serve", "step")[index % 3], index // 3)
+        if index % 3 == 1:
+            network.serve_on(index // 3 % ranks, index // 7 % 2)
+        else:
+            act(network, ("deliver", "", "step")[index % 3], index // 3)
     network.run(timers=False)
     assert network.total("sent") == 2 * (ranks - 1) * sum(totals)
-    assert network.total("resent") == network.total("duplicate") == 0
+    assert network.total("resent") == network.total("duplicate") == network.total("lost") == 0
 
 
 def test_a_late_rank_finds_frames_parked():
@@ -139,10 +166,10 @@ def test_parking_lets_go_of_past_generations():
     """A duplicate that was parked and never replayed does not take its slot for good."""
     rank = Rank(config(1, 2))
     process = Process(rank, 1)
-    frame = Process(Rank(config(0, 2)), 1).bell()
-    frame.source = rank.config.peers[0]
-    frame.header = Header(Kind.REDUCE, cookie=frame.header.cookie, generation=1, chunk=0, hop=1, length=BLOCK)
-    rank.on_frame(frame)
+    sender = Process(early := Rank(config(0, 2)), 1)
+    sender.begin(1, 1, BLOCK, 0)
+    sender.publish(1)
+    rank.on_frame(early.on_order(sender.bell()))
     assert rank.parking[0] is not None
     process.begin(1, 1, BLOCK, 0)
     process.publish(0)
@@ -174,77 +201,165 @@ def test_every_frame_lost_once_is_recovered_from():
         assert network.total("resent") > 0
 
 
-@pytest.mark.parametrize("upstream", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-def test_gaps_are_closed_without_a_timer(ranks, upstream):
-    """One loss at each place in turn, of a chunk that others of its owner follow: the kernel alone asks for it."""
-    todo = collectives(ranks, [8 * ranks])
-    lossless = Network(ranks, todo)
-    lossless.run()
-    for place in range(lossless.total("sent")):
-        network = Network(ranks, todo, upstream=upstream, gap=2)
-        emit, chunks = network.emit, []
-
-        def lossy(frame, emit=emit, chunks=chunks, place=place):
-            if frame is not None:
-                chunks.append(frame.header.chunk)
-                if len(chunks) == place + 1:
-                    return
-            emit(frame)
-
-        network.emit = lossy
-        followed = True
-        try:
-            network.run(timers=False, rounds=20)
-        except AssertionError:
-            followed = False
-        assert followed or chunks[place] // ranks >= 8 - 4, (place, chunks[place])
-        assert network.total("gaps") > 0 or not followed or chunks[place] // ranks >= 8 - 4
-
-
-def test_upstream_goes_on_where_a_second_lap_was_lost():
-    """The neighbour's answer is the frame that was lost, with another attempt, and ends where that would have."""
-    network = Network(4, collectives(4, [4 * 8]), upstream=True, gap=1, holdoff_us=5000)
-    network.now_us = 1 << 20
+def losing(network: Network, lost: Callable[[Frame], bool]) -> list[Frame]:
+    """Have frames get lost; returns the list of all that are sent from now on, as they are sent."""
     emit, sent = network.emit, []
 
     def lossy(frame):
+        if frame is not None:
+            sent.append(frame.copy())
+            if not lost(frame):
+                emit(frame)
+
+    network.emit = lossy
+    return sent
+
+
+def way(frame: Frame) -> tuple[int, int]:
+    return frame.header.sender, frame.header.receiver
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstream):
+    """One loss at each place in turn: if another frame follows on its lane, the programs alone ask for it."""
+    todo = collectives(ranks, [4 * ranks])
+    lossless = Network(ranks, todo)
+    lossless.run()
+    mended = 0
+    for place in range(lossless.total("sent")):
+        network = Network(ranks, todo, upstream=upstream)
+        places = count()
+        sent = losing(network, lambda frame, places=places, place=place: next(places) == place)
+        finished = True
+        try:
+            network.run(timers=False, rounds=20)
+        except AssertionError:
+            finished = False
+        followed = any(way(frame) == way(sent[place]) and not frame.header.attempt for frame in sent[place + 1 :])
+        assert finished == followed, place
+        assert (network.total("lost") > 0) == followed
+        mended += finished
+    assert mended > lossless.total("sent") // 2
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3])
+def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
+    network = Network(2, collectives(2, [16]), window=8, gap=gap, holdoff_us=5000)
+    network.now_us = 1 << 20
+
+    def is_second(frame: Frame) -> bool:
         header = frame.header
-        sent.append(frame)
-        if header.kind == Kind.RESULT and header.chunk == 4 and header.hop == 2 and not header.attempt:
-            return
-        emit(frame)
+        return (header.kind, header.chunk, header.attempt) == (Kind.REDUCE, 2, 0)
 
-    network.emit = lossy
-    network.run(timers=False)
+    sent = losing(network, is_second)
+    for index, member in enumerate(network.members):
+        member.step()
+        member.step(16)
+        while index == 0 and member.rank.orders:
+            network.serve(index)
+    assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
+    for come in range(gap + 1):
+        assert not any(frame.header.kind == Kind.REQUEST for frame in sent), come
+        network.deliver()  # the first was sent before the one that is lost
     requests = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
-    # The rank behind asks as well, and its neighbour, who does so already, passes nothing on.
-    ways = [(frame.source.ip, frame.destination.ip) for frame in requests]
-    assert ways == [("10.0.0.2", "10.0.0.1"), ("10.0.0.3", "10.0.0.2")]
-    lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == (Kind.RESULT, 4, 2))
+    assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [(2, 0, (1, 0))]
+
+
+def test_without_a_gap_only_the_timer_asks():
+    network = Network(3, collectives(3, [9]), gap=0)
+    sent = losing(network, lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2))
+    with pytest.raises(AssertionError):
+        network.run(timers=False, rounds=20)
+    assert not any(frame.header.kind == Kind.REQUEST for frame in sent)
+    assert network.total("lost") > 0  # it is known, and nobody is asked
+    network.run()
+
+
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
+def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
+    """The answer of the rank before is the frame that was lost, with another attempt: one request, one answer, all else as it was.
+
+    Of lap two that is the result, of lap one the partial sum that the rank before keeps.
+    """
+    network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
+    network.now_us = 1 << 20
+    place = (kind, 4, 2)
+
+    def is_lost(frame: Frame) -> bool:
+        return (frame.header.kind, frame.header.chunk, frame.header.hop) == place and not frame.header.attempt
+
+    sent = losing(network, is_lost)
+    network.run(timers=False)
+    (request,) = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == place)
+    assert way(request) == way(lost)[::-1]
     assert (again.source, again.destination) == (lost.source, lost.destination)
-    assert (again.header.last, again.header.attempt, again.header.flags) == (lost.header.last, 1, 0)
-    assert network.total("sent") == 2 * 3 * 32 + 3  # two requests, one answer: what follows is the lap that was to come
+    assert again.header.attempt > 0
+    same = replace(again.header, attempt=lost.header.attempt, checksum=lost.header.checksum, flags=lost.header.flags)
+    assert same == lost.header
+    np.testing.assert_array_equal(again.payload, lost.payload)
+    assert network.total("sent") == 2 * 3 * 32 + 2
+    assert network.total("restarted") == 0
 
 
-def test_tokens_that_are_lost_without_a_result_are_claimed_anew():
-    """Lap two is lost before its end, its answer behind the last rank that lacked it: all is stored, no token is left."""
-    network = Network(3, collectives(3, [9]), window=1)
-    emit, lost = network.emit, set()
+def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
+    """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
+    network = Network(4, collectives(4, [4 * 8]), kept=1, holdoff_us=5000)
+    network.now_us = 1 << 20
 
-    def lossy(frame):
-        if frame is not None and frame.header.kind == Kind.RESULT and frame.header.flags & USEFUL:
-            to = int(frame.destination.ip.rpartition(".")[2]) - 1
-            chunk = frame.header.chunk
-            stored = network.members[to].rank.chunks[chunk].done == frame.header.generation
-            if stored or (to == frame.header.last and chunk not in lost):
-                lost.add(chunk)
-                return
-        emit(frame)
+    def is_lost(frame: Frame) -> bool:
+        header = frame.header
+        return (header.kind, header.chunk, header.hop, header.round) == (Kind.REDUCE, 8, 3, 0) and not header.attempt
 
-    network.emit = lossy
+    sent = losing(network, is_lost)
+    network.run()
+    assert network.total("unkept") > 0
+    assert network.total("restarted") == 1
+    restarts = [frame for frame in sent if frame.header.kind == Kind.REQUEST and frame.header.flags & RESTART]
+    assert {(frame.header.chunk, way(frame)) for frame in restarts} == {(8, (2, 0))}
+    again = [frame for frame in sent if (frame.header.chunk, frame.header.round) == (8, 1)]
+    assert [frame.header.hop for frame in again if frame.header.kind == Kind.REDUCE] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+def test_tokens_whose_last_frame_is_lost_go_on(upstream):
+    """Lap two is lost at its end, each time once: the answer becomes the next chunk in its place, and none is launched twice."""
+    network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
+    lost = set()
+
+    def is_last(frame: Frame) -> bool:
+        header = frame.header
+        if header.kind != Kind.RESULT or header.hop != 2 or header.chunk in lost:
+            return False
+        lost.add(header.chunk)
+        return True
+
+    sent = losing(network, is_last)
     network.run()
     assert lost == set(range(9))
+    first = [frame.header.chunk for frame in sent if (frame.header.kind, frame.header.hop) == (Kind.REDUCE, 1)]
+    assert sorted(chunk for chunk in first) == list(range(9))
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_last_frame_of_a_lane_is_found_by_a_probe(ranks, upstream):
+    """Nothing follows it: the answer to a probe, which travels on the lane behind it, names it."""
+    todo = collectives(ranks, [ranks])
+    lossless = Network(ranks, todo)
+    ends = losing(lossless, lambda frame: False)
+    lossless.run()
+    last = {way(frame): place for place, frame in enumerate(ends)}
+    for place in last.values():
+        network = Network(ranks, todo, upstream=upstream)
+        places = count()
+        sent = losing(network, lambda frame, places=places, place=place: next(places) == place)
+        network.run()
+        assert network.total("lost") == 1
+        answers = [frame for frame in sent if frame.header.kind == Kind.ALIVE and way(frame) == way(sent[place])]
+        item = item_of(sent[place].header.chunk, 0, Stage.RESULT if sent[place].header.kind == Kind.RESULT else Stage.PARTIAL)
+        assert answers[0].header.prev == item
 
 
 def test_generation_numbers_wrap_past_none_and_change_parity():

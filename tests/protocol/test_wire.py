@@ -1,5 +1,7 @@
 """Frames to bytes and back, against bytes written down by hand and against scapy's idea of the lower layers."""
 
+from dataclasses import asdict, fields, replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,9 +12,10 @@ from scapy.packet import Raw
 
 from testbed.protocol.scapy_ring import RingHeader
 from testbed.protocol.wire import (
+    EARLIER,
     FRAME_BYTES,
     PORT,
-    USEFUL,
+    RESULT,
     Endpoint,
     Frame,
     Header,
@@ -20,12 +23,14 @@ from testbed.protocol.wire import (
     checksum,
     decode,
     encode,
+    frame_seal,
     ip_sum,
 )
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
 ENDPOINTS = st.builds(Endpoint.unpack, st.binary(min_size=6, max_size=6), st.binary(min_size=4, max_size=4))
-HEADERS = st.builds(Header, U8, U16, U64, U32, U32, U64, U8, U8, U8, U8, st.integers(0, 54).map(lambda n: 64 * n), U16, U8)
+LENGTHS = st.integers(0, 54).map(lambda blocks: 64 * blocks)
+HEADERS = st.builds(Header, U8, U16, U64, U32, U32, U64, U8, U8, U8, U8, U8, U8, LENGTHS, U16, U16, U32, U8)
 WORDS = st.lists(U64, max_size=40).map(lambda words: np.array(words, np.uint64))
 
 H1 = Endpoint("02:00:00:00:00:01", "10.0.0.1")
@@ -38,12 +43,16 @@ FRAME = Frame(
         generation=7,
         chunk=9,
         checksum=0xFFFFFFFFFFFFFFFF,
-        attempt=1,
+        lane=0x11,
         hop=2,
-        last=3,
-        flags=USEFUL,
+        sender=3,
+        receiver=4,
+        flags=EARLIER | RESULT,
+        round=5,
         length=64,
         tag=0xBEEF,
+        attempt=0x0607,
+        prev=0x08090A0B,
     ),
     np.array([1, 2**64 - 2, 0, 0, 0, 0, 0, 0], np.uint64),
     H1,
@@ -51,17 +60,18 @@ FRAME = Frame(
 )
 GOLDEN = """
     020000000002 020000000001 0800
-    45 00 0082 0000 4000 40 11 2669 0a000001 0a000002
-    4312 4312 006e 0000
-    5241 01 02 0201 8877665544332211 07000000 09000000 ffffffffffffffff 01 02 03 01 4000 efbe
+    45 00 008a 0000 4000 40 11 2661 0a000001 0a000002
+    4312 4312 0076 0000
+    5241 02 02 0201 8877665544332211 07000000 09000000 ffffffffffffffff
+    11 02 03 04 21 05 4000 efbe 0706 0b0a0908
     0100000000000000 feffffffffffffff 0000000000000000 0000000000000000
     0000000000000000 0000000000000000 0000000000000000 0000000000000000
 """
 
 
 def same(one: Frame, other: Frame) -> bool:
-    fields = ("header", "source", "destination", "trailer")
-    alike = all(getattr(one, name) == getattr(other, name) for name in fields)
+    parts = ("header", "source", "destination", "trailer")
+    alike = all(getattr(one, name) == getattr(other, name) for name in parts)
     return alike and np.array_equal(one.payload, other.payload)
 
 
@@ -88,17 +98,34 @@ def test_scapy_builds_and_dissects_the_same_bytes(header, payload, source, desti
     """An independent codec, which also computes the IPv4 checksum and the lengths by itself."""
     header.length = 8 * payload.size
     data = encode(Frame(header, payload, source, destination))
-    fields = {name: getattr(header, name) for name in Header.__slots__}
+    said = asdict(header)
     packet = Ether(data)
-    assert {name: packet[RingHeader].getfieldval(name) for name in fields} == fields
+    assert {name: packet[RingHeader].getfieldval(name) for name in said} == said
     built = (
         Ether(dst=destination.mac, src=source.mac)
         / IP(src=source.ip, dst=destination.ip, id=0, flags="DF", ttl=64)
         / UDP(sport=PORT, dport=PORT, chksum=0)
-        / RingHeader(**fields)
+        / RingHeader(**said)
         / Raw(payload.tobytes())
     )
     assert bytes(built) == data
+
+
+WIDTHS = {"generation": 32, "chunk": 32, "length": 16, "tag": 16, "attempt": 16, "prev": 32, "group": 16, "cookie": 64}
+SEALED = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
+
+
+def test_the_seal_covers_every_field_but_the_checksum_and_the_version() -> None:
+    """Frames of another version are refused before anything else is looked at."""
+    assert {*SEALED, "checksum", "version"} == {field.name for field in fields(Header)}
+
+
+@given(HEADERS, st.sampled_from(SEALED), st.integers(0, 63))
+def test_a_flipped_bit_breaks_the_seal(header, field, bit) -> None:
+    seal = frame_seal(header)
+    changed = replace(header, **{field: getattr(header, field) ^ 1 << bit % WIDTHS.get(field, 8)})
+    assert frame_seal(changed) != seal
+    assert frame_seal(replace(header, checksum=header.checksum ^ 1)) == seal
 
 
 @pytest.mark.parametrize("length", range(FRAME_BYTES))

@@ -1,0 +1,87 @@
+"""What a process concludes from what its programs have heard: who is silent, who is elsewhere, who still needs it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.protocol.generation import NEWEST, generation_after, is_before
+from testbed.protocol.liveness import absent, silent, unsettled, untold
+from testbed.protocol.memory import Peer
+from testbed.protocol.ring import Rank
+from testbed.protocol.wire import Kind
+from tests.protocol.network import Network, collectives
+
+NOW = 7
+
+
+def test_who_has_been_heard_since_is_not_silent() -> None:
+    """Whatever it was: data, a probe or an answer. This rank does not wait for itself."""
+    assert silent(0, [0, 4, 4, 4], [0, 4, 5, 4]) == [1, 3]
+    assert silent(1, [0, 4, 4, 4], [0, 4, 5, 4]) == [0, 3]
+    assert silent(2, [0, 0, 0], [1, 1, 0]) == []
+
+
+def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> None:
+    """Neither its probes nor its answers come through for a whole all-reduce, and its partial sums and results do."""
+    network = Network(3, collectives(3, [12]))
+    emit, lost = network.emit, []
+
+    def lossy(frame) -> None:
+        if frame is not None and frame.header.sender == 1 and frame.header.kind in (Kind.PROBE, Kind.ALIVE):
+            lost.append(frame)
+        else:
+            emit(frame)
+
+    network.emit = lossy
+    observer, before = network.members[2].rank, [0, 0, 0]
+    network.members[1].process.probe(0)
+    network.members[0].process.probe(0)  # of rank 2, the one before
+    network.serve(1)
+    network.serve(0)
+    assert lost
+    while network.flying:
+        network.deliver()
+    assert silent(2, before, heard(observer)) == [1]
+    network.run()
+    assert silent(2, before, heard(observer)) == []
+    # What it has said of itself it has said in probes and answers, which nobody has got.
+    assert [peer.generation for peer in observer.ranks][1] == 0
+
+
+def heard(rank: Rank) -> list[int]:
+    return [sum(lane.heard.get(other, 0) for lane in rank.lanes) for other in range(rank.config.ranks)]
+
+
+def test_who_has_not_entered_is_absent() -> None:
+    """Who has gone on has been here; who has said nothing has not."""
+    peers = [Peer(), Peer(generation=NOW), Peer(generation=NOW - 1), Peer(generation=NOW + 1), Peer()]
+    assert absent(0, NOW, peers) == [2, 4]
+
+
+@given(st.integers(2, NEWEST), st.sampled_from((0, 1)))
+def test_generations_wrap_for_who_is_absent_or_unsettled(generation, later) -> None:
+    following = generation_after(generation)
+    here = Peer(generation=following if later else generation, settled=generation)
+    behind = Peer(generation=generation, settled=generation)
+    assert absent(0, generation, [Peer(), here]) == []
+    assert absent(0, following, [Peer(), behind]) == [1]
+    assert unsettled([1], generation, [Peer(), here]) == []
+    assert unsettled([1], following, [Peer(), behind]) == [1]
+    assert is_before(generation, following)
+
+
+def test_who_is_done_or_has_gone_on_needs_nothing_more() -> None:
+    peers = [
+        Peer(generation=NOW, settled=NOW),
+        Peer(generation=NOW, settled=NOW - 1),
+        Peer(generation=NOW + 1, settled=NOW - 1),
+        Peer(generation=NOW - 1, settled=NOW - 1),
+        Peer(),
+    ]
+    assert unsettled(range(5), NOW, peers) == [1, 3, 4]
+    assert unsettled([0, 3], NOW, peers) == [3]
+
+
+def test_who_has_not_been_told_may_wait() -> None:
+    peers = [Peer(told=NOW), Peer(told=NOW - 1), Peer()]
+    assert untold(range(3), NOW, peers) == [1, 2]
+    assert untold([0], NOW, peers) == []

@@ -1,0 +1,26 @@
+"""What programs and process share: who owns which chunks, and how a frame is named."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.protocol.memory import Stage, item_of, slots_of
+
+
+@given(st.integers(1, 32), st.integers(0, 200))
+def test_slots_share_out_all_chunks(ranks, total) -> None:
+    owned = [slots_of(rank, ranks, total) for rank in range(ranks)]
+    assert sum(owned) == total
+    assert owned == [len(range(rank, total, ranks)) for rank in range(ranks)]
+
+
+@given(st.integers(0, (1 << 23) - 2), st.integers(0, 255), st.sampled_from(Stage))
+def test_a_frame_s_name_has_its_chunk_its_round_and_its_stage(index, round_, stage) -> None:
+    item = item_of(index, round_, stage)
+    assert (item >> 9, item >> 1 & 0xFF, item & 1) == (index, round_, stage)
+    assert item < 1 << 32
+
+
+def test_no_frame_is_named_as_nothing_is() -> None:
+    with pytest.raises(AssertionError):
+        item_of((1 << 23) - 1, 255, Stage.RESULT)
