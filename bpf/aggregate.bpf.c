@@ -26,7 +26,7 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	f = frame_of(ctx);
 	if (!f)
 		return XDP_DROP;
-	f->kind = PINCH_WORK;
+	make_own(f, PINCH_WORK);
 	return bpf_redirect(config.bell, 0);
 }
 
@@ -41,9 +41,9 @@ static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 	f = frame_of(ctx);
 	if (next == MET_DONE || !f)
 		return XDP_DROP;
-	f->kind = PINCH_BELL;
-	f->last = config.rank;
+	f->sender = config.rank;
 	f->flags = BELL_FOR_ALL;
+	make_own(f, PINCH_BELL);
 	return bpf_redirect_map(&fan, 0, BPF_F_BROADCAST);
 }
 
@@ -52,7 +52,7 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 	struct pinch_control *c = control_of();
 	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
-	if (!f || !c || is_foreign(f))
+	if (!f || !c || !is_for_me(f))
 		return XDP_DROP;
 	if (f->kind == PINCH_EMBED)
 		return leave(ctx, c, on_embed(ctx, c, f), by_link);
@@ -62,7 +62,7 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		f = frame_of(ctx);
 		if (!f)
 			return XDP_DROP;
-		f->kind = PINCH_BELL;
+		make_own(f, PINCH_BELL);
 		return bpf_redirect(config.bell, 0);
 	}
 	if (f->kind == PINCH_HELLO)
@@ -94,7 +94,7 @@ int pinch_link(struct xdp_md *ctx)
 	struct ring_frame *f = frame_of(ctx);
 
 	if (f && f->kind == PINCH_EMBED && elsewhere())
-		return hand_over();
+		return is_for_me(f) ? hand_over() : XDP_DROP;
 	return receive(ctx, true);
 }
 
@@ -119,14 +119,16 @@ int pinch_bell(struct xdp_md *ctx)
 	if (f->kind == PINCH_GREET)
 		return XDP_PASS;
 	if (f->kind == PINCH_BELL) {
-		if (f->last == config.rank && f->flags & BELL_FOR_ALL)
+		if (f->sender == config.rank && f->flags & BELL_FOR_ALL) {
 			f->chunk = next_in_fan();
+			make_own(f, PINCH_BELL);
+		}
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = frame_of(ctx);
 		/* One that no acknowledgement has become is for the flow of a CPU. */
-		if (f && f->last == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
+		if (f && f->sender == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&cpus, f->chunk, XDP_DROP);
 		return XDP_PASS;
 	}

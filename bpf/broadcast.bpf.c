@@ -26,6 +26,7 @@ struct send_work {
 struct copy_work {
 	struct ring_frame head;
 	struct __sk_buff *skb;
+	__u64 check; /* the payload's */
 	__u32 to;
 	__u32 ask;
 	__u32 length;
@@ -38,6 +39,7 @@ static long send_copy(__u32 rank, struct copy_work *w)
 		return 0;
 	w->head.flags = w->ask >> rank & 1;
 	address(&w->head, rank, w->length);
+	w->head.checksum = w->check + frame_seal(&w->head);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->head, sizeof(w->head), 0))
 		return 1;
 	bpf_clone_redirect(w->skb, config.uplink, 0);
@@ -58,7 +60,7 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
 	write_head(&copy.head, PINCH_EMBED, w->generation, number, frame->attempt, w->control->tag);
-	copy.head.checksum = frame->check + ring_seal(PINCH_EMBED, w->generation, number, length, copy.head.tag);
+	copy.check = frame->check;
 	frame->sent_us = now_us();
 	bpf_loop(config.ranks, send_copy, &copy, 0);
 	count(PINCH_SENT, copies);
@@ -196,9 +198,8 @@ static long send_hello(__u32 rank, struct greet_work *w)
 /* A bell for each flow. */
 static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
 {
-	bell->kind = PINCH_BELL;
-	bell->last = config.rank;
 	bell->flags = BELL_FOR_ALL;
+	make_own(bell, PINCH_BELL);
 	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
 		return;
 	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < config.fan; i++)
@@ -223,13 +224,33 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
 	if (w->control->taken != w->control->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
-	w->peer = bell->last;
+	w->peer = bell->sender;
 	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation && bell->chunk > config.gap) {
 		w->before = bell->chunk - config.gap;
 		w->word = w->before / 32 > PINCH_HOLE_WORDS ? w->before / 32 - PINCH_HOLE_WORDS : 0;
 		bpf_loop(32 * (PINCH_HOLE_WORDS + 1), send_hole, w, 0);
 	}
 	bpf_loop(PINCH_BATCH, send_new, w, 0);
+}
+
+/* Is it a bell of this host's, as it was made? */
+static __always_inline bool is_bell(const struct ring_frame *bell)
+{
+	if (is_foreign(bell))
+		return false;
+	if (bell->receiver != config.rank) {
+		count(PINCH_NOT_MINE, 1);
+		return false;
+	}
+	if (bell->kind != PINCH_BELL && bell->kind != PINCH_GREET) {
+		count(PINCH_BAD_KIND, 1);
+		return false;
+	}
+	if (bell->checksum != frame_seal(bell)) {
+		count(PINCH_BAD_CHECKSUM, 1);
+		return false;
+	}
+	return true;
 }
 
 SEC("tc")
@@ -240,7 +261,7 @@ int pinch_send(struct __sk_buff *skb)
 	__u32 here = flow_here();
 
 	w.flow = bpf_map_lookup_elem(&flows, &here);
-	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || bell.cookie != config.cookie)
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || !is_bell(&bell))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
 	if (bell.kind == PINCH_GREET) {

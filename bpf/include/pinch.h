@@ -11,8 +11,8 @@
 
 #define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
 #define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
-#define PINCH_STEP 8 /* words that are checked and widened at a time */
-#define PINCH_MAX_STEPS 54
+#define PINCH_STEP 16 /* words that are checked and widened at a time */
+#define PINCH_MAX_STEPS 27
 #define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
 #define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
 #define PINCH_LEAST_BYTES (sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS) /* of a frame, so that it can turn round as an acknowledgement */
@@ -100,7 +100,7 @@ struct pinch_flow {
 
 /* A frame to send. */
 struct pinch_frame {
-	__u64 check;	/* the payload's: pinch_check */
+	__u64 check;	/* the payload's: the sum of its halves of words, each times the weight of its place (weights.h) */
 	__u32 to;	/* ranks that need it, a bit each */
 	__u32 ask;	/* of these, whom to ask for an acknowledgement */
 	__u16 length;	/* of the payload, bytes */
@@ -140,13 +140,6 @@ struct pinch_peer {
 	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
 };
 
-/* Four sums in one: odd multipliers, those of xxHash (github.com/Cyan4973/xxHash) and splitmix64. */
-static __always_inline __u64 pinch_check(__u64 low, __u64 low_sums, __u64 high, __u64 high_sums)
-{
-	return low * 0x9e3779b185ebca87ull + low_sums * 0xc2b2ae3d27d4eb4full + high * 0xbf58476d1ce4e5b9ull +
-	       high_sums * 0x94d049bb133111ebull;
-}
-
 enum pinch_counter {
 	PINCH_SENT,
 	PINCH_SENT_BYTES,
@@ -163,6 +156,7 @@ enum pinch_counter {
 	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
 	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
 	PINCH_BAD_COOKIE,
+	PINCH_NOT_MINE,	      /* for another rank */
 	PINCH_BAD_GENERATION,
 	PINCH_BAD_CHUNK,
 	PINCH_BAD_LENGTH,

@@ -15,8 +15,7 @@ _Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round
 
 struct ack_work {
 	__u64 words[PINCH_ACK_WORDS];
-	__u64 sum;  /* of the words, which are less than 2^32 */
-	__u64 sums; /* of all sums on the way */
+	__u64 check; /* of the words */
 	__u32 generation;
 	__u32 first;  /* of the words */
 	__u32 end;    /* of the bitmap */
@@ -36,8 +35,7 @@ static long read_seen(__u32 i, struct ack_work *w)
 	if (word && w->first + i < w->end)
 		bits = bits_of(*word, w->generation);
 	w->words[i] = bits;
-	w->sum += bits;
-	w->sums += w->sum;
+	w->check += weigh(bits, &weights[2 * i]);
 	return 0;
 }
 
@@ -47,8 +45,7 @@ static long fill_seen(__u32 i, struct ack_work *w)
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	w->words[i] = 0xffffffff;
-	w->sum += 0xffffffff;
-	w->sums += w->sum;
+	w->check += weigh(0xffffffff, &weights[2 * i]);
 	return 0;
 }
 
@@ -67,7 +64,7 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	ack = (void *)(long)ctx->data;
 	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
 		return false;
-	sender = ack->head.last % RING_MAX_RANKS;
+	sender = ack->head.sender % RING_MAX_RANKS;
 	source = &config.sources[sender];
 	w.generation = ack->head.generation;
 	w.first = ack_first(ack->head.chunk);
@@ -82,11 +79,10 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 		return false;
 	__builtin_memcpy(ack->words, w.words, sizeof(w.words));
 	ack->head.kind = PINCH_ACK;
-	ack->head.last = config.rank;
+	ack->head.sender = config.rank;
 	ack->head.flags = 0;
-	ack->head.checksum = pinch_check(w.sum, w.sums, 0, 0) +
-			     ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
 	address(&ack->head, sender, sizeof(w.words));
+	ack->head.checksum = w.check + frame_seal(&ack->head);
 	count(PINCH_ACKS, 1);
 	return true;
 }
@@ -95,8 +91,7 @@ static long weigh_ack(__u32 i, struct ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
-	w->sum += w->words[i];
-	w->sums += w->sum;
+	w->check += weigh(w->words[i], &weights[2 * i]);
 	return 0;
 }
 
@@ -114,16 +109,12 @@ static long note_acked(__u32 i, struct ack_work *w)
 	return 0;
 }
 
-/* Is it what it says, and from whom? It is copied to the stack. */
+/* Is it what it says? It is copied to the stack. */
 static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct ack_work *w)
 {
 	struct pinch_ack *ack = (void *)(long)ctx->data;
-	__u64 check = f->checksum, seal = ring_seal(PINCH_ACK, f->generation, f->chunk, sizeof(ack->words), f->tag);
+	__u64 check = f->checksum, seal = frame_seal(f);
 
-	if (!is_from(f, f->last)) {
-		count(PINCH_BAD_RANK, 1);
-		return false;
-	}
 	if (f->generation != generation_of(c->progress)) {
 		count(PINCH_BAD_GENERATION, 1);
 		return false;
@@ -138,7 +129,7 @@ static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c
 	}
 	__builtin_memcpy(w->words, ack->words, sizeof(w->words));
 	bpf_loop(PINCH_ACK_WORDS, weigh_ack, w, 0);
-	if (pinch_check(w->sum, w->sums, 0, 0) + seal == check)
+	if (w->check + seal == check)
 		return true;
 	count(PINCH_BAD_CHECKSUM, 1);
 	return false;
@@ -159,7 +150,7 @@ static __always_inline void measure(struct pinch_control *c, struct pinch_frame 
 /* Note what a peer has. Is there anything to send now? */
 static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 peer = f->last, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
+	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
 	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words };
 	struct pinch_frame *frame;
 	struct pinch_flow *flow;

@@ -37,10 +37,10 @@ static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
 	return generation_of(word) == generation ? word : 0;
 }
 
-/* The check of a hello. */
-static __always_inline __u64 hello_check(__u64 word, __u16 tag)
+/* The checksum of a hello that is addressed. */
+static __always_inline __u64 hello_check(const struct pinch_hello *hello)
 {
-	return pinch_check((__u32)word, 0, word >> 32, 0) + ring_seal(PINCH_HELLO, generation_of(word), 0, sizeof(word), tag);
+	return weigh(hello->word, weights) + frame_seal(&hello->head);
 }
 
 struct meet_work {
@@ -95,7 +95,7 @@ static __always_inline void write_hello(struct pinch_hello *hello, __u32 to, __u
 
 	write_head(f, PINCH_HELLO, generation_of(word), 0, attempt, tag);
 	f->flags = ask;
-	f->checksum = hello_check(word, tag);
 	hello->word = word;
 	address(f, to, sizeof(word));
+	f->checksum = hello_check(hello);
 }

@@ -66,7 +66,7 @@ struct {
 } accumulators SEC(".maps");
 
 struct pinch_scratch {
-	__u64 raw[PINCH_STEP * PINCH_MAX_STEPS];
+	__u64 raw[PINCH_MAX_WORDS + PINCH_STEP];
 	__u64 wide[2 * PINCH_STEP * PINCH_MAX_STEPS];
 };
 

@@ -10,15 +10,11 @@ enum pinch_met {
 	MET_ALL = 2,	/* frames may be sent */
 };
 
-/* Is it what it says, from whom it says? */
+/* Is it what it says? */
 static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
 {
 	struct ring_frame *f = &hello->head;
 
-	if (!is_from(f, f->last)) {
-		count(PINCH_BAD_RANK, 1);
-		return false;
-	}
 	if (f->tag != (__u16)c->tag) {
 		count(PINCH_BAD_TENSOR, 1);
 		return false;
@@ -27,7 +23,7 @@ static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello
 		count(PINCH_BAD_LENGTH, 1);
 		return false;
 	}
-	if (f->generation != generation_of(hello->word) || f->chunk || f->checksum != hello_check(hello->word, f->tag)) {
+	if (f->generation != generation_of(hello->word) || f->chunk || f->checksum != hello_check(hello)) {
 		count(PINCH_BAD_CHECKSUM, 1);
 		return false;
 	}
@@ -57,7 +53,7 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 
 	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !is_hello(c, hello, (void *)(long)ctx->data_end))
 		return MET_DONE;
-	sender = hello->head.last;
+	sender = hello->head.sender;
 	word = hello->word;
 	generation = generation_of(word);
 	ask = hello->head.flags & 1;

@@ -23,39 +23,31 @@ struct frame_work {
 	__u32 edges;
 };
 
-/* The payload's check, so far: of the lower and of the upper halves of words the sum, and the sum of all sums on the way. None can overflow.
- * Two flipped bits change at least one of them, wherever they are: the sum, or if they cancel out, the sum of sums by their distance.
- */
 struct digest_work {
 	struct pinch_scratch *scratch;
-	__u64 low, low_sums;
-	__u64 high, high_sums;
+	__u64 check; /* so far */
 };
 
 /* Eight words: to the check, and at twice the width to where they are added from. */
 static long digest_step(__u32 i, struct digest_work *w)
 {
-	__u64 low = w->low, low_sums = w->low_sums, high = w->high, high_sums = w->high_sums, *wide;
+	const __u32 *weight;
 	const __u64 *words;
+	__u64 check = 0, *wide;
 
 	if (i >= PINCH_MAX_STEPS)
 		return 1;
 	words = &w->scratch->raw[i * PINCH_STEP];
 	wide = &w->scratch->wide[2 * i * PINCH_STEP];
+	weight = &weights[2 * i * PINCH_STEP];
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP; j++) {
 		__u64 word = words[j];
 
-		low += (__u32)word;
-		low_sums += low;
-		high += word >> 32;
-		high_sums += high;
+		check += weigh(word, &weight[2 * j]);
 		widen(word, &wide[2 * j]);
 	}
-	w->low = low;
-	w->low_sums = low_sums;
-	w->high = high;
-	w->high_sums = high_sums;
+	w->check += check;
 	return 0;
 }
 
@@ -68,10 +60,9 @@ static __always_inline __u64 digest(struct pinch_scratch *s, __u32 words)
 		return 0;
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP - 1; j++)
-		if (words + j < PINCH_STEP * PINCH_MAX_STEPS)
-			s->raw[words + j] = 0;
+		s->raw[words + j] = 0;
 	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, digest_step, &w, 0);
-	return pinch_check(w.low, w.low_sums, w.high, w.high_sums);
+	return w.check;
 }
 
 static long receive_vertex(__u32 i, struct frame_work *w)
@@ -114,7 +105,7 @@ static long receive_vertex(__u32 i, struct frame_work *w)
 /* Is the payload whole, and what its sender has sent? It is copied to the scratch. */
 static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
 {
-	__u64 seal = ring_seal(PINCH_EMBED, f->generation, f->chunk, f->length, f->tag), check = f->checksum;
+	__u64 seal = frame_seal(f), check = f->checksum;
 	__u32 length = f->length;
 
 	if (length < 8 || length > config.payload || length % 8 ||
@@ -140,37 +131,25 @@ static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
 /* Returns a set of enum pinch_next. */
 static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->last, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh, come;
+	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, fresh, come;
 	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
+	bool late;
 	struct frame_work w = { .control = c, .bank = bank_of() };
 	struct pinch_peer *peer;
-	__u64 *seen_word;
 
-	if (!is_from(f, sender)) {
-		count(PINCH_BAD_RANK, 1);
-		return DONE;
-	}
 	w.source = &config.sources[sender % RING_MAX_RANKS];
 	if (chunk >= w.source->frames) {
 		count(PINCH_BAD_CHUNK, 1);
 		return DONE;
 	}
-	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (generation && generation_after(generation) == mine)
-		return ACKNOWLEDGE;
-	if (generation != mine) {
+	late = generation && generation_after(generation) == mine;
+	if (generation != mine && !late) {
 		count(PINCH_BAD_GENERATION, 1);
 		return DONE;
 	}
 	if (f->tag != (__u16)c->tag) {
 		count(PINCH_BAD_TENSOR, 1);
 		return DONE;
-	}
-	word = w.source->seen + chunk / 32;
-	seen_word = bpf_map_lookup_elem(&seen, &word);
-	if (seen_word && bits_of(*seen_word, generation) >> chunk % 32 & 1) {
-		count(PINCH_DUPLICATE, 1);
-		return ACKNOWLEDGE;
 	}
 	w.scratch = bpf_map_lookup_elem(&scratch, &zero);
 	peer = bpf_map_lookup_elem(&peers, &sender);
@@ -185,7 +164,10 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 		count(PINCH_BAD_LENGTH, 1);
 		return DONE;
 	}
-	switch (bitmap_add(&seen, word, generation, 1u << chunk % 32, &fresh)) {
+	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
+	if (late)
+		return ACKNOWLEDGE;
+	switch (bitmap_add(&seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
 	case CLAIMED:
 		break;
 	case TAKEN:

@@ -177,7 +177,6 @@ class PinchPort(Closing):
             bell_count=bell.bell_count,
             bell_length=bell.bell_bytes,
             greeting_length=len(bell.greeting),
-            attempt=ring_maps.Frame.attempt.offset,
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
@@ -192,7 +191,6 @@ class PinchPort(Closing):
         library.pinch_ring.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
         library.pinch_enter.argtypes = [pointer, u32, u32, u32]
-        library.pinch_greet.argtypes = [pointer, ctypes.c_uint8]
         library.pinch_highest.argtypes, library.pinch_highest.restype = [pointer], u32
         self._library = library
 
@@ -244,8 +242,11 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to partners from whom there is none."""
-        self.doorbell.check(self._library.pinch_greet(self._address, min(attempt, 255)))
+        """Have hellos sent to partners from whom there is none.
+
+        :param attempt: 1 or more.
+        """
+        self.doorbell.greet(min(attempt, 255))
 
     @property
     def hellos(self) -> NDArray[np.uint64]:

@@ -38,14 +38,13 @@ struct pinch {
 	char *payloads;
 	struct frame *frames;
 	const char *bells; /* one a flow */
-	char *greeting;
+	const char *greeting;
 	struct peer *peers;
 	struct flow *flows;
 	const uint64_t *frames_to; /* each rank */
 	uint64_t *consumer;
 	const uint64_t *producer;
 	uint32_t bell_count, bell_length, greeting_length;
-	uint32_t attempt; /* where the greeting has it */
 	uint32_t rank, ranks, flow_count;
 	int32_t doorbell, events;
 	uint64_t quantize_ns, send_ns, wait_ns;
@@ -73,10 +72,9 @@ int pinch_ring(struct pinch *p)
 	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
 }
 
-/* Have hellos sent: at attempt 0 to all partners, else to those from whom there is none. Returns 0 or an errno. */
-int pinch_greet(struct pinch *p, uint8_t attempt)
+/* Have hellos sent to all partners. Returns 0 or an errno. */
+static int greet(const struct pinch *p)
 {
-	p->greeting[p->attempt] = attempt;
 	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
 }
 
@@ -117,7 +115,7 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << EXPONENT_BITS;
 	__atomic_store_n(&p->peers[p->rank].theirs[generation & 1], word, __ATOMIC_SEQ_CST);
-	return pinch_greet(p, 0);
+	return greet(p);
 }
 
 /* The largest exponent of any rank that has entered, as hellos have it. */

@@ -11,7 +11,7 @@ import pytest
 
 from testbed.exchange.pinch_maps import ACK_BEHIND, BATCH, LEAST_BYTES, Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.wire import PinchKind, decode
+from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, bits, first_bell, frame, meet, received, said
 
@@ -122,7 +122,7 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
         run = loaded.link(0, loaded.embed(sender, number, 0, attempt=1))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.last, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
+        assert (answer.header.sender, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
         assert answer.destination.ip == loaded.groups[0].members[sender].ip
         assert bits(answer) == {n for s, n in numbers if s == sender}
     assert loaded.memory(0) == before
@@ -285,7 +285,7 @@ def test_bells_pass_and_grow(loaded) -> None:
     assert rung.retval == XDP_REDIRECT
     run = loaded.run(1, "pinch_bell", rung.data)
     assert run.retval == XDP_PASS
-    assert len(run.data) == 80 + max(loaded.layout.payload, 128)
+    assert len(run.data) == FRAME_BYTES + max(loaded.layout.payload, 128)
 
 
 def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
@@ -367,10 +367,10 @@ def test_a_hole_that_later_frames_have_overtaken_is_sent_again(long) -> None:
     run = long.link(1, ack(port, 0, 63, sorted(have)))
     assert run.retval == XDP_REDIRECT
     with long.wire() as tap:
-        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
+        long.run(1, "pinch_send", run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0"))
         assert [decode(data).header.chunk for data in received(tap)] == [30]  # the other may still come
         assert long.counters(1)["gaps"] == 1
-        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
+        long.run(1, "pinch_send", run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0"))
         assert received(tap) == []  # not so soon
 
 
