@@ -56,6 +56,8 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		return XDP_DROP;
 	if (f->kind == PINCH_EMBED)
 		return leave(ctx, c, on_embed(ctx, c, f), by_link);
+	if (f->kind == PINCH_ASK)
+		return leave(ctx, c, on_ask(c, f), by_link);
 	if (f->kind == PINCH_ACK) {
 		if (!on_ack(ctx, c, f))
 			return XDP_DROP;
@@ -87,13 +89,19 @@ static __always_inline int hand_over(void)
 	return bpf_redirect_map(&cpus, config.cpu, XDP_DROP);
 }
 
+/* What must not overtake other frames of its sender's on another CPU. */
+static __always_inline bool stays_in_order(const struct ring_frame *f)
+{
+	return f->kind == PINCH_EMBED || f->kind == PINCH_ASK;
+}
+
 /* A frame of this group has come in by the link. */
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
 	struct ring_frame *f = frame_of(ctx);
 
-	if (f && f->kind == PINCH_EMBED && elsewhere())
+	if (f && stays_in_order(f) && elsewhere())
 		return is_for_me(f) ? hand_over() : XDP_DROP;
 	return receive(ctx, true);
 }
@@ -148,7 +156,7 @@ int pinch_remote(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (f->kind == PINCH_BELL)
 		return XDP_PASS;
-	return f->kind == PINCH_EMBED ? receive(ctx, false) : go_on(c);
+	return stays_in_order(f) ? receive(ctx, false) : go_on(c);
 }
 
 /* The doorbell's near end: nothing of an exchange has business there. */

@@ -120,12 +120,51 @@ static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *
 	return true;
 }
 
-/* The frame in the hands of the program, again: helpers make the verifier forget it. */
-static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+/* Was a generation the one before this rank's? */
+static __always_inline bool is_late(__u32 generation, __u32 mine)
 {
-	struct ring_frame *f = (void *)(long)ctx->data;
+	return generation && generation_after(generation) == mine;
+}
 
-	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
+/* Can a frame of the sender's have this number, generation and tag? */
+static __always_inline bool is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
+{
+	if (f->chunk >= config.sources[f->sender % RING_MAX_RANKS].frames) {
+		count(PINCH_BAD_CHUNK, 1);
+		return false;
+	}
+	if (f->generation != mine && !is_late(f->generation, mine)) {
+		count(PINCH_BAD_GENERATION, 1);
+		return false;
+	}
+	if (f->tag != (__u16)c->tag) {
+		count(PINCH_BAD_TENSOR, 1);
+		return false;
+	}
+	return true;
+}
+
+/* Somebody wants to know whether a frame has come. Returns one of enum pinch_next. */
+static __always_inline __u32 on_ask(struct pinch_control *c, const struct ring_frame *f)
+{
+	__u32 sender = f->sender;
+	struct pinch_peer *peer;
+
+	if (!is_expected(c, f, generation_of(c->progress)))
+		return DONE;
+	if (f->length) {
+		count(PINCH_BAD_LENGTH, 1);
+		return DONE;
+	}
+	if (f->checksum != frame_seal(f)) {
+		count(PINCH_BAD_CHECKSUM, 1);
+		return DONE;
+	}
+	peer = bpf_map_lookup_elem(&peers, &sender);
+	if (!peer)
+		return DONE;
+	__sync_fetch_and_add(&peer->heard, 1);
+	return ACKNOWLEDGE;
 }
 
 /* Returns a set of enum pinch_next. */
@@ -133,24 +172,12 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 {
 	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, fresh, come;
 	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
-	bool late;
 	struct frame_work w = { .control = c, .bank = bank_of() };
 	struct pinch_peer *peer;
 
 	w.source = &config.sources[sender % RING_MAX_RANKS];
-	if (chunk >= w.source->frames) {
-		count(PINCH_BAD_CHUNK, 1);
+	if (!is_expected(c, f, mine))
 		return DONE;
-	}
-	late = generation && generation_after(generation) == mine;
-	if (generation != mine && !late) {
-		count(PINCH_BAD_GENERATION, 1);
-		return DONE;
-	}
-	if (f->tag != (__u16)c->tag) {
-		count(PINCH_BAD_TENSOR, 1);
-		return DONE;
-	}
 	w.scratch = bpf_map_lookup_elem(&scratch, &zero);
 	peer = bpf_map_lookup_elem(&peers, &sender);
 	if (!w.scratch || !peer || !load_payload(ctx, f, w.scratch))
@@ -164,8 +191,9 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 		count(PINCH_BAD_LENGTH, 1);
 		return DONE;
 	}
+	__sync_fetch_and_add(&peer->heard, 1);
 	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (late)
+	if (is_late(generation, mine))
 		return ACKNOWLEDGE;
 	switch (bitmap_add(&seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
 	case CLAIMED:
@@ -186,7 +214,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	count(PINCH_UNUSED, w.unused);
 	count(PINCH_EDGES, w.edges);
 	come = __sync_fetch_and_add(&peer->received, 1) + 1;
-	__sync_fetch_and_add(&peer->heard, 1);
+	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
 	check_complete(c, generation);
 	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */

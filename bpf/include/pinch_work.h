@@ -158,6 +158,22 @@ static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length
 	f->length = length;
 }
 
+/* The frame in the hands of the program, again: helpers make the verifier forget it. */
+static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+{
+	struct ring_frame *f = (void *)(long)ctx->data;
+
+	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
+}
+
+/* A number for the next frame on this CPU's lane. */
+static __always_inline __u32 next_serial(void)
+{
+	__u64 *table = counters_of();
+
+	return table ? ++table[PINCH_SERIAL] : 0;
+}
+
 /* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
 static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
 {

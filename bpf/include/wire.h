@@ -26,9 +26,10 @@ enum ring_kind {
 	RING_REQUEST = 3, /* rank `last` lacks this chunk's result and asks its owner */
 	RING_PROBE = 4,   /* is anybody there? */
 	RING_ALIVE = 5,   /* yes: generation = the one entered, chunk = results stored */
-	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, last = the sender */
-	PINCH_ACK = 7,    /* frames of `chunk`'s surroundings that rank `last` has, as bitmap words */
-	PINCH_HELLO = 8,  /* rank `last` has entered an exchange; what it brings is a word */
+	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, prev = of all that it has sent on the lane */
+	PINCH_ACK = 7,    /* frames around `chunk` that the sender has, as bitmap words; lane and prev are those of the frame that asked */
+	PINCH_HELLO = 8,  /* the sender has entered an exchange; what it brings is a word */
+	PINCH_ASK = 9,    /* has frame `chunk` come? lane and prev as PINCH_EMBED has them */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
 	RING_BELL = 16,
 	PINCH_BELL = 17, /* there are frames to send */

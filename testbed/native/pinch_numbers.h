@@ -24,9 +24,8 @@ struct pinch_format {
 struct frame {
 	uint64_t check;
 	uint32_t to, ask;
-	uint16_t length;
-	uint8_t attempt, copies;
-	uint32_t sent_us;
+	uint16_t length, copies;
+	uint32_t pad;
 };
 
 static inline int32_t quantize(const struct pinch_format *f, float x, double factor)
@@ -100,8 +99,6 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 			uint32_t *numbers = (uint32_t *)payload;
 
 			frame->length = 8 * (ids + count * f->words);
-			frame->attempt = 0;
-			frame->sent_us = 0;
 			numbers[2 * ids - 1] = 0;
 			for (uint32_t i = 0; i < count; i++) {
 				size_t position = order[starts[b] + i];

@@ -100,6 +100,7 @@ class PinchKind(IntEnum):
     EMBED = 6
     ACK = 7
     HELLO = 8
+    ASK = 9
     BELL = 17
     WORK = 18
     GREET = 19

@@ -10,14 +10,15 @@ import numpy as np
 from testbed.closing import Closing
 from testbed.collectives.group import Lanes, make_groups
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
-from testbed.exchange.pinch_layout import ACK_WORDS, Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import ACK_BEHIND, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_port import PinchPort
 from testbed.exchange.pinch_tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
+from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, NOT_FINITE
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from tests.exchange import pinch_twin as twin
 from tests.exchange.reference import Partitioned
@@ -95,7 +96,7 @@ class Loaded(Closing):
     def open(self, rank: int, generation: int) -> None:
         """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
         port = self.ports[rank]
-        for name in ("seen", "acked"):
+        for name in ("seen", "acked", "sent"):
             port._receive.maps[name].view()[:] = 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])

@@ -113,8 +113,6 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
     "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
     "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
-    "hello, the exchange before the last": ("bad_generation", lambda on: greeting(on, generation=GENERATION - 2)),
-    "hello, the exchange after the next": ("bad_generation", lambda on: greeting(on, generation=GENERATION + 2)),
     "hello without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
     "hello of another length": ("bad_length", lambda on: greeting(on, length=16)),
     "hello with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
@@ -175,6 +173,18 @@ def test_refused_frames_are_counted_and_change_nothing(fresh, name) -> None:
 
 def test_every_reason_is_met(loaded) -> None:
     assert {reason for reason, _ in REFUSED.values()} == {name for name in loaded.ports[0].counters() if is_refusal(name)}
+
+
+@pytest.mark.parametrize("generation", [GENERATION - 2, GENERATION + 2])
+def test_who_is_far_away_is_heard_of_and_no_more(fresh, generation) -> None:
+    counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].peers.copy()
+    assert fresh.link(0, greeting(fresh, generation=generation, prev=generation, chunk=0b101)).retval == XDP_DROP
+    assert fresh.counters(0) == counted | {"bad_generation": 1}
+    peers["heard"][SENDER] += 1
+    peers["at"][SENDER], peers["waits"][SENDER] = generation, 0b101
+    assert (fresh.ports[0].peers == peers).all()
+    after = fresh.memory(0)
+    assert {name for name in after if after[name] != before[name]} == {"peers"}
 
 
 def is_refusal(counter: str) -> bool:
