@@ -99,7 +99,7 @@ static __always_inline bool stays_in_order(const struct ring_frame *f)
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
-	struct ring_frame *f = frame_of(ctx);
+	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
 	if (f && stays_in_order(f) && elsewhere())
 		return is_for_me(f) ? hand_over() : XDP_DROP;

@@ -364,6 +364,7 @@ class PinchPort(Closing):
             partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
             hellos=self.hellos.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
+            met=int(self.control.met) >> 32 == self.generation,
             owed=int(self.control.owed),
             **counts,
         )

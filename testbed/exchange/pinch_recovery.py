@@ -58,19 +58,19 @@ class Recovery:
         """Wait longer than round trips take."""
         port, moved, waited = self.port, started, Waited.TIME_UP
         while waited is Waited.TIME_UP:
-            now = time.monotonic()
+            now, seen = time.monotonic(), port.seen()
             self._measure()
-            if policy.look(port.seen()):
+            if policy.look(seen):
                 moved = now
                 self.timer.progressed()
             elif now - moved > port.group.timeout:
-                verdict = policy.verdict()
+                verdict = policy.verdict(seen)
                 if verdict.silent:
                     port.end(gone=verdict.silent)
                 raise CollectiveError(self._text(verdict, now - started))
             elif port.flying or now - moved >= self._patience:
                 self.timer.expired()
-                port.act(policy.act())
+                port.act(policy.act(seen))
             left = 0.0 if port.flying else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited

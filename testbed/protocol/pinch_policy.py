@@ -38,10 +38,11 @@ class Seen:
     :param hellos: Their words of this generation; 0: there is none.
     :param received: Frames that have come from them.
     :param acked: Frames that they have acknowledged.
-    :param heard: Frames of any kind that have come from them since the start, `news`: those that said something new, `answers`:
+    :param heard: Frames of any kind that have come from them since the start; `news`: those that said something new; `answers`:
         acknowledgements.
     :param at: Generations that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
     :param lacking: Of a rank the numbers of frames that were sent to it and that it has not acknowledged, ascending.
+    :param met: Its programs have found that all partners have entered, and that payloads hold.
     :param owed: Slices of hubs that its own programs have not added yet.
     """
 
@@ -57,6 +58,7 @@ class Seen:
     at: Sequence[int]
     waits: Sequence[int]
     lacking: Callable[[int], Sequence[int]]
+    met: bool
     owed: int
 
     def is_behind(self, rank: int) -> bool:
@@ -68,7 +70,7 @@ class Seen:
 class Actions:
     """What to do now.
 
-    :param greet: Have those that are behind asked: which attempt this is; 0: nobody is.
+    :param greet: Have those that are behind asked, and see who has come: which attempt this is; 0: there is no need.
     :param asks: By rank: the frames to ask about.
     :param resends: By rank: the frames to send again.
     :param work: Go on with hubs.
@@ -105,85 +107,72 @@ class Verdict:
     up: tuple[Up, ...]
 
 
-@dataclass
 class Policy:
     """One rank's waiting for one exchange, from the first look on.
 
+    :param seen: What there is to be seen as it begins.
     :param tries: Times that a rank must have been asked in vain since it was heard of last, to count as silent.
     """
 
-    seen: Seen
-    tries: int = TRIES
+    def __init__(self, seen: Seen, tries: int = TRIES) -> None:
+        self.tries = tries
+        self._begin(seen)
 
-    def __post_init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self.before, self.attempt = self.seen, 0
-        # By rank: what had been heard of it when it was asked last, and how often that was since it was heard of.
-        self._heard: dict[int, int] = {}
-        self._asked: dict[int, int] = {}
-        # By rank: what it had acknowledged and answered when it was asked about frames, and answers that left something open.
-        self._frames: dict[int, tuple[int, int]] = {}
-        self._open: dict[int, int] = {}
+    def _begin(self, seen: Seen) -> None:
+        self.news, self.heard, self.attempt = tuple(seen.news), tuple(seen.heard), 0
+        #: By rank: what had been heard of it when it was asked last, and how often that was since it was heard of.
+        self.asked: dict[int, tuple[int, int]] = {}
+        #: By rank: what it had acknowledged and answered when it was asked about frames, and answers that left something open.
+        self.open: dict[int, tuple[int, int, int]] = {}
 
     def look(self, seen: Seen) -> bool:
         """Has anything moved since the last look that found so?"""
-        self.seen = seen
-        moved = list(seen.news) != list(self.before.news)
+        moved = tuple(seen.news) != self.news
         if moved:
-            self._begin()
+            self._begin(seen)
         return moved
 
-    def act(self) -> Actions:
+    def act(self, seen: Seen) -> Actions:
         """What to do, as nothing has moved for longer than it should take."""
-        seen = self.seen
         self.attempt += 1
         asks: dict[int, list[int]] = {}
         resends: dict[int, list[int]] = {}
         for rank in range(len(seen.heard)):
             numbers = seen.lacking(rank) if rank != seen.rank else ()
             if not numbers:
-                self._frames.pop(rank, None)
-            elif self._left_open(rank):
+                self.open.pop(rank, None)
+            elif self._left_open(seen, rank):
                 resends[rank] = list(numbers)
             else:
                 asks[rank] = cover(numbers)
         behind = list(filter(seen.is_behind, seen.partners))
         for rank in {*behind, *asks}:
-            new = seen.heard[rank] != self._heard.get(rank, seen.heard[rank])
-            self._asked[rank] = 1 if new else self._asked.get(rank, 0) + 1
-            self._heard[rank] = seen.heard[rank]
-        return Actions(self.attempt if behind else 0, asks, resends, seen.owed > 0)
+            heard, times = self.asked.get(rank, (seen.heard[rank], 0))
+            self.asked[rank] = seen.heard[rank], 1 if heard != seen.heard[rank] else times + 1
+        return Actions(self.attempt if behind or not seen.met else 0, asks, resends, seen.owed > 0)
 
-    def _left_open(self, rank: int) -> bool:
-        """Have a rank's answers not said, often enough, that it has frames, though none of them has come since?"""
-        now = self.seen.acked[rank], self.seen.answers[rank]
-        then = self._frames.get(rank, now)
-        self._frames[rank] = now
-        if then[0] != now[0]:
-            self._open[rank] = 0
-        elif then[1] != now[1]:
-            self._open[rank] = self._open.get(rank, 0) + 1
-        if self._open.get(rank, 0) < _LEFT_OPEN:
-            return False
-        self._open[rank] = 0
-        return True
+    def _left_open(self, seen: Seen, rank: int) -> bool:
+        """Has a rank answered often enough that there are frames that it lacks, of which none has come since?"""
+        acked, answers, times = self.open.get(rank, (seen.acked[rank], seen.answers[rank], 0))
+        if acked != seen.acked[rank]:
+            times = 0
+        elif answers != seen.answers[rank]:
+            times += 1
+        enough = times >= _LEFT_OPEN
+        self.open[rank] = seen.acked[rank], seen.answers[rank], 0 if enough else times
+        return enough
 
-    def _is_silent(self, rank: int) -> bool:
+    def _is_silent(self, seen: Seen, rank: int) -> bool:
         """Has it not been heard of since the wait began, or since so many questions?"""
-        heard = self.seen.heard[rank]
-        if heard == self.before.heard[rank]:
-            return True
-        return heard == self._heard.get(rank) and self._asked[rank] >= self.tries
+        heard, times = self.asked.get(rank, (-1, 0))
+        return seen.heard[rank] == self.heard[rank] or (seen.heard[rank] == heard and times >= self.tries)
 
-    def verdict(self) -> Verdict:
+    def verdict(self, seen: Seen) -> Verdict:
         """Who is to blame that nothing moves any more."""
-        seen = self.seen
         absent = [rank for rank in seen.partners if not seen.hellos[rank]]
         if not absent:  # till then nobody has begun to send
             absent = [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
-        silent = tuple(filter(self._is_silent, absent))
+        silent = tuple(rank for rank in absent if self._is_silent(seen, rank))
         ranks = range(len(seen.heard))
         up = [
             Up(rank, seen.at[rank], tuple(other for other in ranks if seen.waits[rank] >> other & 1))

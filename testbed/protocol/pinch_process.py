@@ -173,6 +173,7 @@ class Process:
             [peer.at for peer in peers],
             [peer.waits for peer in peers],
             self.lacking,
+            generation_in(memory.met) == memory.generation,
             memory.owed,
         )
 
