@@ -26,7 +26,7 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	f = frame_of(ctx);
 	if (!f)
 		return XDP_DROP;
-	f->kind = PINCH_WORK;
+	make_own(f, PINCH_WORK);
 	return bpf_redirect(config.bell, 0);
 }
 
@@ -41,9 +41,9 @@ static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 	f = frame_of(ctx);
 	if (next == MET_DONE || !f)
 		return XDP_DROP;
-	f->kind = PINCH_BELL;
 	f->sender = config.rank;
 	f->flags = BELL_FOR_ALL;
+	make_own(f, PINCH_BELL);
 	return bpf_redirect_map(&fan, 0, BPF_F_BROADCAST);
 }
 
@@ -52,17 +52,19 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 	struct pinch_control *c = control_of();
 	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
-	if (!f || !c || is_foreign(f))
+	if (!f || !c || !is_for_me(f))
 		return XDP_DROP;
 	if (f->kind == PINCH_EMBED)
 		return leave(ctx, c, on_embed(ctx, c, f), by_link);
+	if (f->kind == PINCH_ASK)
+		return leave(ctx, c, on_ask(c, f), by_link);
 	if (f->kind == PINCH_ACK) {
 		if (!on_ack(ctx, c, f))
 			return XDP_DROP;
 		f = frame_of(ctx);
 		if (!f)
 			return XDP_DROP;
-		f->kind = PINCH_BELL;
+		make_own(f, PINCH_BELL);
 		return bpf_redirect(config.bell, 0);
 	}
 	if (f->kind == PINCH_HELLO)
@@ -87,14 +89,20 @@ static __always_inline int hand_over(void)
 	return bpf_redirect_map(&cpus, config.cpu, XDP_DROP);
 }
 
+/* What must not overtake other frames of its sender's on another CPU. */
+static __always_inline bool stays_in_order(const struct ring_frame *f)
+{
+	return f->kind == PINCH_EMBED || f->kind == PINCH_ASK;
+}
+
 /* A frame of this group has come in by the link. */
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
-	struct ring_frame *f = frame_of(ctx);
+	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
-	if (f && f->kind == PINCH_EMBED && elsewhere())
-		return hand_over();
+	if (f && stays_in_order(f) && elsewhere())
+		return is_for_me(f) ? hand_over() : XDP_DROP;
 	return receive(ctx, true);
 }
 
@@ -119,8 +127,10 @@ int pinch_bell(struct xdp_md *ctx)
 	if (f->kind == PINCH_GREET)
 		return XDP_PASS;
 	if (f->kind == PINCH_BELL) {
-		if (f->sender == config.rank && f->flags & BELL_FOR_ALL)
+		if (f->sender == config.rank && f->flags & BELL_FOR_ALL) {
 			f->chunk = next_in_fan();
+			make_own(f, PINCH_BELL);
+		}
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
@@ -146,7 +156,7 @@ int pinch_remote(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (f->kind == PINCH_BELL)
 		return XDP_PASS;
-	return f->kind == PINCH_EMBED ? receive(ctx, false) : go_on(c);
+	return stays_in_order(f) ? receive(ctx, false) : go_on(c);
 }
 
 /* The doorbell's near end: nothing of an exchange has business there. */

@@ -9,8 +9,6 @@
 
 #include <linux/pkt_cls.h>
 
-#define PINCH_HOLE_WORDS 3 /* of a peer's bitmap that are searched, before the word of the frame that asked */
-
 struct send_work {
 	struct __sk_buff *skb;
 	struct pinch_control *control;
@@ -18,14 +16,18 @@ struct send_work {
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
 	__u32 generation;
-	__u32 peer; /* who may have holes */
-	__u32 word; /* of its bitmap, where to look */
-	__u32 before; /* frames before this one */
+	/* A peer's acknowledgement of a frame, and which sending it was that has come. */
+	__u32 peer;
+	__u32 chunk;
+	__u32 serial;
+	__u32 lane;
+	__u32 word; /* of its bitmap, where to look for holes */
 };
 
 struct copy_work {
 	struct ring_frame head;
 	struct __sk_buff *skb;
+	__u64 check; /* the payload's */
 	__u32 to;
 	__u32 ask;
 	__u32 length;
@@ -38,34 +40,63 @@ static long send_copy(__u32 rank, struct copy_work *w)
 		return 0;
 	w->head.flags = w->ask >> rank & 1;
 	address(&w->head, rank, w->length);
+	w->head.checksum = w->check + frame_seal(&w->head);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->head, sizeof(w->head), 0))
 		return 1;
 	bpf_clone_redirect(w->skb, config.uplink, 0);
 	return 0;
 }
 
+static __always_inline struct pinch_sent *sent_of(struct send_work *w, __u32 number)
+{
+	__u32 index = w->here * config.capacity + number;
+
+	return bpf_map_lookup_elem(&sent, &index);
+}
+
 /* Send frame `number` to the ranks in `to`. */
 static __always_inline bool send_frame(struct send_work *w, __u32 number, struct pinch_frame *frame, __u32 to)
 {
-	struct copy_work copy = { .skb = w->skb, .to = to, .ask = frame->attempt ? to : frame->ask, .length = frame->length };
-	void *payload = bpf_map_lookup_elem(&payloads, &number);
+	struct copy_work copy = { .skb = w->skb, .check = frame->check, .to = to, .ask = frame->ask, .length = frame->length };
 	__u32 length = frame->length, copies = popcount(to), size = sizeof(copy.head) + length;
+	__u8 attempt = 0;
+	bool again;
+	void *payload = bpf_map_lookup_elem(&payloads, &number);
+	struct pinch_sent *last = sent_of(w, number);
 
-	if (!payload || length < 8 || length > config.payload)
+	if (!payload || !last || length < 8 || length > config.payload)
 		return false;
 	size = size < PINCH_LEAST_BYTES ? PINCH_LEAST_BYTES : size;
 	if (bpf_skb_change_tail(w->skb, size, 0) ||
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
-	write_head(&copy.head, PINCH_EMBED, w->generation, number, frame->attempt, w->control->tag);
-	copy.head.checksum = frame->check + ring_seal(PINCH_EMBED, w->generation, number, length, copy.head.tag);
-	frame->sent_us = now_us();
+	again = last->generation == w->generation;
+	if (again) {
+		attempt = last->attempt + 1;
+		copy.ask = to;
+	}
+	write_head(&copy.head, PINCH_EMBED, w->generation, number, attempt, w->control->tag);
+	copy.head.prev = next_serial();
+	*last = (struct pinch_sent){ w->generation, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
 	bpf_loop(config.ranks, send_copy, &copy, 0);
 	count(PINCH_SENT, copies);
 	count(PINCH_SENT_BYTES, copies * size);
-	if (frame->attempt)
+	if (again)
 		count(PINCH_RESENT, copies);
 	return true;
+}
+
+/* Ask the ranks in `to` whether frame `number` has come. */
+static __always_inline void ask_for(struct send_work *w, __u32 number, struct pinch_sent *last, __u32 to)
+{
+	struct copy_work copy = { .skb = w->skb, .to = to };
+
+	if (bpf_skb_change_tail(w->skb, PINCH_LEAST_BYTES, 0))
+		return;
+	write_head(&copy.head, PINCH_ASK, w->generation, number, ++last->attempt, w->control->tag);
+	copy.head.prev = next_serial();
+	bpf_loop(config.ranks, send_copy, &copy, 0);
+	count(PINCH_ASKS, popcount(to));
 }
 
 static __always_inline bool is_acked(__u32 generation, __u32 number, __u32 rank)
@@ -85,64 +116,75 @@ struct lack_work {
 
 static long find_lacking(__u32 rank, struct lack_work *w)
 {
-	__u32 number = flow_to(rank);
-	struct pinch_flow *flow = bpf_map_lookup_elem(&flows, &number);
-
-	/* What has not been sent yet is not sent again. */
-	if (flow && w->number < next_of(number, flow, *(volatile __u32 *)&flow->next) && w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
+	if (w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
 		w->lacking |= 1u << rank % 32;
 	return 0;
 }
 
-/* Send a frame again, to those that lack it. */
-static __always_inline void send_again(struct send_work *w, __u32 number)
+/* Send a frame again to those of the flow's ranks that lack it, or ask them about it. What has not been sent yet is left alone. */
+static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
 	struct lack_work lack = { .number = number, .generation = w->generation };
+	struct pinch_sent *last = sent_of(w, number);
 
-	if (!frame || number >= (__u32)w->control->progress)
+	if (!frame || !last || number >= (__u32)w->control->progress || last->generation != w->generation)
 		return;
-	lack.to = frame->to;
+	lack.to = frame->to & w->homes;
 	bpf_loop(config.ranks, find_lacking, &lack, 0);
 	if (!lack.lacking)
 		return;
-	frame->attempt++;
-	send_frame(w, number, frame, lack.lacking);
+	if (ask)
+		ask_for(w, number, last, lack.lacking);
+	else
+		send_frame(w, number, frame, lack.lacking);
 }
 
-/* What the process has ordered. */
+/* What the process has ordered of this flow. */
 static long send_ordered(__u32 i, struct send_work *w)
 {
-	__u32 taken = *(volatile __u32 *)&w->control->taken, slot = taken % PINCH_ORDERS;
-	__u64 *order = bpf_map_lookup_elem(&orders, &slot);
+	__u32 taken = *(volatile __u32 *)&w->flow->taken, slot = w->here * PINCH_ORDERS + taken % PINCH_ORDERS;
+	__u64 *order = bpf_map_lookup_elem(&orders, &slot), entry;
 
-	__u64 entry;
-
-	if (!order || taken == *(volatile __u32 *)&w->control->ordered)
+	if (!order || taken == *(volatile __u32 *)&w->flow->ordered)
 		return 1;
 	entry = *(volatile __u64 *)order;
-	if (__sync_val_compare_and_swap(&w->control->taken, taken, taken + 1) == taken && generation_of(entry) == w->generation)
-		send_again(w, entry);
+	if (__sync_val_compare_and_swap(&w->flow->taken, taken, taken + 1) == taken && generation_of(entry) == w->generation)
+		send_again(w, entry & ~PINCH_ORDER_ASK, entry & PINCH_ORDER_ASK);
 	return 0;
 }
 
-/* What later frames have overtaken: bit `i` of the words from `word` on. */
+/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same lane. */
 static long send_hole(__u32 i, struct send_work *w)
 {
-	__u32 number = w->word * 32 + i, index = w->peer * config.acked_words + number / 32;
-	__u64 *due = bpf_map_lookup_elem(&wanted, &index);
+	__u32 number = w->word * 32 + i;
+	struct pinch_sent *last = sent_of(w, number);
 	struct pinch_frame *frame;
 
-	if (number >= w->before)
+	if (number > w->chunk)
 		return 1;
-	if (!due || !(*due >> number % 32 & 1) || is_acked(w->generation, number, w->peer))
+	if (is_acked(w->generation, number, w->peer) || !last || last->generation != w->generation || last->lane != w->lane ||
+	    (__s32)(last->serial - w->serial) >= 0)
 		return 0;
 	frame = bpf_map_lookup_elem(&frames, &number);
-	if (!frame || !frame->sent_us || now_us() - frame->sent_us < w->control->quench_us)
-		return 0;
-	frame->attempt++;
-	if (send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
+	if (frame && frame->to >> w->peer & 1 && send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
 		count(PINCH_GAPS, 1);
+	return 0;
+}
+
+static long send_holes(__u32 i, struct send_work *w)
+{
+	__u32 index;
+	__u64 *due, *have;
+
+	w->word = ack_first(w->chunk) + i;
+	index = w->peer * config.acked_words + w->word;
+	due = bpf_map_lookup_elem(&wanted, &index);
+	have = bpf_map_lookup_elem(&acked, &index);
+	if (w->word > w->chunk / 32 || !due || !have)
+		return 1;
+	if (*due & ~bits_of(*have, w->generation))
+		bpf_loop(32, send_hole, w, 0);
 	return 0;
 }
 
@@ -171,65 +213,97 @@ static long send_new(__u32 i, struct send_work *w)
 struct greet_work {
 	struct pinch_hello hello;
 	struct __sk_buff *skb;
-	__u32 generation;
-	__u32 partners;
-	__u16 tag;
-	__u8 attempt;
+	struct pinch_control *control;
+	struct greeting say;
 };
 
-/* Say hello to a rank, the first time or if nothing has come from it. Whose hello is here asks for this rank's by itself. */
+/* Say hello to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
+ * told until they have said that they know.
+ */
 static long send_hello(__u32 rank, struct greet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 word = peer ? word_of(peer->ours, w->generation) : 0;
+	__u64 word = peer ? word_of(peer->ours, w->say.generation) : 0;
 
-	if (rank == config.rank || !(w->partners >> rank & 1) || !word || (w->attempt && word_of(peer->theirs, w->generation)))
+	if (rank == config.rank)
 		return 0;
-	write_hello(&w->hello, rank, word, w->tag, w->attempt, w->attempt);
+	if (has_ended(w->control)) {
+		if (w->control->told >> rank & 1)
+			return 0;
+		word = (__u64)w->say.generation << 32;
+	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !is_behind(peer, w->say.generation))) {
+		return 0;
+	}
+	write_hello(&w->hello, w->control, rank, word, &w->say);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
 		return 1;
 	bpf_clone_redirect(w->skb, config.uplink, 0);
-	count(PINCH_HELLOS, 1);
 	return 0;
 }
 
 /* A bell for each flow. */
 static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
 {
-	bell->kind = PINCH_BELL;
-	bell->sender = config.rank;
 	bell->flags = BELL_FOR_ALL;
+	make_own(bell, PINCH_BELL);
 	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
 		return;
 	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < config.fan; i++)
 		bpf_clone_redirect(skb, config.bell, 0);
 }
 
-static __always_inline void greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *bell)
+/* A function of its own, as it is all the stack that there is, together with what else the program needs. */
+static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *bell)
 {
-	struct greet_work w = { .skb = skb, .generation = generation_of(c->progress), .partners = c->partners, .tag = c->tag };
+	struct greet_work w = { .skb = skb, .control = c };
 
-	w.attempt = bell->attempt;
+	w.say.generation = generation_of(c->progress);
+	w.say.attempt = bell->attempt;
+	w.say.ask = bell->attempt || has_ended(c);
+	if (bell->attempt)
+		w.say.waits = waits_of(c, w.say.generation);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(config.ranks, send_hello, &w, 0);
 	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
-	if (meet(c, w.generation) && (__u32)(*(volatile __u64 *)&c->progress))
+	if (meet(c, w.say.generation) && (__u32)(*(volatile __u64 *)&c->progress))
 		ring_all(skb, bell);
+	return TC_ACT_SHOT;
 }
 
 /* What a bell rings for. */
 static __always_inline void send_all(struct send_work *w, const struct ring_frame *bell)
 {
 	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
-	if (w->control->taken != w->control->ordered)
+	if (w->flow->taken != w->flow->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
 	w->peer = bell->sender;
-	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation && bell->chunk > config.gap) {
-		w->before = bell->chunk - config.gap;
-		w->word = w->before / 32 > PINCH_HOLE_WORDS ? w->before / 32 - PINCH_HOLE_WORDS : 0;
-		bpf_loop(32 * (PINCH_HOLE_WORDS + 1), send_hole, w, 0);
+	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation) {
+		w->chunk = bell->chunk;
+		w->serial = bell->prev;
+		w->lane = bell->lane;
+		bpf_loop(PINCH_ACK_BEHIND + 1, send_holes, w, 0);
 	}
 	bpf_loop(PINCH_BATCH, send_new, w, 0);
+}
+
+/* Is it a bell of this host's, as it was made? */
+static __always_inline bool is_bell(const struct ring_frame *bell)
+{
+	if (is_foreign(bell))
+		return false;
+	if (bell->receiver != config.rank) {
+		count(PINCH_NOT_MINE, 1);
+		return false;
+	}
+	if (bell->kind != PINCH_BELL && bell->kind != PINCH_GREET) {
+		count(PINCH_BAD_KIND, 1);
+		return false;
+	}
+	if (bell->checksum != frame_seal(bell)) {
+		count(PINCH_BAD_CHECKSUM, 1);
+		return false;
+	}
+	return true;
 }
 
 SEC("tc")
@@ -240,13 +314,11 @@ int pinch_send(struct __sk_buff *skb)
 	__u32 here = flow_here();
 
 	w.flow = bpf_map_lookup_elem(&flows, &here);
-	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || bell.cookie != config.cookie)
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || !is_bell(&bell))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
-	if (bell.kind == PINCH_GREET) {
-		greet_all(skb, w.control, &bell);
-		return TC_ACT_SHOT;
-	}
+	if (bell.kind == PINCH_GREET)
+		return greet_all(skb, w.control, &bell);
 	w.here = here;
 	w.homes = config.homes[here % PINCH_MAX_FLOWS];
 	__sync_fetch_and_add(&w.control->sending, 1);

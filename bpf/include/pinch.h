@@ -11,8 +11,8 @@
 
 #define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
 #define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
-#define PINCH_STEP 8 /* words that are checked and widened at a time */
-#define PINCH_MAX_STEPS 54
+#define PINCH_STEP 16 /* words that are checked and widened at a time */
+#define PINCH_MAX_STEPS 27
 #define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
 #define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
 #define PINCH_LEAST_BYTES (sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS) /* of a frame, so that it can turn round as an acknowledgement */
@@ -21,6 +21,8 @@
 #define PINCH_ANYWHERE 0xffffffff
 #define PINCH_MAX_FLOWS 64
 #define PINCH_NOT_FINITE 511 /* in a hello, instead of an exponent */
+#define PINCH_ENDED 510 /* likewise: there will be no more exchanges; the header says why */
+#define PINCH_ORDER_ASK 0x80000000 /* of an order: ask whether the frame has come */
 
 #define PINCH_FIRST 1 /* generation in which all ranks meet, with nothing to say but that they are there */
 #define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
@@ -52,7 +54,6 @@ struct pinch_config {
 	__u32 slice;	/* neighbours that a vertex is added to in one run */
 	__u32 capacity;	/* frames */
 	__u32 acked_words; /* of each peer's bitmap of acknowledged frames */
-	__u32 gap;	/* frames by which a later one must have overtaken one that is sent again */
 	__u32 uplink;	/* ifindex */
 	__u32 bell;	/* ifindex of the doorbell's near end */
 	__u32 fan;	/* flows that have ranks: one for each CPU that aggregates for some rank; 1 where frames are aggregated anywhere */
@@ -69,25 +70,24 @@ struct pinch_control {
 	__u32 tag;
 	__u32 window;	/* copies of frames that a flow may have under way */
 	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
-	__u32 quench_us; /* a frame is not sent again sooner, but by the process */
-	__u32 ordered;	/* frames to be sent again, since the start */
 	__u32 lowest;	/* of all ranks' largest exponent, as hellos have it: payloads hold from here */
 	__u32 highest;	/* to here */
 	__u32 partners; /* ranks that have to be met, a bit each, and this one */
-	__u32 pad0[6];
+	__u32 pad0[8];
 	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
 	__u32 unfit;	/* generation that all have entered with payloads that do not */
 	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
 	__u32 acked;	/* copies acknowledged */
 	__u32 received; /* frames whose vertices are all added, or in `hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */
-	__u32 taken;	/* orders, since the start */
 	__u32 queued;	/* hubs in the queue, in this generation */
 	__u32 served;	/* of these, done with */
-	__u32 rtt_samples; /* of frames sent once, from sending to acknowledgement (RFC 6298, Karn's rule), since the start */
-	__u32 rtt_max_us;
+	__u32 rtt_samples; /* from sending a frame to the acknowledgement that it has asked for (RFC 6298), since the start */
 	__u64 rtt_sum_us;
-	__u32 pad1[2];
+	__u32 rtt_max_us;
+	__u32 odd;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
+	__u32 gone; /* ranks that some rank has waited for in vain, likewise */
+	__u32 told; /* ranks that have said so, too */
 };
 
 /* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */
@@ -95,18 +95,31 @@ struct pinch_flow {
 	__u32 total;  /* frames in its schedule */
 	__u32 next;   /* of these, to be sent next */
 	__u32 flying; /* copies under way */
-	__u32 pad[13];
+	__u32 ordered; /* frames to be sent again or asked for, since the start */
+	__u32 taken;   /* of these */
+	__u32 pad[11];
 };
 
-/* A frame to send. */
+/* A frame to send, as the process has made it. */
 struct pinch_frame {
-	__u64 check;	/* the payload's: pinch_check */
+	__u64 check;	/* the payload's: the sum of its halves of words, each times the weight of its place (weights.h) */
 	__u32 to;	/* ranks that need it, a bit each */
 	__u32 ask;	/* of these, whom to ask for an acknowledgement */
 	__u16 length;	/* of the payload, bytes */
-	__u8 attempt;
-	__u8 copies;	/* bits in `to` */
+	__u16 copies;	/* bits in `to` */
+	__u32 pad;
+};
+
+/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the lane: what was sent before one that has come, and
+ * has not come itself, is lost.
+ */
+struct pinch_sent {
+	__u32 generation; /* in which it was; in another it was not */
+	__u32 serial;	  /* of all that was sent on the lane */
 	__u32 sent_us;
+	__u8 lane;
+	__u8 attempt;	  /* 1 more for each time that it was sent again or asked for */
+	__u16 pad;
 };
 
 /* What another rank's vertex is here. */
@@ -134,24 +147,22 @@ struct pinch_hub {
 struct pinch_peer {
 	__u32 received; /* frames, in this generation */
 	__u32 acked;	/* frames that it has acknowledged, in this generation */
-	__u64 heard;	/* hellos, frames and acknowledgements, since the start */
-	__u64 alive;	/* answers that it has not entered an exchange yet, since the start */
+	__u64 heard;	/* verified frames of all kinds, since the start */
+	__u64 news;	/* of these, that said something new */
+	__u32 answers;	/* acknowledgements, since the start */
+	__u32 at;	/* generation that it has entered, as its latest hello said */
+	__u32 waits;	/* ranks that it waited for there, a bit each */
+	__u32 pad;
 	__u64 ours[2];	/* hellos to it, of even and of odd generations; of this rank's own record, not used */
 	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
 };
-
-/* Four sums in one: odd multipliers, those of xxHash (github.com/Cyan4973/xxHash) and splitmix64. */
-static __always_inline __u64 pinch_check(__u64 low, __u64 low_sums, __u64 high, __u64 high_sums)
-{
-	return low * 0x9e3779b185ebca87ull + low_sums * 0xc2b2ae3d27d4eb4full + high * 0xbf58476d1ce4e5b9ull +
-	       high_sums * 0x94d049bb133111ebull;
-}
 
 enum pinch_counter {
 	PINCH_SENT,
 	PINCH_SENT_BYTES,
 	PINCH_RESENT,
 	PINCH_ACKS,	      /* acknowledgements sent */
+	PINCH_ASKS,	      /* questions sent whether frames have come */
 	PINCH_HELLOS,	      /* hellos sent */
 	PINCH_FANNED,	      /* bells that a last hello has become */
 	PINCH_RECEIVED,
@@ -163,6 +174,7 @@ enum pinch_counter {
 	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
 	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
 	PINCH_BAD_COOKIE,
+	PINCH_NOT_MINE,	      /* for another rank */
 	PINCH_BAD_GENERATION,
 	PINCH_BAD_CHUNK,
 	PINCH_BAD_LENGTH,
@@ -171,5 +183,6 @@ enum pinch_counter {
 	PINCH_BAD_KIND,
 	PINCH_BAD_CHECKSUM,
 	PINCH_CONTENDED,      /* dropped: another CPU was faster, again and again */
+	PINCH_SERIAL,	      /* frames put on this CPU's lane */
 	PINCH_COUNTERS,
 };

@@ -15,13 +15,12 @@ _Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round
 
 struct ack_work {
 	__u64 words[PINCH_ACK_WORDS];
-	__u64 sum;  /* of the words, which are less than 2^32 */
-	__u64 sums; /* of all sums on the way */
+	__u64 check; /* of the words */
 	__u32 generation;
 	__u32 first;  /* of the words */
 	__u32 end;    /* of the bitmap */
 	__u32 offset; /* of the bitmap in its map */
-	__u32 before; /* word before which everything should have been acknowledged */
+	__u32 chunk;  /* the frame that asked */
 	__u32 news;   /* frames of which this is the first acknowledgement */
 	__u32 holes;
 };
@@ -36,8 +35,7 @@ static long read_seen(__u32 i, struct ack_work *w)
 	if (word && w->first + i < w->end)
 		bits = bits_of(*word, w->generation);
 	w->words[i] = bits;
-	w->sum += bits;
-	w->sums += w->sum;
+	w->check += weigh(bits, &weights[2 * i]);
 	return 0;
 }
 
@@ -47,8 +45,7 @@ static long fill_seen(__u32 i, struct ack_work *w)
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	w->words[i] = 0xffffffff;
-	w->sum += 0xffffffff;
-	w->sums += w->sum;
+	w->check += weigh(0xffffffff, &weights[2 * i]);
 	return 0;
 }
 
@@ -84,9 +81,8 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	ack->head.kind = PINCH_ACK;
 	ack->head.sender = config.rank;
 	ack->head.flags = 0;
-	ack->head.checksum = pinch_check(w.sum, w.sums, 0, 0) +
-			     ring_seal(PINCH_ACK, w.generation, ack->head.chunk, sizeof(w.words), ack->head.tag);
 	address(&ack->head, sender, sizeof(w.words));
+	ack->head.checksum = w.check + frame_seal(&ack->head);
 	count(PINCH_ACKS, 1);
 	return true;
 }
@@ -95,9 +91,14 @@ static long weigh_ack(__u32 i, struct ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
-	w->sum += w->words[i];
-	w->sums += w->sum;
+	w->check += weigh(w->words[i], &weights[2 * i]);
 	return 0;
+}
+
+/* The bits of a bitmap's word that are for no later frame than `chunk`. */
+static __always_inline __u32 up_to(__u32 chunk, __u32 word)
+{
+	return word < chunk / 32 ? 0xffffffff : word > chunk / 32 ? 0 : 0xffffffff >> (31 - chunk % 32);
 }
 
 static long note_acked(__u32 i, struct ack_work *w)
@@ -109,21 +110,16 @@ static long note_acked(__u32 i, struct ack_work *w)
 		return 1;
 	bitmap_add(&acked, index, w->generation, *due & w->words[i], &fresh);
 	w->news += popcount(fresh);
-	if (word < w->before)
-		w->holes |= *due & ~w->words[i];
+	w->holes |= *due & ~w->words[i] & up_to(w->chunk, word);
 	return 0;
 }
 
-/* Is it what it says, and from whom? It is copied to the stack. */
+/* Is it what it says? It is copied to the stack. */
 static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct ack_work *w)
 {
 	struct pinch_ack *ack = (void *)(long)ctx->data;
-	__u64 check = f->checksum, seal = ring_seal(PINCH_ACK, f->generation, f->chunk, sizeof(ack->words), f->tag);
+	__u64 check = f->checksum, seal = frame_seal(f);
 
-	if (!is_from(f, f->sender)) {
-		count(PINCH_BAD_RANK, 1);
-		return false;
-	}
 	if (f->generation != generation_of(c->progress)) {
 		count(PINCH_BAD_GENERATION, 1);
 		return false;
@@ -138,17 +134,18 @@ static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c
 	}
 	__builtin_memcpy(w->words, ack->words, sizeof(w->words));
 	bpf_loop(PINCH_ACK_WORDS, weigh_ack, w, 0);
-	if (pinch_check(w->sum, w->sums, 0, 0) + seal == check)
+	if (w->check + seal == check)
 		return true;
 	count(PINCH_BAD_CHECKSUM, 1);
 	return false;
 }
 
-static __always_inline void measure(struct pinch_control *c, struct pinch_frame *frame)
+/* Take the time since a frame was sent, if it was this very sending that has been answered. */
+static __always_inline void measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
-	if (frame->attempt || !frame->sent_us || rtt >> 30)
+	if (frame->generation != f->generation || frame->lane != f->lane || frame->serial != f->prev || rtt >> 30)
 		return;
 	__sync_fetch_and_add(&c->rtt_samples, 1);
 	__sync_fetch_and_add(&c->rtt_sum_us, rtt);
@@ -160,28 +157,32 @@ static __always_inline void measure(struct pinch_control *c, struct pinch_frame 
 static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
 	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
-	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words };
-	struct pinch_frame *frame;
+	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words, .chunk = chunk };
+	__u32 index = number * config.capacity + chunk;
+	struct pinch_sent *frame;
 	struct pinch_flow *flow;
 	struct pinch_peer *p;
 
 	if (!load_ack(ctx, c, f, &w))
 		return false;
-	frame = bpf_map_lookup_elem(&frames, &chunk);
+	frame = bpf_map_lookup_elem(&sent, &index);
 	p = bpf_map_lookup_elem(&peers, &peer);
 	flow = bpf_map_lookup_elem(&flows, &number);
 	if (!frame || !p || !flow)
 		return false;
 	w.offset = peer * config.acked_words;
-	w.before = chunk > config.gap ? (chunk - config.gap) / 32 : 0;
 	bpf_loop(PINCH_ACK_WORDS, note_acked, &w, 0);
 	__sync_fetch_and_add(&p->heard, 1);
+	__sync_fetch_and_add(&p->answers, 1);
 	if (w.news) {
+		__sync_fetch_and_add(&p->news, 1);
 		__sync_fetch_and_add(&p->acked, w.news);
 		__sync_fetch_and_add(&flow->flying, -w.news);
 		__sync_fetch_and_add(&c->acked, w.news);
 		check_complete(c, generation);
-		measure(c, frame);
+		f = frame_of(ctx);
+		if (f)
+			measure(c, f, frame);
 	}
 	return w.holes || next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
 }

@@ -7,6 +7,10 @@
  *
  * A word is generation << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
  * latest even and the latest odd generation: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
+ *
+ * The header says where the sender is: `prev` is the generation that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
+ * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those that
+ * somebody has waited for in vain. Whoever hears of it says so, too, from then on.
  */
 #pragma once
 
@@ -37,10 +41,50 @@ static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
 	return generation_of(word) == generation ? word : 0;
 }
 
-/* The check of a hello. */
-static __always_inline __u64 hello_check(__u64 word, __u16 tag)
+/* Has a partner more to say in a generation that this rank has entered: its hello, or frames? */
+static __always_inline bool is_behind(const struct pinch_peer *peer, __u32 generation)
 {
-	return pinch_check((__u32)word, 0, word >> 32, 0) + ring_seal(PINCH_HELLO, generation_of(word), 0, sizeof(word), tag);
+	__u64 word = word_of(peer->theirs, generation);
+
+	return !word || *(const volatile __u32 *)&peer->received < frames_in(word);
+}
+
+struct waits_work {
+	__u32 generation;
+	__u32 partners;
+	__u32 waits;
+};
+
+static long note_wait(__u32 rank, struct waits_work *w)
+{
+	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
+	__u64 ours = peer ? word_of(peer->ours, w->generation) : 0;
+
+	if (rank == config.rank || !ours || !(w->partners >> rank & 1))
+		return 0;
+	if (is_behind(peer, w->generation) || *(volatile __u32 *)&peer->acked < frames_in(ours))
+		w->waits |= 1u << rank % 32;
+	return 0;
+}
+
+/* The ranks from which this one lacks something, in the generation that it is in. */
+static __always_inline __u32 waits_of(struct pinch_control *c, __u32 generation)
+{
+	struct waits_work w = { .generation = generation, .partners = c->partners };
+
+	bpf_loop(config.ranks, note_wait, &w, 0);
+	return w.waits;
+}
+
+static __always_inline bool has_ended(struct pinch_control *c)
+{
+	return *(volatile __u32 *)&c->odd || *(volatile __u32 *)&c->gone;
+}
+
+/* The checksum of a hello that is addressed. */
+static __always_inline __u64 hello_check(const struct pinch_hello *hello)
+{
+	return weigh(hello->word, weights) + frame_seal(&hello->head);
 }
 
 struct meet_work {
@@ -88,14 +132,25 @@ static __always_inline bool meet(struct pinch_control *c, __u32 generation)
 	return true;
 }
 
-/* Make the frame at hand a hello to a rank. `ask`: its own is wanted. */
-static __always_inline void write_hello(struct pinch_hello *hello, __u32 to, __u64 word, __u16 tag, __u8 attempt, bool ask)
+/* What a rank has to say to all. */
+struct greeting {
+	__u32 generation; /* that it has entered last */
+	__u32 waits;
+	__u8 attempt;
+	bool ask; /* theirs is wanted */
+};
+
+/* Make the frame at hand a hello to a rank. */
+static __always_inline void write_hello(struct pinch_hello *hello, struct pinch_control *c, __u32 to, __u64 word, const struct greeting *say)
 {
 	struct ring_frame *f = &hello->head;
+	bool ended = has_ended(c);
 
-	write_head(f, PINCH_HELLO, generation_of(word), 0, attempt, tag);
-	f->flags = ask;
-	f->checksum = hello_check(word, tag);
-	hello->word = word;
+	write_head(f, PINCH_HELLO, generation_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
+	f->prev = ended ? c->gone : say->generation;
+	f->flags = say->ask;
+	hello->word = ended ? (__u64)generation_of(word) << 32 | PINCH_ENDED : word;
 	address(f, to, sizeof(word));
+	f->checksum = hello_check(hello);
+	count(PINCH_HELLOS, 1);
 }

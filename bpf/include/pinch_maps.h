@@ -16,14 +16,15 @@ const volatile struct pinch_config config = {};
 	} name SEC(".maps")
 
 PINCH_ARRAY(control, struct pinch_control);
+PINCH_ARRAY(frames, struct pinch_frame);   /* to send, by number */
 PINCH_ARRAY(flows, struct pinch_flow);
 PINCH_ARRAY(schedule, __u64);		   /* numbers of each flow's frames, ascending: `capacity` a flow */
-PINCH_ARRAY(frames, struct pinch_frame);   /* to send, by number */
+PINCH_ARRAY(sent, struct pinch_sent);	   /* by number, `capacity` a flow */
 PINCH_ARRAY(vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
 PINCH_ARRAY(edges, struct pinch_edge);
 PINCH_ARRAY(hubs, struct pinch_hub);
 PINCH_ARRAY(hub_queue, __u64);		   /* generation << 32 | slot in `hubs` */
-PINCH_ARRAY(orders, __u64);		   /* frames to send again, as generation << 32 | number */
+PINCH_ARRAY(orders, __u64);		   /* frames to send again, as generation << 32 | number: PINCH_ORDERS a flow */
 /* Bitmaps, as generation << 32 | 32 frames: a word of another generation is empty, so that none needs clearing, and what a late frame of an
  * earlier one finds cannot be taken for its own.
  */
@@ -66,7 +67,7 @@ struct {
 } accumulators SEC(".maps");
 
 struct pinch_scratch {
-	__u64 raw[PINCH_STEP * PINCH_MAX_STEPS];
+	__u64 raw[PINCH_MAX_WORDS + PINCH_STEP];
 	__u64 wide[2 * PINCH_STEP * PINCH_MAX_STEPS];
 };
 

@@ -10,15 +10,11 @@ enum pinch_met {
 	MET_ALL = 2,	/* frames may be sent */
 };
 
-/* Is it what it says, from whom it says? */
+/* Is it what it says? */
 static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
 {
 	struct ring_frame *f = &hello->head;
 
-	if (!is_from(f, f->sender)) {
-		count(PINCH_BAD_RANK, 1);
-		return false;
-	}
 	if (f->tag != (__u16)c->tag) {
 		count(PINCH_BAD_TENSOR, 1);
 		return false;
@@ -27,7 +23,7 @@ static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello
 		count(PINCH_BAD_LENGTH, 1);
 		return false;
 	}
-	if (f->generation != generation_of(hello->word) || f->chunk || f->checksum != hello_check(hello->word, f->tag)) {
+	if (f->generation != generation_of(hello->word) || f->checksum != hello_check(hello)) {
 		count(PINCH_BAD_CHECKSUM, 1);
 		return false;
 	}
@@ -45,48 +41,78 @@ static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation
 	return word ? word : *(volatile __u64 *)&peer->ours[~generation & 1];
 }
 
+/* The sender's exchanges are over, hence this rank's, which its process has to know. */
+static __always_inline void note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone)
+{
+	__u64 event = 0;
+
+	__sync_fetch_and_or(&c->told, 1u << sender % RING_MAX_RANKS);
+	if (!(odd & ~c->odd) && !(gone & ~c->gone))
+		return;
+	__sync_fetch_and_or(&c->odd, odd);
+	__sync_fetch_and_or(&c->gone, gone);
+	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+}
+
+/* Have a rank's word. Does it let this rank send? */
+static __always_inline bool take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
+{
+	__u32 generation = generation_of(word);
+	__u64 *place = &peer->theirs[generation & 1], before = *(volatile __u64 *)place;
+
+	if (generation != mine && generation != generation_after(mine))
+		return false;
+	if (before && (__s32)(generation - generation_of(before)) <= 0) {
+		count(PINCH_DUPLICATE, 1);
+		return false;
+	}
+	if (__sync_val_compare_and_swap(place, before, word) != before)
+		return false;
+	__sync_fetch_and_add(&peer->news, 1);
+	return generation == mine && meet(c, generation);
+}
+
 /* Returns one of enum pinch_met. */
 static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *c)
 {
 	struct pinch_hello *hello = (void *)(long)ctx->data;
 	__u32 sender, generation, mine = generation_of(*(volatile __u64 *)&c->progress);
-	__u64 word, before, answer;
+	struct greeting say = {};
 	struct pinch_peer *peer;
-	__u64 *place;
+	__u64 answer;
 	bool ask;
 
 	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !is_hello(c, hello, (void *)(long)ctx->data_end))
 		return MET_DONE;
 	sender = hello->head.sender;
-	word = hello->word;
-	generation = generation_of(word);
+	generation = hello->head.generation;
 	ask = hello->head.flags & 1;
+	say.attempt = hello->head.attempt;
 	peer = bpf_map_lookup_elem(&peers, &sender);
 	if (!peer)
 		return MET_DONE;
-	place = &peer->theirs[generation & 1];
-	before = *(volatile __u64 *)place;
-	if (generation == mine || generation == generation_after(mine)) {
-		if (before && (__s32)(generation - generation_of(before)) <= 0) {
-			count(PINCH_DUPLICATE, 1);
-		} else if (__sync_val_compare_and_swap(place, before, word) == before) {
-			__sync_fetch_and_add(&peer->heard, 1);
-			if (generation == mine && meet(c, generation))
-				return MET_ALL;
+	__sync_fetch_and_add(&peer->heard, 1);
+	if (exponent_in(hello->word) == PINCH_ENDED) {
+		note_end(c, sender, hello->head.chunk, hello->head.prev);
+	} else {
+		*(volatile __u32 *)&peer->at = hello->head.prev;
+		*(volatile __u32 *)&peer->waits = hello->head.chunk;
+		if (take_word(c, peer, hello->word, mine))
+			return MET_ALL;
+		if (generation != mine && generation != generation_after(mine) && generation_after(generation) != mine &&
+		    (generation != PINCH_FIRST || !ask) && !has_ended(c)) {
+			count(PINCH_BAD_GENERATION, 1);
+			return MET_DONE;
 		}
-	} else if (generation_after(generation) == mine) {
-		__sync_fetch_and_add(&peer->alive, 1);
-	} else if (generation != PINCH_FIRST || !ask) {
-		count(PINCH_BAD_GENERATION, 1);
-		return MET_DONE;
 	}
 	if (!ask)
 		return MET_DONE;
-	answer = answer_of(peer, generation, mine);
+	answer = has_ended(c) ? (__u64)generation << 32 : answer_of(peer, generation, mine);
+	say.generation = word_of(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
+	say.waits = waits_of(c, mine);
 	hello = (void *)(long)ctx->data;
 	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)
 		return MET_DONE;
-	write_hello(hello, sender, answer, c->tag, hello->head.attempt, false);
-	count(PINCH_HELLOS, 1);
+	write_hello(hello, c, sender, answer, &say);
 	return MET_ANSWER;
 }

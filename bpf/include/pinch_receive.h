@@ -23,39 +23,31 @@ struct frame_work {
 	__u32 edges;
 };
 
-/* The payload's check, so far: of the lower and of the upper halves of words the sum, and the sum of all sums on the way. None can overflow.
- * Two flipped bits change at least one of them, wherever they are: the sum, or if they cancel out, the sum of sums by their distance.
- */
 struct digest_work {
 	struct pinch_scratch *scratch;
-	__u64 low, low_sums;
-	__u64 high, high_sums;
+	__u64 check; /* so far */
 };
 
 /* Eight words: to the check, and at twice the width to where they are added from. */
 static long digest_step(__u32 i, struct digest_work *w)
 {
-	__u64 low = w->low, low_sums = w->low_sums, high = w->high, high_sums = w->high_sums, *wide;
+	const __u32 *weight;
 	const __u64 *words;
+	__u64 check = 0, *wide;
 
 	if (i >= PINCH_MAX_STEPS)
 		return 1;
 	words = &w->scratch->raw[i * PINCH_STEP];
 	wide = &w->scratch->wide[2 * i * PINCH_STEP];
+	weight = &weights[2 * i * PINCH_STEP];
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP; j++) {
 		__u64 word = words[j];
 
-		low += (__u32)word;
-		low_sums += low;
-		high += word >> 32;
-		high_sums += high;
+		check += weigh(word, &weight[2 * j]);
 		widen(word, &wide[2 * j]);
 	}
-	w->low = low;
-	w->low_sums = low_sums;
-	w->high = high;
-	w->high_sums = high_sums;
+	w->check += check;
 	return 0;
 }
 
@@ -68,10 +60,9 @@ static __always_inline __u64 digest(struct pinch_scratch *s, __u32 words)
 		return 0;
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP - 1; j++)
-		if (words + j < PINCH_STEP * PINCH_MAX_STEPS)
-			s->raw[words + j] = 0;
+		s->raw[words + j] = 0;
 	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, digest_step, &w, 0);
-	return pinch_check(w.low, w.low_sums, w.high, w.high_sums);
+	return w.check;
 }
 
 static long receive_vertex(__u32 i, struct frame_work *w)
@@ -114,7 +105,7 @@ static long receive_vertex(__u32 i, struct frame_work *w)
 /* Is the payload whole, and what its sender has sent? It is copied to the scratch. */
 static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
 {
-	__u64 seal = ring_seal(PINCH_EMBED, f->generation, f->chunk, f->length, f->tag), check = f->checksum;
+	__u64 seal = frame_seal(f), check = f->checksum;
 	__u32 length = f->length;
 
 	if (length < 8 || length > config.payload || length % 8 ||
@@ -129,49 +120,64 @@ static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *
 	return true;
 }
 
-/* The frame in the hands of the program, again: helpers make the verifier forget it. */
-static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+/* Was a generation the one before this rank's? */
+static __always_inline bool is_late(__u32 generation, __u32 mine)
 {
-	struct ring_frame *f = (void *)(long)ctx->data;
+	return generation && generation_after(generation) == mine;
+}
 
-	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
+/* Can a frame of the sender's have this number, generation and tag? */
+static __always_inline bool is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
+{
+	if (f->chunk >= config.sources[f->sender % RING_MAX_RANKS].frames) {
+		count(PINCH_BAD_CHUNK, 1);
+		return false;
+	}
+	if (f->generation != mine && !is_late(f->generation, mine)) {
+		count(PINCH_BAD_GENERATION, 1);
+		return false;
+	}
+	if (f->tag != (__u16)c->tag) {
+		count(PINCH_BAD_TENSOR, 1);
+		return false;
+	}
+	return true;
+}
+
+/* Somebody wants to know whether a frame has come. Returns one of enum pinch_next. */
+static __always_inline __u32 on_ask(struct pinch_control *c, const struct ring_frame *f)
+{
+	__u32 sender = f->sender;
+	struct pinch_peer *peer;
+
+	if (!is_expected(c, f, generation_of(c->progress)))
+		return DONE;
+	if (f->length) {
+		count(PINCH_BAD_LENGTH, 1);
+		return DONE;
+	}
+	if (f->checksum != frame_seal(f)) {
+		count(PINCH_BAD_CHECKSUM, 1);
+		return DONE;
+	}
+	peer = bpf_map_lookup_elem(&peers, &sender);
+	if (!peer)
+		return DONE;
+	__sync_fetch_and_add(&peer->heard, 1);
+	return ACKNOWLEDGE;
 }
 
 /* Returns a set of enum pinch_next. */
 static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, word, fresh, come;
+	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, fresh, come;
 	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
 	struct frame_work w = { .control = c, .bank = bank_of() };
 	struct pinch_peer *peer;
-	__u64 *seen_word;
 
-	if (!is_from(f, sender)) {
-		count(PINCH_BAD_RANK, 1);
-		return DONE;
-	}
 	w.source = &config.sources[sender % RING_MAX_RANKS];
-	if (chunk >= w.source->frames) {
-		count(PINCH_BAD_CHUNK, 1);
+	if (!is_expected(c, f, mine))
 		return DONE;
-	}
-	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (generation && generation_after(generation) == mine)
-		return ACKNOWLEDGE;
-	if (generation != mine) {
-		count(PINCH_BAD_GENERATION, 1);
-		return DONE;
-	}
-	if (f->tag != (__u16)c->tag) {
-		count(PINCH_BAD_TENSOR, 1);
-		return DONE;
-	}
-	word = w.source->seen + chunk / 32;
-	seen_word = bpf_map_lookup_elem(&seen, &word);
-	if (seen_word && bits_of(*seen_word, generation) >> chunk % 32 & 1) {
-		count(PINCH_DUPLICATE, 1);
-		return ACKNOWLEDGE;
-	}
 	w.scratch = bpf_map_lookup_elem(&scratch, &zero);
 	peer = bpf_map_lookup_elem(&peers, &sender);
 	if (!w.scratch || !peer || !load_payload(ctx, f, w.scratch))
@@ -185,7 +191,11 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 		count(PINCH_BAD_LENGTH, 1);
 		return DONE;
 	}
-	switch (bitmap_add(&seen, word, generation, 1u << chunk % 32, &fresh)) {
+	__sync_fetch_and_add(&peer->heard, 1);
+	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
+	if (is_late(generation, mine))
+		return ACKNOWLEDGE;
+	switch (bitmap_add(&seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
 	case CLAIMED:
 		break;
 	case TAKEN:
@@ -204,7 +214,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	count(PINCH_UNUSED, w.unused);
 	count(PINCH_EDGES, w.edges);
 	come = __sync_fetch_and_add(&peer->received, 1) + 1;
-	__sync_fetch_and_add(&peer->heard, 1);
+	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
 	check_complete(c, generation);
 	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "pinch_maps.h"
+#include "weights.h"
 
 #define PINCH_TRIES 8 /* for a word that other CPUs change as well */
 
@@ -124,7 +125,7 @@ static __always_inline __u32 next_of(__u32 flow_number, struct pinch_flow *flow,
 	return next < flow->total && number ? *number : 0xffffffff;
 }
 
-/* Headers from a rank to another. `length` is the payload's. */
+/* Address a frame of this rank's to another. `length` is the payload's. */
 static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length)
 {
 	const volatile struct ring_peer *peer = &config.peers[to % RING_MAX_RANKS], *self = &config.peers[config.rank % RING_MAX_RANKS];
@@ -153,10 +154,27 @@ static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length
 	f->udp.dest = bpf_htons(RING_PORT);
 	f->udp.len = bpf_htons(sizeof(*f) - sizeof(f->eth) - sizeof(f->ip) + length);
 	f->udp.check = 0;
+	f->receiver = to;
 	f->length = length;
 }
 
-/* The ring's header of a frame of this rank's, but for its flags, checksum and length. */
+/* The frame in the hands of the program, again: helpers make the verifier forget it. */
+static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+{
+	struct ring_frame *f = (void *)(long)ctx->data;
+
+	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
+}
+
+/* A number for the next frame on this CPU's lane. */
+static __always_inline __u32 next_serial(void)
+{
+	__u64 *table = counters_of();
+
+	return table ? ++table[PINCH_SERIAL] : 0;
+}
+
+/* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
 static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
@@ -169,20 +187,50 @@ static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 ge
 	f->attempt = attempt;
 	f->hop = 0;
 	f->sender = config.rank;
+	f->round = 0;
 	f->tag = tag;
+	f->lane = bpf_get_smp_processor_id();
+	f->prev = 0;
 }
 
-/* Is a frame of this exchange, and from another of its ranks? */
+/* Make the frame at hand one of this host's own, for the doorbell: an enum ring_kind from RING_BELL on. */
+static __always_inline void make_own(struct ring_frame *f, __u8 kind)
+{
+	f->kind = kind;
+	f->receiver = config.rank;
+	f->checksum = frame_seal(f);
+}
+
 static __always_inline bool is_foreign(const struct ring_frame *f)
 {
-	if (f->cookie != config.cookie || f->version != RING_VERSION) {
-		count(PINCH_BAD_COOKIE, 1);
-		return true;
-	}
-	return false;
+	if (f->cookie == config.cookie && f->version == RING_VERSION && f->group == config.group)
+		return false;
+	count(PINCH_BAD_COOKIE, 1);
+	return true;
 }
 
-static __always_inline bool is_from(const struct ring_frame *f, __u32 rank)
+/* Is a frame of this exchange, for this rank, and from another, whose address it has? A switch that has lost its table brings frames for
+ * anybody. What holds here is what the header says: that it is true, `weigh` and the seal tell, before anything is made of it.
+ */
+static __always_inline bool is_for_me(const struct ring_frame *f)
 {
-	return rank < config.ranks && rank < RING_MAX_RANKS && rank != config.rank && f->ip.saddr == config.peers[rank].ip;
+	__u32 sender = f->sender;
+
+	if (is_foreign(f))
+		return false;
+	if (f->receiver != config.rank || f->ip.daddr != config.peers[config.rank % RING_MAX_RANKS].ip) {
+		count(PINCH_NOT_MINE, 1);
+		return false;
+	}
+	if (sender >= config.ranks || sender >= RING_MAX_RANKS || sender == config.rank || f->ip.saddr != config.peers[sender].ip) {
+		count(PINCH_BAD_RANK, 1);
+		return false;
+	}
+	return true;
+}
+
+/* What a word of a payload, in place `i`, adds to its check. */
+static __always_inline __u64 weigh(__u64 word, const __u32 *weight)
+{
+	return (word & 0xffffffff) * weight[0] + (word >> 32) * weight[1];
 }

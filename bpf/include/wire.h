@@ -22,13 +22,14 @@
 enum ring_kind {
 	/* Between hosts. */
 	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
-	RING_RESULT = 2,  /* lap two: the whole sum; ends at rank `last` */
+	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
 	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
 	RING_PROBE = 4,   /* is anybody there? generation = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
-	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, last = the sender */
-	PINCH_ACK = 7,    /* frames of `chunk`'s surroundings that rank `last` has, as bitmap words */
-	PINCH_HELLO = 8,  /* rank `last` has entered an exchange; what it brings is a word */
+	PINCH_EMBED = 6,  /* embeddings of vertices; chunk = the sender's number of the frame, prev = of all that it has sent on the lane */
+	PINCH_ACK = 7,    /* frames around `chunk` that the sender has, as bitmap words; lane and prev are those of the frame that asked */
+	PINCH_HELLO = 8,  /* the sender has entered an exchange; what it brings is a word */
+	PINCH_ASK = 9,    /* has frame `chunk` come? lane and prev as PINCH_EMBED has them */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
 	RING_BELL = 16,
 	PINCH_BELL = 17, /* there are frames to send */
@@ -94,15 +95,6 @@ static __always_inline __u64 frame_seal(const struct ring_frame *frame)
 
 	x = (x ^ x >> 30) * 0x94d049bb133111ebull + SEAL_WORD(frame, tag);
 	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie + ((__u64)frame->kind << 16 | frame->group);
-	return x ^ x >> 31;
-}
-
-/* The same of kind, generation, chunk, length and tag alone. */
-static __always_inline __u64 ring_seal(__u8 kind, __u32 generation, __u32 chunk, __u16 length, __u16 tag)
-{
-	__u64 x = ((__u64)generation << 32 | chunk) * 0xbf58476d1ce4e5b9ull + ((__u64)kind << 32 | (__u32)length << 16 | tag);
-
-	x = (x ^ x >> 30) * 0x94d049bb133111ebull;
 	return x ^ x >> 31;
 }
 

@@ -6,7 +6,6 @@ between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Iterator
@@ -119,7 +118,7 @@ class Pinch(Exchange):
         try:
             exponent = self._exchange(x)
         except CollectiveError as error:
-            self._failed, self._together = str(error), self._odd
+            self._failed, self._together = str(error), self._odd or any(port.ended[0])
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
@@ -135,7 +134,8 @@ class Pinch(Exchange):
             absmax = self._numbers.absmax(x, self._tables.outgoing)
         own = exponent_of(absmax) if math.isfinite(absmax) else None
         if self.spec.exponent is not None:
-            self._check_known(own, self.spec.exponent)
+            if own is None or own > self.spec.exponent:
+                raise self._too_large(own, self.spec.exponent)
             self._send(x, self.spec.exponent)
             self._recovery.wait()
             return self.spec.exponent
@@ -180,10 +180,13 @@ class Pinch(Exchange):
         last = self._cache.last if self._cache else None
         self._port.send(x, self._bundles, self._numbers.factor(exponent), last)
 
-    def _check_known(self, own: int | None, exponent: int) -> None:
-        if own is None or own > exponent:
-            what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
-            raise CollectiveError(f"exchange: rank {self.spec.group.rank} ({self.spec.group.me.name}) has embeddings {what}")
+    def _too_large(self, own: int | None, exponent: int) -> CollectiveError:
+        """Tell all others, who would wait for what this rank cannot send."""
+        assert self._port is not None
+        group = self.spec.group
+        self._port.end(odd=[group.rank])
+        what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
+        return CollectiveError(f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}")
 
     def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
         """Which vertices are sent this time."""
@@ -205,9 +208,8 @@ class Pinch(Exchange):
         if self._port is None:
             return Counters()
         table = self._port.counters()
-        acks, hellos = table["acks"], table["hellos"]
-        others = acks * ctypes.sizeof(maps.AckFrame) + hellos * maps.LEAST_BYTES
-        return Counters(table["sent"] + acks + hellos, table["sent_bytes"] + others, table["resent"])
+        others = table["acks"] + table["asks"] + table["hellos"]
+        return Counters(table["sent"] + others, table["sent_bytes"] + others * maps.LEAST_BYTES, table["resent"])
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
         """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`; see `Numbers.error_bound`.
@@ -227,6 +229,7 @@ class Pinch(Exchange):
             "aggregated_vertices": float(table["vertices"]),
             "aggregated_edges": float(table["edges"]),
             "acknowledgements": float(table["acks"]),
+            "questions": float(table["asks"]),
             "hellos": float(table["hellos"]),
             "hub_slices": float(table["slices"]),
             "duplicates": float(table["duplicate"]),

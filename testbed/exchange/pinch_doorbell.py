@@ -8,14 +8,25 @@ from collections.abc import Sequence
 
 from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec
-from testbed.collectives.ring_maps import make_bell
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR
 from testbed.kernel.libbpf import explain
-from testbed.protocol.wire import PinchKind
+from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, encode, frame_seal
 
-__all__ = ["Doorbell"]
+__all__ = ["Doorbell", "make_bell"]
+
+
+def make_bell(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
+    """A frame from a host's process to its own programs, sealed like any other.
+
+    :param size: Bytes: as long as what it becomes, so that it need not grow.
+    :param fields: Others of the header.
+    """
+    header = Header(kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields)
+    header.checksum = frame_seal(header)
+    me = Endpoint(group.me.mac, group.me.ip)
+    return encode(Frame(header, source=me, destination=me)).ljust(size, b"\0")
 
 
 class Doorbell(Closing):
@@ -30,11 +41,11 @@ class Doorbell(Closing):
         self.bell_bytes = max(size, LEAST_BYTES)
         #: A bell for each flow, this rank's own last: the others' CPUs have begun by then.
         self.bells = ctypes.create_string_buffer(
-            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, sender=group.rank, chunk=flow) for flow in flows)
+            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, chunk=flow) for flow in flows)
         )
         self.bell_count = len(flows)
-        self._work = make_bell(PinchKind.WORK, group, LEAST_BYTES, sender=group.rank)
-        greeting = make_bell(PinchKind.GREET, group, LEAST_BYTES, sender=group.rank)
+        self._work = make_bell(PinchKind.WORK, group)
+        greeting = make_bell(PinchKind.GREET, group)
         self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
@@ -49,8 +60,19 @@ class Doorbell(Closing):
 
         :raises CollectiveError: The doorbell is gone.
         """
+        self._send(self._work)
+
+    def greet(self, attempt: int) -> None:
+        """Have hellos sent to those from whom there is none.
+
+        :param attempt: 1..255.
+        :raises CollectiveError: The doorbell is gone.
+        """
+        self._send(make_bell(PinchKind.GREET, self._group, attempt=attempt))
+
+    def _send(self, bell: bytes) -> None:
         try:
-            self._socket.send(self._work)
+            self._socket.send(bell)
         except OSError as error:
             self.check(error.errno or 0)
 

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import SpecError
+from testbed.protocol.pinch_packet import MAX_WORDS
 from testbed.protocol.wire import FRAME_BYTES
 
-__all__ = ["ACK_WORDS", "MAX_WORDS", "Bundles", "RowLayout", "bundle", "bundle_bound"]
+__all__ = ["Bundles", "RowLayout", "bundle", "bundle_bound"]
 
-MAX_WORDS = 428
-"""Of a payload: what fits the largest MTU of single-buffer XDP on veth (``PINCH_MAX_WORDS``)."""
-ACK_WORDS = 16
 _ETHERNET = 14
 
 

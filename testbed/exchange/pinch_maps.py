@@ -12,26 +12,21 @@ from enum import IntEnum
 import numpy as np
 
 from testbed.collectives.ring_maps import Peer as Address
-from testbed.exchange.pinch_layout import ACK_WORDS
+from testbed.protocol.pinch_memory import COUNTERS
+from testbed.protocol.pinch_packet import ACK_WORDS
 from testbed.protocol.wire import FRAME_BYTES, MAX_RANKS
 
 __all__ = [
-    "ACK_BEHIND",
     "ANYWHERE",
-    "BATCH",
-    "BELL_FOR_ALL",
     "COUNTERS",
     "EDGE",
-    "EXPONENT_BITS",
     "FLOW",
     "FRAME",
     "HUB",
     "LEAST_BYTES",
     "MAX_FLOWS",
-    "NOT_FINITE",
-    "ORDERS",
     "PEER",
-    "UNKNOWN",
+    "SENT",
     "VERTEX",
     "AckFrame",
     "Aggregation",
@@ -41,59 +36,13 @@ __all__ = [
     "NativePinch",
     "Source",
     "Waited",
-    "frames_in",
 ]
 
-ACK_BEHIND = 12
-BATCH = 32
-ORDERS = 1024
 ANYWHERE = 0xFFFFFFFF
 MAX_FLOWS = 64
-UNKNOWN = 0xFFFFFFFF
-"""Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
-NOT_FINITE = 511
-EXPONENT_BITS = 9
 LEAST_BYTES = FRAME_BYTES + 8 * ACK_WORDS
-BELL_FOR_ALL = 1
 
-COUNTERS = (
-    "sent",
-    "sent_bytes",
-    "resent",
-    "acks",
-    "hellos",
-    "fanned",
-    "received",
-    "vertices",
-    "unused",
-    "edges",
-    "slices",
-    "duplicate",
-    "gaps",
-    "remote",
-    "bad_cookie",
-    "bad_generation",
-    "bad_chunk",
-    "bad_length",
-    "bad_tensor",
-    "bad_rank",
-    "bad_kind",
-    "bad_checksum",
-    "contended",
-)
-"""``enum pinch_counter``."""
-
-FRAME = np.dtype(
-    [
-        ("check", "<u8"),
-        ("to", "<u4"),
-        ("ask", "<u4"),
-        ("length", "<u2"),
-        ("attempt", "u1"),
-        ("copies", "u1"),
-        ("sent_us", "<u4"),
-    ]
-)
+FRAME = np.dtype([("check", "<u8"), ("to", "<u4"), ("ask", "<u4"), ("length", "<u2"), ("copies", "<u2"), ("pad", "<u4")])
 """``struct pinch_frame``."""
 VERTEX = np.dtype([("first", "<u4"), ("count", "<u4"), ("hub", "<u4"), ("pad", "<u4")])
 """``struct pinch_vertex``."""
@@ -101,10 +50,27 @@ EDGE = np.dtype([("target", "<u4"), ("weight", "<i4")])
 """``struct pinch_edge``."""
 HUB = np.dtype([("first", "<u4"), ("count", "<u4"), ("part", "<u4"), ("next", "<u4")])
 """``struct pinch_hub``."""
-FLOW = np.dtype([("total", "<u4"), ("next", "<u4"), ("flying", "<u4"), ("pad", "<u4", 13)])
+FLOW = np.dtype(
+    [("total", "<u4"), ("next", "<u4"), ("flying", "<u4"), ("ordered", "<u4"), ("taken", "<u4"), ("pad", "<u4", 11)]
+)
 """``struct pinch_flow``."""
+SENT = np.dtype(
+    [("generation", "<u4"), ("serial", "<u4"), ("sent_us", "<u4"), ("lane", "u1"), ("attempt", "u1"), ("pad", "<u2")]
+)
+"""``struct pinch_sent``."""
 PEER = np.dtype(
-    [("received", "<u4"), ("acked", "<u4"), ("heard", "<u8"), ("alive", "<u8"), ("ours", "<u8", 2), ("theirs", "<u8", 2)]
+    [
+        ("received", "<u4"),
+        ("acked", "<u4"),
+        ("heard", "<u8"),
+        ("news", "<u8"),
+        ("answers", "<u4"),
+        ("at", "<u4"),
+        ("waits", "<u4"),
+        ("pad", "<u4"),
+        ("ours", "<u8", 2),
+        ("theirs", "<u8", 2),
+    ]
 )
 """``struct pinch_peer``."""
 
@@ -143,7 +109,6 @@ class Config(ctypes.Structure):
         ("slice", c_uint32),
         ("capacity", c_uint32),
         ("acked_words", c_uint32),
-        ("gap", c_uint32),
         ("uplink", c_uint32),
         ("bell", c_uint32),
         ("fan", c_uint32),
@@ -163,25 +128,24 @@ class Control(ctypes.Structure):
         ("tag", c_uint32),
         ("window", c_uint32),
         ("copies", c_uint32),
-        ("quench_us", c_uint32),
-        ("ordered", c_uint32),
         ("lowest", c_uint32),
         ("highest", c_uint32),
         ("partners", c_uint32),
-        ("pad0", c_uint32 * 6),
+        ("pad0", c_uint32 * 8),
         ("met", c_uint64),
         ("unfit", c_uint32),
         ("sending", c_uint32),
         ("acked", c_uint32),
         ("received", c_uint32),
         ("owed", c_uint32),
-        ("taken", c_uint32),
         ("queued", c_uint32),
         ("served", c_uint32),
         ("rtt_samples", c_uint32),
-        ("rtt_max_us", c_uint32),
         ("rtt_sum_us", c_uint64),
-        ("pad1", c_uint32 * 2),
+        ("rtt_max_us", c_uint32),
+        ("odd", c_uint32),
+        ("gone", c_uint32),
+        ("told", c_uint32),
     ]
 
 
@@ -199,6 +163,8 @@ class Waited(IntEnum):
     COMPLETE = 1
     UNFIT = 2
     """All ranks have entered, and payloads do not hold."""
+    ENDED = 3
+    """There will be no more exchanges."""
 
 
 class Format(ctypes.Structure):
@@ -229,23 +195,25 @@ class NativePinch(ctypes.Structure):
         ("peers", c_void_p),
         ("flows", c_void_p),
         ("frames_to", c_void_p),
+        ("seen", c_void_p),
+        ("acked", c_void_p),
+        ("hub_queue", c_void_p),
+        ("sent", c_void_p),
         ("consumer", c_void_p),
         ("producer", c_void_p),
         ("bell_count", c_uint32),
         ("bell_length", c_uint32),
         ("greeting_length", c_uint32),
-        ("attempt", c_uint32),
         ("rank", c_uint32),
         ("ranks", c_uint32),
         ("flow_count", c_uint32),
+        ("seen_words", c_uint32),
+        ("acked_words", c_uint32),
+        ("hub_places", c_uint32),
+        ("sent_records", c_uint32),
         ("doorbell", c_int32),
         ("events", c_int32),
         ("quantize_ns", c_uint64),
         ("send_ns", c_uint64),
         ("wait_ns", c_uint64),
     ]
-
-
-def frames_in(hello: int) -> int:
-    """The number of frames that a hello announces."""
-    return (hello & 0xFFFFFFFF) >> EXPONENT_BITS

@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,12 @@ from testbed.fabric.dispatch import BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
+from testbed.protocol.pinch_packet import ACK_BEHIND, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in, frames_in
+from testbed.protocol.pinch_policy import Actions, Seen
 from testbed.protocol.wire import FRAME_BYTES
 
 __all__ = ["PinchPort"]
 
-_QUENCH_US = 500
-"""A frame that was sent less than this ago is not sent again for a gap, until round trips are known."""
-_GAP = 4
-"""Frames that may overtake another, since two CPUs send, before it counts as lost."""
 _MOST_BANKS = 8
 """CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames."""
 _ACK_EVERY = 8
@@ -89,7 +88,6 @@ class PinchPort(Closing):
             slice=tables.slice,
             capacity=self.capacity,
             acked_words=self.acked_words,
-            gap=_GAP,
             uplink=socket.if_nametoindex(LINK),
             bell=socket.if_nametoindex(BELL_NEAR),
             fan=len(set(self.homes)),
@@ -113,7 +111,8 @@ class PinchPort(Closing):
             "seen": tables.seen,
             "acked": self.acked_words * group.size,
             "wanted": self.acked_words * group.size,
-            "orders": maps.ORDERS,
+            "sent": (max(self.homes) + 1) * self.capacity,
+            "orders": (max(self.homes) + 1) * ORDERS,
             "accumulators": self.banks * self.targets,
             "cpus": max(self.homes) + 1,
             "fan": len(set(self.homes)),
@@ -137,7 +136,7 @@ class PinchPort(Closing):
         self.peers = shared["peers"].view(maps.PEER).reshape(-1)[: self.group.size]
         self._acked = shared["acked"].view(np.uint64).reshape(self.group.size, -1)
         self._wanted = shared["wanted"].view(np.uint64).reshape(self.group.size, -1)
-        self._orders = shared["orders"].view(np.uint64).reshape(-1)
+        self._orders = shared["orders"].view(np.uint64).reshape(-1, ORDERS)
         self._counters = shared["counters"]
         if len(tables.vertices):
             shared["vertices"].view(maps.VERTEX).reshape(-1)[:] = tables.vertices
@@ -150,7 +149,6 @@ class PinchPort(Closing):
             shared["fan"].update(index, near)
         if self.cpu != maps.ANYWHERE:
             fill_cpumap(shared["cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
-        self.control.quench_us = _QUENCH_US
         self.control.partners = (1 << self.group.size) - 1  # at first all meet
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["events"]
@@ -158,6 +156,8 @@ class PinchPort(Closing):
 
     def _connect(self, numbers: Numbers) -> None:
         """Open the doorbell, and the C that rings it (``testbed/native/pinch.c``)."""
+        shared = self._receive.maps
+        seen, hub_queue, sent = (shared[name].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
         here = self.homes[self.group.rank]
         flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
         bell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
@@ -172,15 +172,22 @@ class PinchPort(Closing):
             peers=self.peers.ctypes.data,
             flows=self.flows.ctypes.data,
             frames_to=self._frames_to.ctypes.data,
+            seen=seen.ctypes.data,
+            acked=self._acked.ctypes.data,
+            hub_queue=hub_queue.ctypes.data,
+            sent=sent.ctypes.data,
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
             bell_count=bell.bell_count,
             bell_length=bell.bell_bytes,
             greeting_length=len(bell.greeting),
-            attempt=ring_maps.Frame.attempt.offset,
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
+            seen_words=shared["seen"].max_entries,
+            acked_words=shared["acked"].max_entries,
+            hub_places=shared["hub_queue"].max_entries,
+            sent_records=shared["sent"].max_entries,
             doorbell=bell.fd,
             events=self._events.fd,
         )
@@ -192,7 +199,7 @@ class PinchPort(Closing):
         library.pinch_ring.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
         library.pinch_enter.argtypes = [pointer, u32, u32, u32]
-        library.pinch_greet.argtypes = [pointer, ctypes.c_uint8]
+        library.pinch_end.argtypes = [pointer, u32, u32]
         library.pinch_highest.argtypes, library.pinch_highest.restype = [pointer], u32
         self._library = library
 
@@ -215,7 +222,7 @@ class PinchPort(Closing):
                 asked = np.zeros(len(mine), bool)
                 asked[every - 1 :: every] = True
                 asked[-1] = True
-                asked[:-1] |= np.diff(mine // 32) > max(maps.ACK_BEHIND // every, 1)  # an acknowledgement reaches so far back
+                asked[:-1] |= np.diff(mine // 32) > max(ACK_BEHIND // every, 1)  # an acknowledgement reaches so far back
                 ask[mine[asked]] |= np.uint32(1 << rank)
                 np.bitwise_or.at(self._wanted[rank], mine // 32, np.uint64(1) << (mine % 32).astype(np.uint64))
         frames["to"], frames["ask"] = to, ask
@@ -239,13 +246,16 @@ class PinchPort(Closing):
         :param exponent: None: it has values that are not finite.
         :param holds: Largest exponents of any rank's with which payloads can be sent as they will be made.
         """
-        said = maps.NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
+        said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         lowest, highest = (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to partners from whom there is none."""
-        self.doorbell.check(self._library.pinch_greet(self._address, min(attempt, 255)))
+        """Have hellos sent to partners that have more to say, or if exchanges have ended, to all that do not know.
+
+        :param attempt: 1 or more.
+        """
+        self.doorbell.greet((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
 
     @property
     def hellos(self) -> NDArray[np.uint64]:
@@ -258,17 +268,34 @@ class PinchPort(Closing):
     def highest(self) -> int | None:
         """The largest exponent of all ranks' values, after all have entered; None: some are not finite."""
         said = self._library.pinch_highest(self._address)
-        return None if said == maps.NOT_FINITE else said + LEAST_EXPONENT
+        return None if said == NOT_FINITE else said + LEAST_EXPONENT
 
     @property
     def odd(self) -> list[int]:
         """Ranks with values that are not finite."""
-        return [rank for rank, word in enumerate(self.hellos.tolist()) if word & maps.NOT_FINITE == maps.NOT_FINITE]
+        return [rank for rank, word in enumerate(self.hellos.tolist()) if exponent_in(word) == NOT_FINITE]
+
+    def end(self, odd: Collection[int] = (), gone: Collection[int] = ()) -> None:
+        """Tell all ranks that there will be no more exchanges.
+
+        :param odd: Ranks with values that must not be.
+        :param gone: Ranks that were waited for in vain.
+        """
+        masks = (sum(1 << rank for rank in ranks) for ranks in (odd, gone))
+        self.doorbell.check(self._library.pinch_end(self._address, *masks))
 
     @property
-    def waits_for(self) -> list[int]:
-        """Partners that have not entered."""
-        return [rank for rank, word in enumerate(self.hellos) if not word and self.control.partners >> rank & 1]
+    def ended(self) -> tuple[list[int], list[int]]:
+        """Why there will be no more exchanges: ranks with values that must not be, and ranks that were waited for in vain."""
+        masks = int(self.control.odd), int(self.control.gone)
+        odd, gone = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
+        return odd, gone
+
+    @property
+    def may_go(self) -> bool:
+        """Whether all ranks know that exchanges have ended."""
+        everybody = (1 << self.group.size) - 1
+        return any(self.ended) and int(self.control.told) | 1 << self.group.rank == everybody
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
         """Quantize and send.
@@ -291,7 +318,7 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_ring(self._address))
 
     def wait(self, seconds: float) -> maps.Waited:
-        """Sleep until the exchange is complete, is found not to hold, or time is up."""
+        """Sleep until the exchange is complete, is found not to hold, exchanges have ended, or time is up."""
         result = self._library.pinch_wait(self._address, int(max(seconds, 0.0) * 1e9))
         self.doorbell.check(-result if result < 0 else 0)
         return maps.Waited(result)
@@ -304,12 +331,12 @@ class PinchPort(Closing):
     @property
     def expected(self) -> int:
         """Frames to come, of the ranks that have entered."""
-        return sum(maps.frames_in(int(word)) for word in self.hellos)
+        return sum(frames_in(int(word)) for word in self.hellos)
 
     @property
     def copies(self) -> int:
         """Acknowledgements of frames to come."""
-        return 0 if self.control.copies == maps.UNKNOWN else int(self.control.copies)
+        return 0 if self.control.copies == UNKNOWN else int(self.control.copies)
 
     @property
     def flying(self) -> bool:
@@ -327,18 +354,39 @@ class PinchPort(Closing):
         sent = self._schedule[flow * self.capacity :][: int(self.flows["next"][flow])]
         return numbers[np.isin(numbers, sent.astype(np.int64))]
 
-    def absent(self, rank: int) -> bool:
-        """Whether a rank has not entered, or where all have, still has something to send or to acknowledge."""
-        if waits_for := self.waits_for:
-            return rank in waits_for  # others may wait for it, too
-        return int(self.peers["received"][rank]) < maps.frames_in(int(self.hellos[rank])) or len(self.lacking(rank)) > 0
+    def seen(self) -> Seen:
+        """What is to be seen of the exchange, for `Policy`."""
+        partners, peers = int(self.control.partners), self.peers.copy()
+        counts = {name: peers[name].tolist() for name in ("received", "acked", "heard", "news", "answers", "at", "waits")}
+        return Seen(
+            rank=self.group.rank,
+            generation=self.generation,
+            partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
+            hellos=self.hellos.tolist(),
+            lacking=lambda rank: self.lacking(rank).tolist(),
+            met=int(self.control.met) >> 32 == self.generation,
+            owed=int(self.control.owed),
+            **counts,
+        )
 
-    def order(self, frames: NDArray[np.int64]) -> None:
-        """Have frames sent again to those who lack them; `ring` carries it out."""
-        room = maps.ORDERS - (self.control.ordered - self.control.taken) % (1 << 32)
-        entries = np.uint64(self.generation << 32) | frames[:room].astype(np.uint64)
-        self._orders[(self.control.ordered + np.arange(len(entries))) % maps.ORDERS] = entries
-        self.control.ordered = (self.control.ordered + len(entries)) % (1 << 32)
+    def act(self, actions: Actions) -> None:
+        """Do what the policy says, and keep all flows going."""
+        if actions.greet:
+            self.greet(actions.greet)
+        for rank, numbers in actions.asks.items():
+            self.order(rank, np.array(numbers) | ORDER_ASK)
+        for rank, numbers in actions.resends.items():
+            self.order(rank, np.array(numbers))
+        self.ring(actions.work)
+
+    def order(self, rank: int, numbers: NDArray[np.int64]) -> None:
+        """Have frames for a rank sent again if it lacks them, or asked about; `ring` carries it out."""
+        number = self.homes[rank]
+        flow = self.flows[number]
+        room = ORDERS - (int(flow["ordered"]) - int(flow["taken"])) % (1 << 32)
+        entries = np.uint64(self.generation << 32) | numbers[:room].astype(np.uint64)
+        self._orders[number, (int(flow["ordered"]) + np.arange(len(entries))) % ORDERS] = entries
+        flow["ordered"] = (int(flow["ordered"]) + len(entries)) % (1 << 32)
 
     def counters(self) -> dict[str, int]:
         """All of ``enum pinch_counter``, summed over CPUs."""

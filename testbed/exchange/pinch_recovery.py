@@ -1,17 +1,15 @@
-"""What a rank does while an exchange is not complete: has frames sent again, keeps flows going, names silent ranks."""
+"""What a rank does while an exchange is not complete, with clocks and words; what to do and whom to blame is `Policy`'s."""
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import Waited
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT
+from testbed.protocol.pinch_policy import TRIES, Policy, Up, Verdict
 from testbed.protocol.rto import RetransmissionTimer
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Recovery"]
 
-_LEAST_QUENCH, _MOST_QUENCH = 0.0002, 0.005  # seconds
 _MOST_PATIENCE = 0.05  # seconds
 _LINGER = 1.0  # seconds
 
@@ -27,13 +24,13 @@ _LINGER = 1.0  # seconds
 class Recovery:
     """The waiting of one rank.
 
-    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when it is lost. What others
-    have to send may take them longer, as they compute before: that is lost when it takes longer than usual.
+    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when to ask for it. What
+    others have to send may take them longer, as they compute before: they are asked for it when it takes longer than usual.
     """
 
     def __init__(self, port: PinchPort) -> None:
         self.port = port
-        self.timer = RetransmissionTimer()
+        self.timer = RetransmissionTimer(ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES)))
         self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
         self._samples = self._rtt_sum = 0
 
@@ -44,65 +41,57 @@ class Recovery:
     def wait(self) -> bool:
         """Until all has come and has been acknowledged (True), or is found not to hold (False).
 
-        :raises CollectiveError: A rank has been silent for the group's timeout; the text names it.
+        :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended; the text says why.
         """
-        started, before = time.monotonic(), self.port.peers["heard"].copy()
+        started, policy = time.monotonic(), Policy(self.port.seen())
         waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
         if waited is Waited.TIME_UP:
-            waited = self._go_on(started, before)
+            waited = self._go_on(started, policy)
+        if waited is Waited.ENDED:
+            raise CollectiveError(self._end())
         self._measure()
         took = time.monotonic() - started
         self._usual = (3 * self._usual + took) / 4 if self._usual else took
         return waited is Waited.COMPLETE
 
-    def _go_on(self, started: float, before: NDArray[np.uint64]) -> Waited:
-        """Wait longer than round trips take.
-
-        :param before: What had been heard of each rank when it started.
-        """
-        port, moved, attempt, waited = self.port, started, 0, Waited.TIME_UP
-        alive, answered = port.peers["alive"].copy(), np.full(port.group.size, -math.inf)
+    def _go_on(self, started: float, policy: Policy) -> Waited:
+        """Wait longer than round trips take."""
+        port, moved, waited = self.port, started, Waited.TIME_UP
         while waited is Waited.TIME_UP:
-            now = time.monotonic()
-            heard = port.peers["heard"].copy()
-            progress = bool((heard != before).any())
+            now, seen = time.monotonic(), port.seen()
             self._measure()
-            answered[port.peers["alive"] != alive], alive = now, port.peers["alive"].copy()
-            if progress:
-                before, moved = heard, now
+            if policy.look(seen):
+                moved = now
                 self.timer.progressed()
             elif now - moved > port.group.timeout:
-                raise CollectiveError(self._verdict(now - started, now - answered < port.group.timeout / 2))
+                verdict = policy.verdict(seen)
+                if verdict.silent:
+                    port.end(gone=verdict.silent)
+                raise CollectiveError(self._text(verdict, now - started))
             elif port.flying or now - moved >= self._patience:
                 self.timer.expired()
-                attempt += 1
-                self._again(attempt)
+                port.act(policy.act(seen))
             left = 0.0 if port.flying else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
 
     def linger(self) -> None:
-        """Wait, not for long, until all ranks are where this one is: past all exchanges.
+        """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
 
         Till then one of them may lack this one's last hello or acknowledgement, and ask for it.
         """
         port, attempt = self.port, 0
         deadline = time.monotonic() + min(_LINGER, port.group.timeout)
-        port.control.partners = (1 << port.group.size) - 1
-        port.enter(LEAST_EXPONENT, range(0))  # that all have come is then found to be no exchange
-        while port.waits_for and time.monotonic() < deadline and port.wait(self.timer.timeout) is not Waited.UNFIT:
+        if not any(port.ended):
+            port.control.partners = (1 << port.group.size) - 1
+            port.enter(LEAST_EXPONENT, range(0))  # that all have come is then found to be no exchange
+        while not port.may_go and time.monotonic() < deadline:
+            if any(port.ended):
+                time.sleep(self.timer.timeout)  # nothing wakes who has nothing to wait for
+            elif port.wait(self.timer.timeout) is Waited.UNFIT:
+                break
             attempt += 1
             port.greet(attempt)
-
-    def _again(self, attempt: int) -> None:
-        """Nothing has moved: what was sent or acknowledged last is lost, or what keeps the flow going is."""
-        port = self.port
-        if port.waits_for:
-            port.greet(attempt)
-        missing = [port.lacking(rank) for rank in range(port.group.size) if rank != port.group.rank]
-        frames = np.unique(np.concatenate(missing))[: int(port.control.window)]
-        port.order(frames)
-        port.ring(work=bool(port.control.owed))
 
     def _measure(self) -> None:
         """Take in the round trips that the programs have seen."""
@@ -113,24 +102,40 @@ class Recovery:
             self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
-            quench = min(max(2 * (self.timer.smoothed or 0), _LEAST_QUENCH), _MOST_QUENCH)
-            control.quench_us = int(quench * 1e6)
 
-    def _verdict(self, seconds: float, alive: NDArray[np.bool_]) -> str:
-        """The error's text.
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self.port.group.members[rank].name})"
 
-        :param alive: Which ranks have answered of late that they have not entered this exchange.
-        """
-        port = self.port
-        absent = [member for member in port.group.members if member.rank != port.group.rank and port.absent(member.rank)]
-        here = [f"rank {member.rank} ({member.name})" for member in absent if not alive[member.rank]]
-        elsewhere = [f"rank {member.rank} ({member.name})" for member in absent if alive[member.rank]]
-        what = [f"{', '.join(here) or 'its own programs'} silent"] if here or not elsewhere else []
-        if elsewhere:
-            what.append(f"{', '.join(elsewhere)} up, but not in this exchange,")
-        control = port.control
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self._name, ranks))
+
+    def _end(self) -> str:
+        """The error's text where others have found that there can be no more exchanges."""
+        port, (odd, gone) = self.port, self.port.ended
+        if odd:
+            larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
+            return f"exchange: {self._names(odd)} has embeddings that are not finite{larger}"
+        waited = "this rank" if gone == [port.group.rank] else self._names(gone)
+        return f"{self._name(port.group.rank)}: others have waited in vain for {waited} (exchange {port.generation})"
+
+    def _text(self, verdict: Verdict, seconds: float) -> str:
+        """The error's text."""
+        port, control = self.port, self.port.control
+        what = [f"{self._names(verdict.silent)} silent"] if verdict.silent else []
+        what += [self._up(up) for up in verdict.up]
+        if control.owed:
+            what.append(f"{control.owed} slices of its own hubs not added")
+        elif not what:
+            what.append("its own frames not sent")
         return (
-            f"rank {port.group.rank} ({port.group.me.name}): {' and '.join(what)} for {port.group.timeout:g} s "
+            f"{self._name(port.group.rank)}: {'; '.join(what)} for {port.group.timeout:g} s "
             f"(exchange {port.generation}: {control.received} of {port.expected} frames received, "
             f"{control.acked} of {port.copies} acknowledged after {seconds:.1f} s)"
         )
+
+    def _up(self, up: Up) -> str:
+        """A rank that is up, where it is, and why nothing comes from it."""
+        if up.generation != self.port.generation and not up.waits:
+            return f"{self._name(up.rank)} up, but not in this exchange,"
+        waits = f" waiting for {self._names(up.waits)}," if up.waits else ""
+        return f"{self._name(up.rank)} up, in exchange {up.generation},{waits}"

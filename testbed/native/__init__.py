@@ -24,7 +24,7 @@ LIBRARY = ("-fPIC", "-shared")
 #: What is run, not loaded.
 PROGRAMS = frozenset({"delay_line"})
 #: What programs here and in the kernel both read.
-SHARED = (SOURCES.parents[1] / "bpf" / "include" / "held.h",)
+SHARED = tuple(SOURCES.parents[1] / "bpf" / "include" / name for name in ("held.h", "weights.h"))
 
 
 def names() -> list[str]:

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../bpf/include/weights.h"
+
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
 /* The largest magnitude as the bits of a float: for those, integer order is float order, with infinity and NaN on top. */
@@ -91,24 +93,8 @@ struct record {
 	uint32_t before[2], lost[2], asked_us, resent_us, attempt, pad;
 };
 
-#define MAX_HALVES 848 /* of a chunk's words */
-
-static uint32_t weights[MAX_HALVES];
-
-/* Different odd numbers of 22 bits: the upper ones of splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). */
-__attribute__((constructor)) static void draw_weights(void)
-{
-	for (uint64_t i = 0; i < MAX_HALVES; i++) {
-		uint64_t x = i + 1;
-
-		x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
-		x = (x ^ x >> 27) * 0x94d049bb133111ebull;
-		weights[i] = (uint32_t)((x ^ x >> 31) >> 42) | 1;
-	}
-}
-
-/* The sum of a chunk's halves of words, each times the weight of its place. Like the lanes it is summed over ranks by a plain add: halves
- * never carry, so 848 of 32 bits stay below 2^64.
+/* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64: testbed/protocol/weights.py says what it sees. Like
+ * the lanes it is summed over ranks by a plain add: lanes never carry from one half to the next.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {

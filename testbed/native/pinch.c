@@ -10,22 +10,31 @@
 /* struct pinch_control of bpf/include/pinch.h */
 struct control {
 	uint64_t progress;
-	uint32_t tag, window, copies, quench_us, ordered, lowest, highest, partners, pad0[6];
+	uint32_t tag, window, copies, lowest, highest, partners, pad0[8];
 	uint64_t met;
-	uint32_t unfit, sending, acked, received, owed, taken, queued, served, rtt_samples, rtt_max_us;
+	uint32_t unfit, sending, acked, received, owed, queued, served, rtt_samples;
 	uint64_t rtt_sum_us;
-	uint32_t pad1[2];
+	uint32_t rtt_max_us, odd, gone, told;
 };
 
 /* struct pinch_flow of bpf/include/pinch.h */
 struct flow {
-	uint32_t total, next, flying, pad[13];
+	uint32_t total, next, flying, ordered, taken, pad[11];
+};
+
+/* struct pinch_sent of bpf/include/pinch.h */
+struct sent {
+	uint32_t generation, serial, sent_us;
+	uint8_t lane, attempt;
+	uint16_t pad;
 };
 
 /* struct pinch_peer of bpf/include/pinch.h */
 struct peer {
 	uint32_t received, acked;
-	uint64_t heard, alive, ours[2], theirs[2];
+	uint64_t heard, news;
+	uint32_t answers, at, waits, pad;
+	uint64_t ours[2], theirs[2];
 };
 
 #define UNKNOWN 0xffffffff
@@ -38,15 +47,17 @@ struct pinch {
 	char *payloads;
 	struct frame *frames;
 	const char *bells; /* one a flow */
-	char *greeting;
+	const char *greeting;
 	struct peer *peers;
 	struct flow *flows;
 	const uint64_t *frames_to; /* each rank */
+	uint64_t *seen, *acked, *hub_queue;
+	struct sent *sent;
 	uint64_t *consumer;
 	const uint64_t *producer;
 	uint32_t bell_count, bell_length, greeting_length;
-	uint32_t attempt; /* where the greeting has it */
 	uint32_t rank, ranks, flow_count;
+	uint32_t seen_words, acked_words, hub_places, sent_records;
 	int32_t doorbell, events;
 	uint64_t quantize_ns, send_ns, wait_ns;
 };
@@ -73,11 +84,38 @@ int pinch_ring(struct pinch *p)
 	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
 }
 
-/* Have hellos sent: at attempt 0 to all partners, else to those from whom there is none. Returns 0 or an errno. */
-int pinch_greet(struct pinch *p, uint8_t attempt)
+/* Have hellos sent to all partners. Returns 0 or an errno. */
+static int greet(const struct pinch *p)
 {
-	p->greeting[p->attempt] = attempt;
 	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
+}
+
+/* Reset words that are of neither of two generations. Programs may be at work. */
+static void forget_words(uint64_t *words, uint32_t count, uint32_t before, uint32_t generation, uint64_t empty)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
+
+		if (word >> 32 != before && word >> 32 != generation)
+			__atomic_compare_exchange_n(&words[i], &word, empty, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+	}
+}
+
+/* Reset all that carries the number of neither of two generations: must_forget of testbed/protocol/generation.py says why and when. */
+static void forget(struct pinch *p, uint32_t before, uint32_t generation)
+{
+	uint64_t empty = (uint64_t)before << 32;
+
+	forget_words(p->seen, p->seen_words, before, generation, empty);
+	forget_words(p->acked, p->acked_words, before, generation, empty);
+	forget_words(p->hub_queue, p->hub_places, before, generation, empty);
+	for (uint32_t i = 0; i < p->ranks; i++) {
+		forget_words(p->peers[i].ours, 2, before, generation, 0);
+		forget_words(p->peers[i].theirs, 2, before, generation, 0);
+	}
+	for (uint32_t i = 0; i < p->sent_records; i++)
+		if (p->sent[i].generation != before)
+			p->sent[i].generation = 0;
 }
 
 /* Take frames of a generation in from here on; there is nothing to send yet.
@@ -91,7 +129,10 @@ int pinch_greet(struct pinch *p, uint8_t attempt)
 void pinch_open(struct pinch *p, uint32_t generation)
 {
 	volatile struct control *c = p->control;
+	uint32_t before = c->progress >> 32;
 
+	if (before >> 30 != generation >> 30)
+		forget(p, before, generation);
 	c->copies = UNKNOWN;
 	c->unfit = 0; /* generations come again */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
@@ -117,7 +158,7 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << EXPONENT_BITS;
 	__atomic_store_n(&p->peers[p->rank].theirs[generation & 1], word, __ATOMIC_SEQ_CST);
-	return pinch_greet(p, 0);
+	return greet(p);
 }
 
 /* The largest exponent of any rank that has entered, as hellos have it. */
@@ -170,14 +211,32 @@ static bool is_unfit(const struct pinch *p)
 	return c->unfit == c->progress >> 32 && c->met >> 32 != c->progress >> 32;
 }
 
-/* Sleep until an exchange is complete (1), cannot be (2), or time is up (0); negative: errno. */
+/* Whether there will be no more exchanges. */
+static bool has_ended(const struct pinch *p)
+{
+	const volatile struct control *c = p->control;
+
+	return c->odd || c->gone;
+}
+
+/* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those that were waited for in vain, a bit
+ * each. Returns 0 or an errno.
+ */
+int pinch_end(struct pinch *p, uint32_t odd, uint32_t gone)
+{
+	__atomic_fetch_or(&p->control->odd, odd, __ATOMIC_SEQ_CST);
+	__atomic_fetch_or(&p->control->gone, gone, __ATOMIC_SEQ_CST);
+	return greet(p);
+}
+
+/* Sleep until an exchange is complete (1), cannot be (2), none will be (3), or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
 {
 	struct pollfd events = { .fd = p->events, .events = POLLIN };
 	uint64_t began = now_ns(), end = began + timeout_ns;
 	int result = 0;
 
-	while (!pinch_done(p) && !is_unfit(p)) {
+	while (!pinch_done(p) && !is_unfit(p) && !has_ended(p)) {
 		int64_t left = (int64_t)(end - now_ns());
 		struct timespec pause = { left / 1000000000, left % 1000000000 };
 
@@ -190,5 +249,5 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
 	}
 	p->wait_ns += now_ns() - began;
-	return result ? result : pinch_done(p) ? 1 : is_unfit(p) ? 2 : 0;
+	return result ? result : pinch_done(p) ? 1 : has_ended(p) ? 3 : is_unfit(p) ? 2 : 0;
 }

@@ -9,8 +9,6 @@
 
 #include "lanes.h"
 
-#define STEP 8 /* PINCH_STEP */
-
 struct pinch_format {
 	uint32_t bytes;	 /* of a lane: 2 or 4 */
 	uint32_t dim;
@@ -26,9 +24,8 @@ struct pinch_format {
 struct frame {
 	uint64_t check;
 	uint32_t to, ask;
-	uint16_t length;
-	uint8_t attempt, copies;
-	uint32_t sent_us;
+	uint16_t length, copies;
+	uint32_t pad;
 };
 
 static inline int32_t quantize(const struct pinch_format *f, float x, double factor)
@@ -83,23 +80,6 @@ static void write_row(const struct pinch_format *f, void *out, const float *x, d
 	}
 }
 
-/* A payload's check: pinch_check of bpf/include/pinch.h. The sum of all sums on the way has word i in it once for each word from there on;
- * the program goes on to whole steps.
- */
-static uint64_t check_of(const uint32_t *halves, uint32_t words)
-{
-	uint64_t low = 0, low_sums = 0, high = 0, high_sums = 0, end = (words + STEP - 1) / STEP * STEP;
-
-	for (uint32_t i = 0; i < words; i++) {
-		low += halves[2 * i];
-		low_sums += (uint64_t)halves[2 * i] * (end - i);
-		high += halves[2 * i + 1];
-		high_sums += (uint64_t)halves[2 * i + 1] * (end - i);
-	}
-	return low * 0x9e3779b185ebca87ull + low_sums * 0xc2b2ae3d27d4eb4full + high * 0xbf58476d1ce4e5b9ull +
-	       high_sums * 0x94d049bb133111ebull;
-}
-
 /* Write the payloads of frames `from` to `to` and their checks. Bundle b has the vertices order[starts[b]] to order[starts[b + 1] - 1], and
  * takes `parts` frames. `last`: NULL, or dim lanes a position.
  */
@@ -119,8 +99,6 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 			uint32_t *numbers = (uint32_t *)payload;
 
 			frame->length = 8 * (ids + count * f->words);
-			frame->attempt = 0;
-			frame->sent_us = 0;
 			numbers[2 * ids - 1] = 0;
 			for (uint32_t i = 0; i < count; i++) {
 				size_t position = order[starts[b] + i];
@@ -137,7 +115,7 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 			}
 			if (f->parts > 1)
 				numbers[1] = part;
-			frame->check = check_of((const uint32_t *)payload, frame->length / 8);
+			frame->check = weigh((const uint32_t *)payload, frame->length / 4);
 		}
 	}
 }

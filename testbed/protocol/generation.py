@@ -3,7 +3,6 @@
 __all__ = ["NEWEST", "generation_after", "is_before", "is_forward", "must_forget", "word_of"]
 
 NEWEST = 0xFFFFFFFF
-_EPOCH = 1 << 30
 
 
 def generation_after(generation: int) -> int:
@@ -17,11 +16,12 @@ def is_before(generation: int, other: int) -> bool:
 
 
 def must_forget(before: int, after: int) -> bool:
-    """Is it time to forget words of all generations but the latest, as ``after`` begins?
+    """Whether all that carries a number has to be looked through when ``after`` follows ``before``.
 
-    `is_before` tells numbers apart that are less than 2**31 apart, so nothing may stay for longer; this is true every 2**30.
+    What has not been used for half of the range passes for something of the future (`is_before`), and for something of this
+    very generation when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is reset.
     """
-    return before // _EPOCH != after // _EPOCH
+    return before >> 30 != after >> 30
 
 
 def word_of(generation: int, lower: int) -> int:

@@ -19,6 +19,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.protocol import weights
+
 __all__ = [
     "BLOCK",
     "EARLIER",
@@ -46,7 +48,6 @@ __all__ = [
     "encode",
     "frame_seal",
     "ip_sum",
-    "seal",
     "weigh",
 ]
 
@@ -82,16 +83,8 @@ _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
-def _draw_weights() -> Words:
-    """Different odd numbers of 22 bits: the upper ones of splitmix64's finalizer (Steele, Lea, Flood, OOPSLA 2014)."""
-    x = np.arange(1, MAX_PAYLOAD // 4 + 1, dtype=np.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ x >> np.uint64(shift)) * np.uint64(factor)
-    return (x ^ x >> np.uint64(31)) >> np.uint64(42) | np.uint64(1)
-
-
-WEIGHTS = _draw_weights()
-"""Of the halves of a chunk's words, by their place: what makes `weigh` tell places apart."""
+WEIGHTS = np.array(weights.WEIGHTS, np.uint64)
+"""`weights.WEIGHTS`."""
 
 _ETHERNET = struct.Struct("!6s6sH")
 _IPV4 = struct.Struct("!BBHHHBBH4s4s")
@@ -117,6 +110,7 @@ class PinchKind(IntEnum):
     EMBED = 6
     ACK = 7
     HELLO = 8
+    ASK = 9
     BELL = 17
     WORK = 18
     GREET = 19
@@ -218,24 +212,14 @@ def checksum(words: Words) -> int:
 
 
 def weigh(words: Words) -> int:
-    """The check of a chunk, its last word, from the words before it: each half, lower ones first, times its place's weight.
+    """The check of some words: each half, lower ones first, times its place's weight, modulo 2**64; see `weights`.
 
-    Halves of lanes never carry, so checks add up as lanes do. Unlike `checksum` it sees errors that cancel out, and words
-    that have changed places. The programs carry it like any other word, and the process looks at it.
+    A chunk of the ring's has it as its last word, of those before it: halves of lanes never carry, so checks add up as lanes
+    do. Unlike `checksum` it sees errors that cancel out, and words that have changed places. The ring's programs carry it like
+    any other word, and the process looks at it; those of an exchange verify it in each frame.
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
     return int((halves * WEIGHTS[: halves.size]).sum(dtype=np.uint64))
-
-
-def seal(header: Header) -> int:
-    """What a checksum begins with: a frame adds up only as the one that its header says it is (``ring_seal``).
-
-    A mix of kind, generation, chunk, length and tag with the multipliers of splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
-    """
-    first = header.generation << 32 | header.chunk
-    x = first * 0xBF58476D1CE4E5B9 + (header.kind << 32 | header.length << 16 | header.tag) & _U64
-    x = (x ^ x >> 30) * 0x94D049BB133111EB & _U64
-    return x ^ x >> 31
 
 
 def frame_seal(header: Header) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
-from testbed.protocol.wire import MAX_PAYLOAD, WEIGHTS, weigh
+from testbed.protocol.wire import weigh
 
 RECORD_WORDS = 8  # struct record
 FORMATS = st.builds(Lanes, st.sampled_from((16, 32)), st.integers(1, 32))
@@ -156,18 +156,13 @@ def test_native_seal(length, seed) -> None:
     assert not record[1:].any()
 
 
-def test_weights_are_different_and_leave_room() -> None:
-    assert len(np.unique(WEIGHTS)) == WEIGHTS.size == MAX_PAYLOAD // 4
-    assert int(WEIGHTS.sum()) << 32 < 1 << 64
-
-
-@given(st.integers(2, 32), st.integers(0, 2**32 - 1), st.integers(0, 431), st.integers(0, 431), st.integers(0, 63))
+@given(st.integers(2, 32), st.integers(0, 2**32 - 1), st.integers(0, 423), st.integers(0, 423), st.integers(0, 63))
 def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) -> None:
     """Two errors that cancel out: the same bit set in one word and cleared in another."""
     halves = np.random.default_rng(seed).integers(0, (1 << 32) // ranks, (ranks, 848), dtype=np.uint32)
     parts = halves.view(np.uint64)
     total = parts.sum(axis=0, dtype=np.uint64)
-    assert weigh(total) == sum(weigh(part) for part in parts) < 1 << 64
+    assert weigh(total) == sum(weigh(part) for part in parts) % (1 << 64)
     mask = np.uint64(1 << bit)
     if bool(total[one] & mask) != bool(total[other] & mask):
         wrong = total.copy()

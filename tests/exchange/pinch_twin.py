@@ -18,17 +18,14 @@ __all__ = [
     "Format",
     "aggregates",
     "changed",
-    "check",
     "exact",
     "integers",
     "magnitude",
     "payloads",
-    "place_weights",
     "rows",
     "sent",
 ]
 
-STEP = 8  # PINCH_STEP
 FLOAT32 = np.finfo(np.float32)
 
 
@@ -98,23 +95,6 @@ def payloads(layout: RowLayout, bundles: Bundles, lanes: NDArray[np.int64]) -> l
                 numbers[1] = part
             made.append(np.concatenate([numbers.view(np.uint64), words[positions, part].reshape(-1)]))
     return made
-
-
-def place_weights(words: int) -> NDArray[np.uint64]:
-    """What each half of a payload's words counts in its check, shape (words, 2): twin of ``pinch_check``.
-
-    It sums up lower and upper halves, and the sums so far: word i is in as many of those as there are words from it on, with
-    the zeros that make the steps whole.
-    """
-    behind = -(-words // STEP) * STEP - np.arange(words, dtype=np.uint64)[:, None]
-    once, sums = np.array([[0x9E3779B185EBCA87, 0xBF58476D1CE4E5B9], [0xC2B2AE3D27D4EB4F, 0x94D049BB133111EB]], np.uint64)
-    return once + sums * behind.astype(np.uint64)
-
-
-def check(payload: Words) -> int:
-    """A payload's check."""
-    halves = payload.view("<u4").reshape(-1, 2).astype(np.uint64)
-    return int((halves * place_weights(len(halves))).sum(dtype=np.uint64))
 
 
 def changed(

@@ -10,13 +10,13 @@ import sysconfig
 import numpy as np
 import pytest
 
-from testbed.exchange import pinch_layout
 from testbed.exchange import pinch_maps as maps
 from testbed.kernel import compile_bpf
 from testbed.kernel.compile import BPF, FLAGS
 from testbed.native import FLAGS as NATIVE_FLAGS
 from testbed.native import SOURCES
-from testbed.protocol.wire import PinchKind
+from testbed.protocol import pinch_packet as packet
+from testbed.protocol.wire import FRAME_BYTES, PinchKind
 from tests.collectives.test_ring_maps import layout, refusals
 
 STRUCTURES = {"pinch_config": maps.Config, "pinch_control": maps.Control, "pinch_source": maps.Source}
@@ -27,14 +27,21 @@ RECORDS = {
     "pinch_edge": maps.EDGE,
     "pinch_hub": maps.HUB,
     "pinch_peer": maps.PEER,
+    "pinch_sent": maps.SENT,
 }
 HERE_ONLY = {"pinch_scratch"}  # no process sees it
 DEFINED = {
-    "PINCH_MAX_WORDS": pinch_layout.MAX_WORDS,
-    "PINCH_ACK_WORDS": pinch_layout.ACK_WORDS,
-    "PINCH_ACK_BEHIND": maps.ACK_BEHIND,
-    "PINCH_BATCH": maps.BATCH,
-    "PINCH_ORDERS": maps.ORDERS,
+    "PINCH_MAX_WORDS": packet.MAX_WORDS,
+    "PINCH_ACK_WORDS": packet.ACK_WORDS,
+    "PINCH_ACK_BEHIND": packet.ACK_BEHIND,
+    "PINCH_BATCH": packet.BATCH,
+    "PINCH_ORDERS": packet.ORDERS,
+    "PINCH_ORDER_ASK": packet.ORDER_ASK,
+    "PINCH_NOT_FINITE": packet.NOT_FINITE,
+    "PINCH_ENDED": packet.ENDED,
+    "PINCH_EXPONENT_BITS": packet.EXPONENT_BITS,
+    "PINCH_FIRST": packet.FIRST,
+    "BELL_FOR_ALL": packet.BELL_FOR_ALL,
     "PINCH_ANYWHERE": maps.ANYWHERE,
     "PINCH_MAX_FLOWS": maps.MAX_FLOWS,
     "PINCH_COUNTERS": len(maps.COUNTERS),
@@ -69,7 +76,7 @@ def test_structures_have_the_layout_that_clang_gives_them(name) -> None:
 def test_acknowledgements() -> None:
     ack = maps.AckFrame
     words = ("__builtin_offsetof(struct pinch_ack, words)", ack.words.offset)
-    assert kernel_refusals([("sizeof(struct pinch_ack)", 80 + 8 * pinch_layout.ACK_WORDS), words]) == ""
+    assert kernel_refusals([("sizeof(struct pinch_ack)", FRAME_BYTES + 8 * packet.ACK_WORDS), words]) == ""
 
 
 def test_constants_and_enumerators() -> None:

@@ -1,5 +1,6 @@
 """Ranks of an exchange, loaded in a namespace of their own, and the frames that they would send each other."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from socket import AF_PACKET, SOCK_RAW, socket
@@ -9,21 +10,24 @@ import numpy as np
 from testbed.closing import Closing
 from testbed.collectives.group import Lanes, make_groups
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
-from testbed.exchange.pinch_layout import ACK_WORDS, Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import ACK_BEHIND, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_port import PinchPort
 from testbed.exchange.pinch_tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
-from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, seal
+from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, NOT_FINITE
+from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from tests.exchange import pinch_twin as twin
 from tests.exchange.reference import Partitioned
 
 __all__ = ["GENERATION", "Loaded", "ack", "bits", "first_bell", "frame", "hello", "meet", "received", "said"]
 
 GENERATION = 5
+LANE = min(os.sched_getaffinity(1))
+"""The CPU that tests run on (`one_cpu`)."""
 ETH_P_ALL = 3
 DEVICES = (("eth0", "wire"), ("bell0", "bell1"))
 
@@ -92,7 +96,7 @@ class Loaded(Closing):
     def open(self, rank: int, generation: int) -> None:
         """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
         port = self.ports[rank]
-        for name in ("seen", "acked"):
+        for name in ("seen", "acked", "sent"):
             port._receive.maps[name].view()[:] = 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
@@ -121,12 +125,12 @@ class Loaded(Closing):
         mine = self.lanes[self.graph.halos[sender].owned]
         return twin.payloads(self.layout, one, mine)[number % self.layout.parts]
 
-    def embed(self, sender: int, number: int, to: int, **fields: int) -> bytes:
+    def embed(self, sender: int, number: int, to: int, /, **fields: int) -> bytes:
         """A rank's frame as it reaches another."""
         fields = {"chunk": number, "generation": self.generation} | fields
         return frame(self.ports[to], self.payload(sender, number), sender, **fields)
 
-    def frames_to(self, rank: int, **fields: int) -> list[bytes]:
+    def frames_to(self, rank: int, /, **fields: int) -> list[bytes]:
         return [self.embed(sender, number, rank, **fields) for sender, number in self.numbers_to(rank)]
 
     def publish(self, rank: int) -> int:
@@ -204,20 +208,12 @@ def meet(port: PinchPort, frames: np.ndarray) -> None:
     port.control.met = port.generation << 32 | int(frames.sum())
 
 
-def hello(port: PinchPort, sender: int, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
+def hello(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
     """A rank's hello to a port's rank: frames that it has, and the exponent of its largest value."""
     generation = fields.setdefault("generation", port.generation)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
     word = np.array([generation << 32 | frames << EXPONENT_BITS | said], np.uint64)
-    if "checksum" not in fields:
-        sealed = Header(PinchKind.HELLO, generation=generation, length=8, tag=fields.get("tag", int(port.control.tag)))
-        fields["checksum"] = hello_check(int(word[0])) + seal(sealed) & (1 << 64) - 1
     return frame(port, word, sender, PinchKind.HELLO, **fields).ljust(LEAST_BYTES, b"\0")
-
-
-def hello_check(word: int) -> int:
-    """A hello's check: ``hello_check`` of bpf/include/pinch_hello.h, without the seal."""
-    return (word & 0xFFFFFFFF) * 0x9E3779B185EBCA87 + (word >> 32) * 0xBF58476D1CE4E5B9
 
 
 def first_bell(port: PinchPort) -> bytes:
@@ -227,8 +223,7 @@ def first_bell(port: PinchPort) -> bytes:
 
 def checksum(header: Header, payload: Words) -> int:
     """That of a whole frame."""
-    sealed = {name: getattr(header, name) for name in ("kind", "generation", "chunk", "length", "tag")}
-    return twin.check(payload) + seal(Header(**sealed)) & (1 << 64) - 1
+    return weigh(payload) + frame_seal(header) & (1 << 64) - 1
 
 
 def received(tap: socket) -> list[bytes]:
@@ -244,19 +239,19 @@ def received(tap: socket) -> list[bytes]:
             found.append(data)
 
 
-def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, **fields: int) -> bytes:
+def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, /, **fields: int) -> bytes:
     """A frame to a port's rank; fields that are not given are those of a good one."""
     group = port.group
     tag, length = int(port.control.tag), 8 * payload.size
-    good = {"group": group.group_id, "cookie": group.cookie, "last": sender, "tag": tag, "length": length, "kind": kind}
-    header = Header(**good | fields)
+    good = {"kind": kind, "group": group.group_id, "cookie": group.cookie, "sender": sender, "receiver": group.rank}
+    header = Header(**good | {"tag": tag, "length": length, "lane": LANE} | fields)
     if "checksum" not in fields:
         header.checksum = checksum(header, payload)
     ends = [Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)]
     return encode(Frame(header, payload, *ends))
 
 
-def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], **fields: int) -> bytes:
+def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fields: int) -> bytes:
     """An acknowledgement by another rank: of what it has, as much as there is room for around a frame."""
     first = max(chunk // 32 - ACK_BEHIND, 0)
     words = np.zeros(ACK_WORDS, np.uint64)

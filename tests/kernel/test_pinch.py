@@ -9,16 +9,18 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_maps import ACK_BEHIND, BATCH, LEAST_BYTES, Waited
+from testbed.exchange.pinch_maps import LEAST_BYTES, SENT, Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.wire import PinchKind, decode
+from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, ORDER_ASK
+from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, ack, bits, first_bell, frame, meet, received, said
+from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 GRAPH = draw_partitioned(0, 60, 500, 3)
 ASK = 1
+U32 = 0xFFFFFFFF
 SHOT = 2  # TC_ACT_SHOT
 GRID = [
     *((kind, lanes, 64, 1500) for kind in ("sum", "weighted", "max") for lanes in ("int16", "int32")),
@@ -122,10 +124,10 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
         run = loaded.link(0, loaded.embed(sender, number, 0, attempt=1))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.last, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
+        assert (answer.header.sender, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
         assert answer.destination.ip == loaded.groups[0].members[sender].ip
         assert bits(answer) == {n for s, n in numbers if s == sender}
-    assert loaded.memory(0) == before
+    assert changes(loaded, 0, before) == {"peers"}  # that they have been heard of
     assert loaded.counters(0)["duplicate"] == len(numbers)
     assert loaded.counters(0)["acks"] == len(numbers) + len(dict(numbers))
     np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
@@ -159,7 +161,12 @@ def test_frames_of_the_exchange_before_are_acknowledged_as_a_whole(loaded) -> No
         answer = said(run.data)
         assert answer.header.generation == GENERATION - 1
         assert (answer.payload == 0xFFFFFFFF).all()
-    assert loaded.memory(0) == before
+    assert changes(loaded, 0, before) == {"peers"}
+
+
+def changes(loaded: Loaded, rank: int, before: dict[str, bytes]) -> set[str]:
+    """The maps that are not as they were."""
+    return {name for name, data in loaded.memory(rank).items() if data != before[name]}
 
 
 def test_nothing_comes_before_the_first_exchange(loaded) -> None:
@@ -247,10 +254,9 @@ def test_acknowledgements_at_the_sender(long) -> None:
         assert port.control.acked == port.peers["acked"][0] == len(have)
         assert flying(long, 1) == count - len(have)
         assert set(range(count)) - set(port.lacking(0).tolist()) == have
-        # There are holes in words before its own, so it goes on as a bell.
-        assert run.retval == (XDP_REDIRECT if last > 32 else XDP_DROP), last
-        if run.retval == XDP_REDIRECT:
-            assert decode(run.data).header.kind == PinchKind.BELL
+        # There are holes before it, so it goes on as a bell.
+        assert run.retval == XDP_REDIRECT
+        assert decode(run.data).header.kind == PinchKind.BELL
     assert long.events(1) == []
     for last in (*range(31, count, 32), count - 1):
         long.link(1, ack(port, 0, last, range(count)))
@@ -268,7 +274,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
 def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> None:
     loaded.open(1, GENERATION)
     port, count = loaded.ports[1], loaded.publish(1)
-    port.flows["next"] = count
+    put_out(loaded, 1, range(count))
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
     loaded.link(1, ack(port, 0, mine[-1], range(count)))
     assert port.control.acked == len(mine)
@@ -285,7 +291,7 @@ def test_bells_pass_and_grow(loaded) -> None:
     assert rung.retval == XDP_REDIRECT
     run = loaded.run(1, "pinch_bell", rung.data)
     assert run.retval == XDP_PASS
-    assert len(run.data) == 80 + max(loaded.layout.payload, 128)
+    assert len(run.data) == FRAME_BYTES + max(loaded.layout.payload, 128)
 
 
 def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
@@ -311,7 +317,8 @@ def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
             found = decode(data)
             to = int(found.destination.ip.rpartition(".")[2]) - 1
             number = found.header.chunk
-            exact = loaded.embed(rank, number, to, flags=int(port.frames["ask"][number]) >> to & 1)
+            fields = {"flags": int(port.frames["ask"][number]) >> to & 1, "prev": found.header.prev}
+            exact = loaded.embed(rank, number, to, **fields)
             assert data[: len(exact)] == exact
             assert len(data) == max(len(exact), LEAST_BYTES)
             loaded.link(to, data)
@@ -333,45 +340,117 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
         assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))
 
 
+def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
+    return loaded.ports[rank]._receive.maps["sent"].view(SENT).reshape(-1)
+
+
+def put_out(loaded: Loaded, rank: int, serials: range) -> None:
+    """All frames have been sent, each once, with these numbers on the lane; negative ones are of before they wrapped."""
+    port, records = loaded.ports[rank], sent_records(loaded, rank)
+    port.flows["next"] = len(serials)
+    records["generation"][: len(serials)] = port.generation
+    records["serial"][: len(serials)] = np.array(serials) & U32
+    records["lane"], records["attempt"], records["sent_us"] = LANE, 0, 1
+
+
 def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
     loaded.open(1, GENERATION)
     port, bell = loaded.ports[1], first_bell(loaded.ports[1])
     count = loaded.publish(1)
     to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
     with loaded.wire() as tap:
-        port.order(np.array([to_both]))
+        port.control.met = 0
+        for flag in (0, ORDER_ASK):
+            port.order(0, np.array([to_both | flag]))
         loaded.run(1, "pinch_send", bell)
-        received(tap)  # what was sent for the first time; what has not been sent is not sent again
-        assert loaded.counters(1).get("resent", 0) == 0
-        port.flows["next"] = count
+        assert received(tap) == []  # what has not been sent is not sent again, nor asked for
+        put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
-            port.order(np.array([to_both]))
-            loaded.run(1, "pinch_send", bell)
-            sent = [decode(data) for data in received(tap)]
-            assert len(sent) == lacking
-            assert all((one.header.chunk, one.header.flags) == (to_both, ASK) for one in sent)
+            for flag, kind in ((ORDER_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
+                port.order(0, np.array([to_both | flag]))
+                loaded.run(1, "pinch_send", bell)
+                sent = [decode(data) for data in received(tap)]
+                assert len(sent) == lacking
+                asked = 0 if flag else ASK
+                assert all((one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind) for one in sent)
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
-        assert port.control.taken == port.control.ordered
-        port.order(np.array([to_both]))  # of an exchange that is over
+        assert port.flows["taken"].tolist() == port.flows["ordered"].tolist() == [8]
+        port.order(0, np.array([to_both]))  # of an exchange that is over
         port.open(GENERATION + 1)
         loaded.run(1, "pinch_send", bell)
         assert received(tap) == []
+    assert (loaded.counters(1)["asks"], loaded.counters(1)["resent"]) == (3, 3)
 
 
-def test_a_hole_that_later_frames_have_overtaken_is_sent_again(long) -> None:
+def test_each_attempt_is_another(loaded) -> None:
+    """Whether the frame is sent or asked for; also where their numbers begin anew, it is one sent again."""
+    loaded.open(1, GENERATION)
+    port = loaded.ports[1]
+    put_out(loaded, 1, range(loaded.publish(1)))
+    sent_records(loaded, 1)["attempt"] = 253
+    with loaded.wire() as tap:
+        for attempt in (254, 255, 0, 1):
+            port.order(0, np.array([0 if attempt % 2 else ORDER_ASK]))
+            loaded.run(1, "pinch_send", first_bell(port))
+            assert {decode(data).header.attempt for data in received(tap)} == {attempt}
+    assert loaded.counters(1)["asks"] == loaded.counters(1)["resent"] > 0
+
+
+@pytest.mark.parametrize("have", [False, True])
+def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
+    """And changes nothing, but that the sender has been heard of; the answer is about the sending that asked."""
+    loaded.open(0, GENERATION)
+    if have:
+        loaded.link(0, loaded.embed(1, 0, 0))
+    before, heard = loaded.memory(0), int(loaded.ports[0].peers["heard"][1])
+    for generation in (GENERATION, GENERATION - 1):
+        fields = {"chunk": 0, "generation": generation, "lane": 7, "prev": 77}
+        run = loaded.link(0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields))
+        assert run.retval == XDP_TX
+        answer = said(run.data)
+        assert (answer.header.chunk, answer.header.lane, answer.header.prev) == (0, 7, 77)
+        assert (answer.payload == 0xFFFFFFFF).all() if generation < GENERATION else bits(answer) == ({0} if have else set())
+    assert changes(loaded, 0, before) == {"peers"}
+    assert loaded.ports[0].peers["heard"][1] == heard + 2
+
+
+def test_what_was_overtaken_on_its_lane_is_lost(long) -> None:
+    """And sent again at once; what was sent after the frame that has come, or on another lane, is not."""
     long.open(1, GENERATION)
     port = long.ports[1]
     count = long.publish(1)
-    port.flows["next"], port.frames["sent_us"] = count, 1
-    have = set(range(64)) - {30, 62}
-    run = long.link(1, ack(port, 0, 63, sorted(have)))
+    put_out(long, 1, range(-60, count - 60))
+    records = sent_records(long, 1)
+    records["serial"][30], records["lane"][40] = 2, LANE + 1
+    have = set(range(64)) - {20, 30, 40, 50, 62}
+    run = long.link(1, ack(port, 0, 63, sorted(have), prev=1))
     assert run.retval == XDP_REDIRECT
+    bell = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
     with long.wire() as tap:
-        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
-        assert [decode(data).header.chunk for data in received(tap)] == [30]  # the other may still come
-        assert long.counters(1)["gaps"] == 1
-        long.run(1, "pinch_send", run.data.ljust(80 + long.layout.payload, b"\0"))
-        assert received(tap) == []  # not so soon
+        long.run(1, "pinch_send", bell)
+        again = [decode(data).header for data in received(tap)]
+        assert [(header.chunk, header.attempt, header.flags) for header in again] == [(20, 1, ASK), (50, 1, ASK)]
+        assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
+        long.run(1, "pinch_send", bell)
+        assert received(tap) == []  # that was before they were sent again
+        later = ack(port, 0, 63, sorted(have), prev=int(records["serial"][50]) + 1)
+        long.run(1, "pinch_send", long.link(1, later).data.ljust(len(bell), b"\0"))
+        assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]
+
+
+def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
+    long.open(1, GENERATION)
+    port = long.ports[1]
+    put_out(long, 1, range(10, 10 + long.publish(1)))
+    now = time.monotonic_ns() // 1000 & 0xFFFFFFFF
+    sent_records(long, 1)["sent_us"] = (now - 1_000_000) & 0xFFFFFFFF
+    samples, total = int(port.control.rtt_samples), int(port.control.rtt_sum_us)
+    long.link(1, ack(port, 0, 3, range(4), prev=9))
+    long.link(1, ack(port, 0, 4, range(5), prev=14, lane=LANE + 1))
+    assert port.control.rtt_samples == samples
+    long.link(1, ack(port, 0, 5, range(6), prev=15))
+    assert port.control.rtt_samples == samples + 1
+    assert 1_000_000 <= port.control.rtt_sum_us - total < 2_000_000
 
 
 def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:

@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_maps import ORDERS
+from testbed.exchange.pinch_maps import SENT
 from testbed.kernel import XDP_TX
+from testbed.protocol.pinch_packet import ORDERS
 from tests.exchange.reference import Partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
 from tests.kernel.test_pinch import hub
@@ -97,11 +98,11 @@ def test_frames_and_orders_are_sent_once() -> None:
         bell = first_bell(port)
         Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(count // 32 + 10)
         assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
-        port.order(np.arange(ORDERS))
+        port.order(0, np.arange(ORDERS))
         Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(ORDERS // 32 + 10)
-        assert port.control.taken == ORDERS
+        assert port.flows["taken"].tolist() == [ORDERS]
         assert loaded.counters(1)["resent"] == ORDERS
-        assert (port.frames["attempt"][:ORDERS] == 1).all()
+        assert (port._receive.maps["sent"].view(SENT)["attempt"].ravel()[:ORDERS] == 1).all()
 
 
 def test_frames_that_come_while_the_process_enters_their_exchange() -> None:

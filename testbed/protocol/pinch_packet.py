@@ -1,0 +1,154 @@
+"""Frames of an exchange as its rules see them: whose they are, the header, and words. Twin of ``bpf/include/pinch.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from testbed.protocol.weights import weigh_halves
+from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
+
+__all__ = [
+    "ACK_BEHIND",
+    "ACK_WORDS",
+    "ASK",
+    "BATCH",
+    "BELL_FOR_ALL",
+    "ENDED",
+    "EXPONENT_BITS",
+    "FIRST",
+    "LEAST_WORDS",
+    "MAX_WORDS",
+    "NOBODY",
+    "NOT_FINITE",
+    "ORDERS",
+    "ORDER_ASK",
+    "U32",
+    "U64",
+    "UNKNOWN",
+    "Packet",
+    "ack_first",
+    "bits_of",
+    "check_of",
+    "exponent_in",
+    "frames_in",
+    "generation_in",
+    "word_of",
+]
+
+MAX_WORDS = 428
+"""Of a payload: what fits the largest MTU of single-buffer XDP on veth."""
+ACK_WORDS = 16
+"""Bitmap words of an acknowledgement, 32 frames each."""
+ACK_BEHIND = 12
+"""Of these, how many lie before the word of the frame that asked for it."""
+LEAST_WORDS = ACK_WORDS
+"""Behind the header of a frame, so that it can turn round as an acknowledgement."""
+BATCH = 32
+"""Frames that a bell sends at most."""
+ORDERS = 1024
+"""Of a flow: frames that may wait to be sent again."""
+ORDER_ASK = 1 << 31
+"""In an order: the frame is asked for, not sent again."""
+UNKNOWN = 0xFFFFFFFF
+"""Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
+FIRST = 1
+"""The generation in which all ranks meet."""
+BELL_FOR_ALL = 1
+"""Flag of a bell: there is one for each flow."""
+EXPONENT_BITS = 9
+NOT_FINITE = 511
+"""In a hello, instead of an exponent."""
+ENDED = 510
+"""Likewise: there will be no more exchanges; the header says why."""
+NOBODY = -1
+"""Whose address is no rank's."""
+ASK = 1
+"""Flag: an answer is wanted."""
+
+U32 = 0xFFFFFFFF
+U64 = 0xFFFFFFFFFFFFFFFF
+
+
+class Packet(NamedTuple):
+    """A frame: whose addresses it has, the header in the order of `wire.Header`, and all words behind it.
+
+    :param source: The rank whose IP address it comes from, or `NOBODY`.
+    :param destination: The rank whose it goes to, likewise.
+    """
+
+    source: int
+    destination: int
+    kind: int
+    group: int = 0
+    cookie: int = 0
+    generation: int = 0
+    chunk: int = 0
+    checksum: int = 0
+    lane: int = 0
+    hop: int = 0
+    sender: int = 0
+    receiver: int = 0
+    flags: int = 0
+    round: int = 0
+    length: int = 0
+    tag: int = 0
+    attempt: int = 0
+    prev: int = NOTHING
+    version: int = VERSION
+    body: tuple[int, ...] = ()
+
+    @property
+    def header(self) -> Header:
+        """The header as `wire` has it."""
+        return Header(*self[2:19])
+
+    @property
+    def seal(self) -> int:
+        """The header's."""
+        return frame_seal(self.header)
+
+    @property
+    def good_checksum(self) -> int:
+        """What its checksum is to be. The body has to be as long as the header says."""
+        return check_of(self.body[: self.length // 8]) + self.seal & U64
+
+    def sealed(self) -> Packet:
+        """With the right checksum."""
+        return self._replace(checksum=self.good_checksum)
+
+
+def check_of(words: Iterable[int]) -> int:
+    """The check of a payload; see `weights`."""
+    return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
+
+
+def generation_in(word: int) -> int:
+    """Of a hello, or of a bitmap's word."""
+    return word >> 32
+
+
+def bits_of(word: int, generation: int) -> int:
+    """The bits of a bitmap's word, if they are of a generation."""
+    return word & U32 if generation_in(word) == generation else 0
+
+
+def frames_in(word: int) -> int:
+    """The number of frames that a hello announces."""
+    return (word & U32) >> EXPONENT_BITS
+
+
+def exponent_in(word: int) -> int:
+    """The exponent of the largest value, as a hello has it."""
+    return word & (1 << EXPONENT_BITS) - 1
+
+
+def word_of(pair: list[int], generation: int) -> int:
+    """A generation's word in those of an even and an odd one; 0: there is none."""
+    word = pair[generation & 1]
+    return word if generation_in(word) == generation else 0
+
+
+def ack_first(chunk: int) -> int:
+    """First of the bitmap words that an acknowledgement of this frame has."""
+    return max(chunk // 32 - ACK_BEHIND, 0)

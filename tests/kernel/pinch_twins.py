@@ -1,0 +1,504 @@
+"""Ranks of an exchange of which everything is done twice, by loaded programs and C, and by `testbed.protocol.pinch`, and compared."""
+
+import os
+import random
+from collections.abc import Iterable
+from dataclasses import astuple, fields
+from socket import AF_PACKET, SOCK_RAW, socket
+
+import numpy as np
+
+from testbed.closing import Closing
+from testbed.collectives.group import Lanes
+from testbed.exchange.interface import Aggregation, Processing
+from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch_maps import ANYWHERE, HUB, SENT, Waited
+from testbed.exchange.pinch_numbers import EXPONENTS, LEAST_EXPONENT
+from testbed.exchange.pinch_tables import Tables
+from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
+from testbed.protocol.generation import generation_after
+from testbed.protocol.pinch import Next, Rank
+from testbed.protocol.pinch_memory import Config, Hub, Row, Source
+from testbed.protocol.pinch_packet import NOBODY, NOT_FINITE, ORDERS, U32, Packet
+from testbed.protocol.pinch_policy import Policy, Seen
+from testbed.protocol.pinch_process import Process
+from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
+from tests.exchange import pinch_twin as twin
+from tests.exchange.reference import Partitioned
+from tests.kernel.pinch import ETH_P_ALL, Loaded, received
+
+RING = 42  # where the ring's header begins
+U64 = (1 << 64) - 1
+VERDICTS = {
+    Next.DROP: XDP_DROP,
+    Next.LINK: XDP_TX,
+    Next.BELL: XDP_REDIRECT,
+    Next.BOTH: XDP_REDIRECT,
+    Next.FAN: XDP_REDIRECT,
+    Next.CPU: XDP_REDIRECT,
+    Next.SEND: XDP_PASS,
+}
+SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd", "gone")
+
+
+class Accumulators:
+    """The `Sink` of one rank, in plain numpy: ``pinch_add.h`` by the same tables."""
+
+    def __init__(self, tables: Tables, layout: RowLayout, kind: Aggregation, none: int) -> None:
+        self.tables, self.layout, self.kind, self.none = tables, layout, kind, none
+        self.words = np.zeros((max(len(tables.targets), 1), layout.wide), np.uint64)
+
+    def widen(self, words: np.ndarray) -> np.ndarray:
+        """Lanes at twice the width."""
+        bits = self.layout.bits
+        lanes = words.view(f"<i{bits // 8}").astype(np.int64).reshape(len(words), -1)
+        if bits == 32:
+            return lanes.reshape(-1).view(np.uint64)
+        pairs = lanes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(-1, 2)  # the first and third, the second and fourth
+        if self.kind == "max":
+            return (pairs[:, 0] & U32 | pairs[:, 1] << 32).view(np.uint64)
+        return (pairs[:, 0] + (pairs[:, 1] << 32)).view(np.uint64)
+
+    def add(self, words: np.ndarray, part: int, first: int, count: int) -> None:
+        wide, offset = self.widen(words), 2 * self.layout.words * part
+        for edge in self.tables.edges[first : first + count]:
+            row = self.words[edge["target"], offset : offset + len(wide)]
+            if self.kind == "max":
+                dtype = "<i8" if self.layout.bits == 32 else "<i4"
+                np.maximum(row.view(dtype), wide.view(dtype), out=row.view(dtype))
+            else:
+                weight = int(edge["weight"]) & U64 if self.kind == "weighted" else 1
+                row += wide * np.uint64(weight)
+
+    def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
+        words, source = self.layout.words, self.tables.sources[sender]
+        data = np.array(body, np.uint64)
+        for i in range(rows):
+            number = body[i // 2] >> 32 * (i & 1) & U32
+            part = body[0] >> 32 if self.layout.parts > 1 else 0
+            if number >= source.vertices or part >= self.layout.parts:
+                yield Row(bad=True)
+                continue
+            vertex = self.tables.vertices[source.first + number]
+            first, count, hub = (int(vertex[name]) for name in ("first", "count", "hub"))
+            start = (rows + 1) // 2 + i * words
+            if hub:
+                yield Row(hub=Hub(first, count, part, 0, body[start : start + words]), slot=hub - 1 + part)
+                continue
+            self.add(data[start : start + words], part, first, count)
+            yield Row(edges=count)
+
+    def add_slice(self, hub: Hub, number: int) -> int:
+        first = number * self.tables.slice
+        count = min(hub.neighbours - first, self.tables.slice)
+        self.add(np.array(hub.body, np.uint64), hub.part, hub.first + first, count)
+        return count
+
+    def clear(self) -> None:
+        self.words[:] = self.none
+
+
+class Member:
+    """One rank: its port, and the twins of its programs and process."""
+
+    def __init__(self, network: "Twins", index: int) -> None:
+        self.network, self.index = network, index
+        loaded = network.loaded
+        self.port = port = loaded.ports[index]
+        layout, tables = loaded.layout, loaded.tables[index]
+        none = 0
+        if loaded.kind == "max":
+            none = 1 << 63 if layout.bits == 32 else 1 << 63 | 1 << 31
+        self.sink = Accumulators(tables, layout, loaded.kind, none)
+        self.rank = Rank(
+            Config(
+                cookie=port.group.cookie,
+                rank=index,
+                ranks=port.group.size,
+                group=port.group.group_id,
+                tag=int(port.control.tag),
+                words=layout.words,
+                rows=layout.rows,
+                payload=layout.payload,
+                slice=tables.slice,
+                capacity=port.capacity,
+                sources=tuple(
+                    Source(source.vertices, source.first, source.seen, source.frames)
+                    for source in tables.sources[: port.group.size]
+                ),
+                home=tuple(port.homes),
+                anywhere=port.cpu == ANYWHERE,
+            ),
+            self.sink,
+        )
+        self.process = Process(self.rank)
+        self.reset()
+
+    def reset(self) -> None:
+        """Be as one that has just been loaded."""
+        port, shared = self.port, self.port._receive.maps
+        tag = int(port.control.tag)
+        left_out = {"counters", "scratch", "events", "both", "fan", "cpus", "stash", "vertices", "edges"}
+        for name, table in shared.items():
+            if not name.startswith(".") and name not in left_out:
+                table.view(np.uint8)[:] = 0
+        counters = shared["counters"]
+        counters.update(0, bytes(counters.stride * counters.per_cpu))
+        port.control.tag, port.control.partners = tag, (1 << port.group.size) - 1
+        port.control.window = 1
+        port.control.copies, port.control.highest = self.rank.copies, self.rank.highest
+        port._consumer[0] = port._producer[0]
+        self.network.loaded.numbers(self.index).reset(port.accumulators)
+        self.sink.clear()
+        port.generation = 0
+
+    # What the process does, twice.
+
+    def jump(self, generation: int) -> None:
+        """Let all exchanges up to a generation have been."""
+        self.port.control.progress, self.rank.generation = generation << 32, generation
+        for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
+            self.port._receive.maps[name].view()[:] = np.uint64(generation << 32)
+            bitmap[:] = [generation << 32] * len(bitmap)
+
+    def open(self, generation: int) -> None:
+        self.port.open(generation)
+        self.process.open(generation)
+
+    def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
+        port, layout = self.port, self.network.loaded.layout
+        port.address(bundles)
+        bodies = twin.payloads(layout, bundles, lanes)
+        to = np.repeat(bundles.to, layout.parts).tolist()
+        peers = -(-(port.group.size - 1) // len(set(port.homes)))
+        self.rank.window = int(port.control.window)
+        self.process.every = max(1, min(8, self.rank.window // (4 * peers)))
+        self.process.address([(mask, tuple(body.tolist())) for mask, body in zip(to, bodies, strict=True)])
+
+    def enter(self, exponent: int | None = 0, holds: range = EXPONENTS) -> None:
+        said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
+        self.port.enter(exponent, holds)
+        self.rung([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
+
+    def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
+        self.port.send(x, bundles, factor, None)
+        self.rung(self.process.send())
+
+    def end(self, odd: list[int], gone: list[int]) -> None:
+        self.port.end(odd, gone)
+        self.rung([self.process.end(*(sum(1 << rank for rank in ranks) for ranks in (odd, gone)))])
+
+    def act(self, policy: Policy) -> None:
+        """Look, and do what is to be done; both look at the same."""
+        seen, ported = self.process.seen(), self.port.seen()
+        for field in fields(Seen):
+            if field.name != "lacking":
+                assert getattr(seen, field.name) == getattr(ported, field.name), field.name
+        for rank in range(self.port.group.size):
+            assert seen.lacking(rank) == ported.lacking(rank)
+        policy.look(seen)
+        actions = policy.act(seen)
+        self.port.act(actions)
+        self.rung(self.process.act(actions))
+
+    def rung(self, bells: list[Packet]) -> None:
+        """Both have rung with the same bells, which are on their way."""
+        rung = received(self.network.doorbell)
+        assert sorted(data[RING:FRAME_BYTES] for data in rung) == sorted(self.bytes_of(bell)[RING:FRAME_BYTES] for bell in bells)
+        for data in rung:
+            self.network.bells.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_bell", data))
+        self.assert_same()
+
+    # What programs do, twice.
+
+    def link(self, data: bytes, cpu: int) -> None:
+        out, data = self._both("pinch_link", data, cpu, self.rank.on_link)
+        if out in (Next.LINK, Next.BOTH):
+            self.network.flying.append(data)
+        if out in (Next.BELL, Next.BOTH):
+            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+        if out is Next.FAN:
+            self.network.bells += [(self.index, cpu, "pinch_bell", data)] * len(self.rank.config.fan)
+        if out is Next.CPU:  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
+            self.network.bells.append((self.index, self.port.cpu, "pinch_link", data))
+
+    def bell(self, data: bytes, cpu: int) -> None:
+        out, data = self._both("pinch_bell", data, cpu, lambda packet, now: self.rank.on_bell(packet))
+        if out is Next.BELL:
+            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+        if out is Next.SEND:
+            self.network.bells.append((self.index, cpu, "pinch_send", data))
+        if out is Next.CPU:
+            packet = self.parse(data)
+            assert packet is not None
+            bell = packet.kind == PinchKind.BELL
+            to = packet.chunk if bell else self.port.cpu
+            if to in self.network.cpus:
+                self.network.bells.append((self.index, to, "pinch_send" if bell else "pinch_bell", data))
+
+    def serve(self, data: bytes, cpu: int) -> None:
+        """A bell has come to the program that sends."""
+        packet, self.rank.cpu = self.parse(data), cpu
+        self.network.run(self.index, "pinch_send", data, cpu)
+        out = self.rank.on_send(packet, 1) if packet is not None else []
+        sent, rung = received(self.network.wire), received(self.network.doorbell)
+        for found, way in ((sent, Next.LINK), (rung, Next.BELL)):
+            expected = [self.bytes_of(each) for where, each in out if where is way]
+            assert len(found) == len(expected)
+            for got, wanted in zip(found, expected, strict=True):
+                begin = RING if way is Next.BELL else 0
+                assert got[begin : len(wanted)] == wanted[begin:], (self.parse(got), self.parse(wanted))
+        self.network.flying += sent
+        self.network.bells += [(self.index, cpu, "pinch_bell", each) for each in rung]
+        self.assert_same()
+
+    def _both(self, program, data, cpu, twins) -> tuple[Next, bytes]:
+        run = self.network.run(self.index, program, data, cpu)
+        packet, self.rank.cpu = self.parse(data), cpu
+        out, after = twins(packet, 1) if packet is not None else (Next.DROP, None)
+        assert run.retval == VERDICTS[out], (program, out, packet)
+        if after is not None:
+            wanted, begin = self.bytes_of(after), 0 if out in (Next.LINK, Next.BOTH) else RING
+            assert run.data[begin : len(wanted)] == wanted[begin:], (out, packet, after)
+        self.assert_same()
+        return out, run.data
+
+    def parse(self, data: bytes) -> Packet | None:
+        """A frame as the rules see it; None: what the dispatcher does not hand on."""
+        frame = decode(data)
+        if frame is None:
+            return None
+        ranks = {member.ip: member.rank for member in self.port.group.members}
+        source, destination = (ranks.get(end.ip, NOBODY) for end in (frame.source, frame.destination))
+        return Packet(source, destination, *astuple(frame.header), body=tuple(frame.payload.tolist()))
+
+    def bytes_of(self, packet: Packet) -> bytes:
+        """A frame's bytes as far as it says that it has any."""
+        members = self.port.group.members
+        source, destination = (
+            Endpoint(members[rank].mac, members[rank].ip) if rank != NOBODY else Endpoint("00:00:00:00:00:00", "0.0.0.0")
+            for rank in (packet.source, packet.destination)
+        )
+        own = packet.kind in (PinchKind.BELL, PinchKind.GREET, PinchKind.WORK)
+        words = packet.body[: 0 if own else packet.length // 8]
+        header = packet.header
+        payload = np.array(words, np.uint64)
+        if 8 * len(words) < header.length and not own:
+            payload = np.array(packet.body, np.uint64)
+        return encode(Frame(header, payload, source, destination))
+
+    def assert_same(self) -> None:
+        """All maps are as the twin's memory."""
+        port, rank = self.port, self.rank
+        control = port.control
+        assert control.progress == rank.generation << 32 | rank.ready
+        for name in SAME:
+            assert getattr(control, name) == getattr(rank, name), name
+        assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
+        shared = port._receive.maps
+        orders = shared["orders"].view().reshape(-1, ORDERS)
+        for number, flow in enumerate(rank.flows):
+            record = port.flows[number]
+            assert (record["total"], record["next"], record["flying"]) == (len(flow.schedule), flow.next, flow.flying & U32)
+            first, pending = int(record["taken"]), int(record["ordered"]) - int(record["taken"])
+            assert first == flow.taken
+            assert orders[number, (first + np.arange(pending)) % ORDERS].tolist() == list(flow.orders)
+        for number, frame in enumerate(rank.frames):
+            record = port.frames[number]
+            assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)
+        records = shared["sent"].view(SENT).reshape(-1, port.capacity)
+        for flow, number in np.argwhere(records["generation"]).tolist():
+            record, sent = records[flow, number], rank.sent[flow, number]
+            assert record[["generation", "serial", "lane", "attempt"]].tolist() == (sent.generation, sent.serial, sent.lane, sent.attempt)
+        assert np.count_nonzero(records["generation"]) == len(rank.sent)
+        for index, peer in enumerate(rank.peers):
+            record = port.peers[index]
+            for name in ("received", "acked", "heard", "news", "answers", "at", "waits"):
+                assert record[name] == getattr(peer, name), (index, name)
+            assert (record["ours"].tolist(), record["theirs"].tolist()) == (peer.ours, peer.theirs)
+        for name, bitmap in (("seen", rank.seen), ("acked", rank.acks), ("wanted", rank.wanted)):
+            assert shared[name].view().ravel().tolist() == bitmap, name
+        queue, hubs = shared["hub_queue"].view().ravel(), shared["hubs"].view(HUB).reshape(-1)
+        for place, entry in rank.hub_queue.items():
+            assert int(queue[place]) == entry
+        for slot, hub in rank.hubs.items():
+            assert hubs[slot].tolist() == (hub.first, hub.neighbours, hub.part, hub.next)
+            assert np.frombuffer(shared["stash"].lookup(slot), np.uint64)[: len(hub.body)].tolist() == list(hub.body)
+        counted = port.counters()
+        assert {name: (count, rank.counters[name]) for name, count in counted.items() if count != rank.counters[name]} == {}
+        banks = port.accumulators.reshape(port.banks, -1, port.layout.wide)
+        np.testing.assert_array_equal(self.all_banks(banks), self.sink.words[: banks.shape[1]])
+        assert self.network.loaded.events(self.index) == rank.events
+        rank.events.clear()
+
+    def all_banks(self, banks: np.ndarray) -> np.ndarray:
+        """As the process adds them up."""
+        if self.sink.kind != "max":
+            return banks.sum(axis=0, dtype=np.uint64)
+        dtype = "<i8" if self.sink.layout.bits == 32 else "<i4"
+        return np.ascontiguousarray(banks).view(dtype).max(axis=0).view(np.uint64)
+
+
+class Twins(Closing):
+    """All ranks of an exchange, and what is on its way between them.
+
+    :param known: The scale is known beforehand: ranks meet only those that they share frames with.
+    """
+
+    def __init__(
+        self,
+        graph: Partitioned,
+        dim: int,
+        kind: Aggregation,
+        lanes: Lanes,
+        processing: Processing,
+        mtu: int,
+        known: bool = False,
+    ) -> None:
+        self.known = known
+        self.graph, self.dim, self.kind, self.bits = graph, dim, kind, 16 if lanes == "int16" else 32
+        x = np.zeros((len(graph.owner), dim), np.float32)
+        self.affinity = os.sched_getaffinity(0)
+        self.cpus = sorted(self.affinity)[:2]
+        self.loaded = Loaded(graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu)
+        self.wire, self.doorbell = (self._tap(name) for name in ("wire", "bell1"))
+
+    def _tap(self, device: str) -> socket:
+        tap = socket(AF_PACKET, SOCK_RAW, 0)
+        tap.bind((device, ETH_P_ALL))
+        return tap
+
+    def begin(self, chance: random.Random, generation: int, exchanges: int) -> None:
+        """Have all ranks loaded anew, with so many exchanges before them.
+
+        :param generation: Of the exchange before the first.
+        """
+        self.chance, self.flying, self.bells = chance, [], []
+        received(self.wire), received(self.doorbell)
+        self.members = [Member(self, rank) for rank in range(self.graph.world)]
+        self.exchanges = [self._draw(chance) for _ in range(exchanges)]
+        for member, halo in zip(self.members, self.graph.halos, strict=True):
+            member.jump(generation)
+            if self.known:
+                ranks = {rank for rank in range(self.graph.world) if len(halo.sends[rank]) or len(halo.sources[rank])}
+                mask = sum(1 << rank for rank in ranks | {halo.rank})
+                member.port.control.partners = member.rank.partners = mask
+        self.at = [(0, "open")] * self.graph.world
+        self.policies: list[Policy | None] = [None] * self.graph.world
+
+    def _draw(self, chance: random.Random) -> tuple[np.ndarray, list[Bundles], bool]:
+        """Embeddings of all vertices, which of them are sent, and whether the scale holds."""
+        random_ = np.random.default_rng(chance.getrandbits(32))
+        x = random_.uniform(-0.999, 0.999, (len(self.graph.owner), self.dim)).astype(np.float32)
+        share, chosen = chance.choice((0.0, 0.3, 1.0, 1.0)), []
+        for tables in self.loaded.tables:
+            some = random_.random(len(tables.outgoing)) < share
+            chosen.append(bundle(tables.outgoing[some], tables.masks[some], self.loaded.layout.rows))
+        return x, chosen, self.known or chance.random() < 0.75
+
+    def run(self, rank: int, program: str, data: bytes, cpu: int) -> TestRun:
+        os.sched_setaffinity(0, {cpu})
+        return self.loaded.run(rank, program, data)
+
+    def deliver(self, index: int = 0) -> None:
+        """A frame comes to where it is addressed, on some CPU."""
+        data = self.flying.pop(index)
+        for member in self.members:
+            packet = member.parse(data)
+            if packet is not None and packet.destination == member.index:
+                member.link(data, self.chance.choice(self.cpus))
+
+    def ring(self, index: int = 0) -> None:
+        """What is on its way within a host goes on."""
+        rank, cpu, program, data = self.bells.pop(index)
+        member = self.members[rank]
+        {"pinch_link": member.link, "pinch_bell": member.bell, "pinch_send": member.serve}[program](data, cpu)
+
+    def step(self, index: int) -> bool:
+        """A process goes on, if it can. Has it anything to do still?"""
+        member, (turn, phase) = self.members[index], self.at[index]
+        if turn == len(self.exchanges):
+            return False
+        x, chosen, holds = self.exchanges[turn]
+        bundles, mine = chosen[index], np.ascontiguousarray(x[self.graph.halos[index].owned])
+        if phase == "open":
+            member.open(generation_after(member.rank.generation))
+            self.at[index] = turn, "enter"
+        elif phase == "enter":
+            lanes = twin.Format(self.bits).quantize(mine, 0)
+            member.address(bundles, lanes)
+            member.enter(0, EXPONENTS if holds else range(-5, 0))
+            self.at[index] = turn, "send"
+        elif phase == "send":
+            member.send(mine, bundles, self.loaded.numbers(index).factor(0))
+            self.at[index] = turn, "wait"
+            self.policies[index] = Policy(member.process.seen())
+        elif member.process.is_unfit:
+            assert member.port.wait(0) is (Waited.ENDED if member.rank.has_ended else Waited.UNFIT)
+            assert not holds
+            self.at[index] = turn + 1, "open"
+        elif member.process.is_done:
+            assert member.port.wait(0) is Waited.COMPLETE
+            self._check(index, x, chosen)
+            member.sink.clear()
+            self.loaded.numbers(index).reset(member.port.accumulators)
+            self.at[index] = turn + 1, "open"
+        else:
+            assert member.port.wait(0) is (Waited.ENDED if member.rank.has_ended else Waited.TIME_UP)
+        return True
+
+    def _check(self, index: int, x: np.ndarray, chosen: list[Bundles]) -> None:
+        """What a rank has got is what was sent to it."""
+        sent = np.zeros(len(self.graph.owner), bool)
+        for halo, bundles in zip(self.graph.halos, chosen, strict=True):
+            sent[halo.owned[bundles.order]] = True
+        form = twin.Format(self.bits)
+        lanes = form.quantize(x, 0)
+        if self.kind == "max":
+            lanes[~sent] = -(1 << (2 * self.bits - 1))
+        else:
+            lanes[~sent] = 0
+        halo, member = self.graph.halos[index], self.members[index]
+        expected = twin.integers(self.graph, lanes, self.kind, self.bits)[index]
+        out = np.empty((halo.num_owned, self.dim), np.float32)
+        numbers, port = self.loaded.numbers(index), member.port
+        numbers.collect(port.accumulators, self.loaded.tables[index].targets, port.banks, out, 0, clear=False)
+        scale = self.loaded.tables[index].scale if self.kind == "weighted" else 1.0
+        wanted = form.dequantize(expected, 1.0 / (form.factor(0) * scale), self.kind)
+        if self.kind == "max":
+            wanted[expected == -(1 << (2 * self.bits - 1))] = -np.inf
+        np.testing.assert_array_equal(out, wanted)
+
+    def timer(self, index: int) -> None:
+        """A process has waited for too long."""
+        policy = self.policies[index]
+        if policy is not None and self.at[index][1] == "wait":
+            self.members[index].act(policy)
+
+    @property
+    def finished(self) -> bool:
+        return all(turn == len(self.exchanges) for turn, _ in self.at)
+
+    def finish(self, rounds: int = 400) -> None:
+        """Nothing goes wrong any more: deliver all in order, and let timers expire when nothing moves."""
+        for _ in range(rounds):
+            if self.finished:
+                return
+            for index in range(len(self.members)):
+                self.step(index)
+            quiet = not self.flying and not self.bells
+            while self.flying or self.bells:
+                while self.bells:
+                    self.ring()
+                if self.flying:
+                    self.deliver()
+            if quiet:
+                for index in range(len(self.members)):
+                    self.timer(index)
+        raise AssertionError(f"not done after {rounds} rounds: {self.at}")
+
+    def close(self) -> None:
+        os.sched_setaffinity(0, self.affinity)
+        self.wire.close()
+        self.doorbell.close()
+        self.loaded.close()

@@ -1,0 +1,115 @@
+"""Whole exchanges in which every program, every map and every byte is compared with `testbed.protocol.pinch`, step by step."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from testbed.protocol.generation import NEWEST
+from tests.exchange.reference import Partitioned, draw_partitioned
+from tests.kernel.pinch_twins import Twins
+
+pytestmark = pytest.mark.kernel
+
+STEPS = 500
+ACTIONS = ("deliver",) * 5 + ("ring",) * 5 + ("step",) * 3 + ("timer", "lose", "duplicate", "damage", "flood", "lose bell")
+
+
+def fans() -> Partitioned:
+    """A graph with vertices of many neighbours, which are added slice by slice."""
+    return draw_partitioned(3, 1600, 300, 2, hub=1500)
+
+
+def lonely() -> Partitioned:
+    """A graph in which rank 0 shares edges with rank 1, and rank 1 with rank 2."""
+    source = np.array([[4, 5, 6, 7], [0, 9, 2, 11], [4, 5, 6, 7]]).ravel()
+    owner = np.repeat(np.arange(3), 4).astype(np.int32)
+    return Partitioned(np.arange(13), source.astype(np.int32), np.ones(12, np.float32), owner, 3)
+
+
+SCENES = {
+    "spread": lambda: Twins(draw_partitioned(0, 60, 500, 3), 8, "sum", "int16", "spread", 576),
+    "pinned": lambda: Twins(draw_partitioned(1, 60, 400, 4), 30, "weighted", "int32", "pinned", 576),
+    "parts": lambda: Twins(draw_partitioned(2, 40, 200, 3), 400, "max", "int16", "pinned", 576),
+    "maxima": lambda: Twins(draw_partitioned(4, 60, 400, 2), 7, "max", "int32", "spread", 576),
+    "lonely": lambda: Twins(lonely(), 8, "sum", "int16", "pinned", 576, known=True),
+    "hubs": lambda: Twins(fans(), 60, "weighted", "int32", "spread", 1500),
+}
+
+
+@pytest.fixture(scope="module", params=SCENES)
+def twins(request) -> Iterator[Twins]:
+    with SCENES[request.param]() as made:
+        yield made
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """One to three bits flipped, anywhere, more often in the headers; or cut, or longer."""
+    wrong = bytearray(data)
+    what = chance.randrange(5)
+    if what == 0:
+        return bytes(wrong[: chance.randint(14, len(wrong))])
+    if what == 1:
+        return bytes(wrong) + chance.randbytes(chance.randrange(1, 60))
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(wrong)) if what == 2 else chance.randrange(26, min(96, len(wrong)))
+        wrong[place] ^= 1 << chance.randrange(8)
+    return bytes(wrong)
+
+
+def act(twins: Twins, action: str, chance: random.Random) -> None:
+    """Do one thing, if it can be done."""
+    index = chance.randrange(len(twins.members))
+    if action == "step":
+        twins.step(index)
+    elif action == "timer":
+        twins.timer(index)
+    elif action in ("ring", "lose bell"):
+        if twins.bells:
+            place = chance.randrange(len(twins.bells))
+            if action == "ring":
+                twins.ring(place)
+            else:
+                twins.bells.pop(place)
+    elif twins.flying:
+        place = chance.randrange(min(len(twins.flying), 40))
+        data = twins.flying[place]
+        if action == "deliver":
+            twins.deliver(place)
+        elif action == "lose":
+            twins.flying.pop(place)
+        elif action == "duplicate":
+            twins.flying.append(data)
+        elif action == "damage":
+            twins.members[index].link(damaged(chance, data), chance.choice(twins.cpus))
+        elif action == "flood":
+            for member in twins.members:
+                member.link(data, chance.choice(twins.cpus))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_step_is_the_twins(twins, seed) -> None:
+    """Loss, duplication, reordering, damage, flooding, lost bells and early timers; then to exact sums."""
+    chance = random.Random(seed)
+    generation = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
+    twins.begin(chance, generation, exchanges=3)
+    for _ in range(STEPS):
+        act(twins, chance.choice(ACTIONS), chance)
+    twins.finish()
+    refused = sum(member.rank.counters[name] for member in twins.members for name in ("bad_checksum", "not_mine", "bad_rank"))
+    assert refused > 0
+
+
+def test_the_end_of_exchanges_is_the_twins(twins) -> None:
+    """One rank says that there will be no more, which goes round, whatever is lost."""
+    chance = random.Random(1)
+    twins.begin(chance, 4, exchanges=3)
+    for step in range(STEPS):
+        if step == 100:
+            twins.members[0].end([0], [1])
+        act(twins, chance.choice(ACTIONS), chance)
+    while twins.flying or twins.bells:
+        twins.ring() if twins.bells else twins.deliver()
+    assert all(member.rank.has_ended for member in twins.members[1:2])
+    np.testing.assert_equal({member.rank.odd for member in twins.members if member.rank.odd}, {1})
