@@ -49,6 +49,12 @@ static __always_inline bool holds(struct work *w)
 	return generation_of(result) == w->frame->generation && state_of(result) == RESULT_DONE;
 }
 
+/* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
+static __always_inline bool holds_enough(struct work *w)
+{
+	return holds(w) && (round_of(read_word(&w->chunk->result)) >= w->frame->round || is_settled(w, w->frame->generation));
+}
+
 /* Is the whole frame what its sender has sealed? */
 static __always_inline bool verify(struct work *w, __u64 *sum)
 {
@@ -73,7 +79,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 
 	if (!hop || w->frame->hop != hop || w->frame->sender != rank_before(config.rank))
 		return drop(w, RING_BAD_RANK);
-	if (!config.upstream && holds(w)) {
+	if (!config.upstream && holds_enough(w)) {
 		/* The owner has not got the result, which went on from here. */
 		if (!verify(w, &sum))
 			return GONE;
@@ -178,7 +184,6 @@ static __always_inline enum outcome on_restart(struct work *w, bool mine)
 static __always_inline enum outcome on_request(struct work *w)
 {
 	bool mine = is_mine(w->index);
-	__u64 result = read_word(&w->chunk->result);
 
 	if (!is_sealed(w))
 		return GONE;
@@ -186,7 +191,7 @@ static __always_inline enum outcome on_request(struct work *w)
 		return on_restart(w, mine);
 	if (config.upstream ? w->frame->sender != rank_after(config.rank) : !mine)
 		return drop(w, RING_BAD_RANK);
-	if (holds(w) && (round_of(result) >= w->frame->round || is_settled(w, w->frame->generation))) {
+	if (holds_enough(w)) {
 		if (too_soon(w))
 			return GONE;
 		return send_result(w, w->frame->sender, w->frame->round);

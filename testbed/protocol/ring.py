@@ -139,7 +139,7 @@ class Rank(Sender):
         hop = self._steps(w.index, config.rank)
         if not hop or header.hop != hop or header.sender != config.before:
             return self._drop("bad_rank")
-        if not config.upstream and self._holds(w):
+        if not config.upstream and self._holds_enough(w):
             # The owner has not got the result, which went on from here.
             if self._verify(w) is None or self._too_soon(w):
                 return None
@@ -188,10 +188,8 @@ class Rank(Sender):
             return self._on_restart(w)
         if not (header.sender == config.after if config.upstream else mine):
             return self._drop("bad_rank")
-        if self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation)):
-            if self._too_soon(w):
-                return None
-            return self._send_result(w, header.sender, header.round)
+        if self._holds_enough(w):
+            return None if self._too_soon(w) else self._send_result(w, header.sender, header.round)
         # It cannot have the result before this rank, but may lack the partial sum of a later round.
         if config.upstream and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")

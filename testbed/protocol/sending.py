@@ -84,6 +84,11 @@ class Sender(Memory):
         """Does this rank hold the result of the frame's chunk and generation?"""
         return w.result >> 32 == w.frame.header.generation and w.result & 0xFF == ResultState.DONE
 
+    def _holds_enough(self, w: Work) -> bool:
+        """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
+        header = w.frame.header
+        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation))
+
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
         since = self.chunks[w.index].resent_us
