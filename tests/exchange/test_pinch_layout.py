@@ -44,10 +44,10 @@ def test_what_a_payload_of_some_vertices_takes() -> None:
 
 
 def test_links_too_small_for_a_row() -> None:
-    assert RowLayout.plan(2, 32, 82).payload == 16
-    assert RowLayout.plan(512, 32, 82).parts == 256
-    with pytest.raises(SpecError, match=r"^mtu: 81 is too small for embeddings: allowed is 82 or more$"):
-        RowLayout.plan(2, 32, 81)
+    assert RowLayout.plan(2, 32, 90).payload == 16
+    assert RowLayout.plan(512, 32, 90).parts == 256
+    with pytest.raises(SpecError, match=r"^mtu: 89 is too small for embeddings: allowed is 90 or more$"):
+        RowLayout.plan(2, 32, 89)
 
 
 masks = hnp.arrays(np.uint32, st.integers(0, 300), elements=st.integers(1, (1 << 32) - 1)) | hnp.arrays(

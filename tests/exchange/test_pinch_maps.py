@@ -16,7 +16,7 @@ from testbed.kernel import compile_bpf
 from testbed.kernel.compile import BPF, FLAGS
 from testbed.native import FLAGS as NATIVE_FLAGS
 from testbed.native import SOURCES
-from testbed.protocol.wire import PinchKind
+from testbed.protocol.wire import FRAME_BYTES, PinchKind
 from tests.collectives.test_ring_maps import layout, refusals
 
 STRUCTURES = {"pinch_config": maps.Config, "pinch_control": maps.Control, "pinch_source": maps.Source}
@@ -69,7 +69,7 @@ def test_structures_have_the_layout_that_clang_gives_them(name) -> None:
 def test_acknowledgements() -> None:
     ack = maps.AckFrame
     words = ("__builtin_offsetof(struct pinch_ack, words)", ack.words.offset)
-    assert kernel_refusals([("sizeof(struct pinch_ack)", 80 + 8 * pinch_layout.ACK_WORDS), words]) == ""
+    assert kernel_refusals([("sizeof(struct pinch_ack)", FRAME_BYTES + 8 * pinch_layout.ACK_WORDS), words]) == ""
 
 
 def test_constants_and_enumerators() -> None:
