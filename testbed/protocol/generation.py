@@ -19,7 +19,8 @@ def must_forget(before: int, after: int) -> bool:
     """Whether all that carries a number has to be looked through when ``after`` follows ``before``.
 
     What has not been used for half of the range passes for something of the future (`is_before`), and for something of this
-    very generation when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is reset.
+    very generation when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is
+    reset.
     """
     return before >> 30 != after >> 30
 

@@ -22,8 +22,8 @@ from testbed.protocol.pinch_packet import ACK_BEHIND, frames_in
 __all__ = ["TRIES", "Actions", "Policy", "Seen", "Up", "Verdict", "cover"]
 
 TRIES = 20
-"""A rank that is up is called silent when so many questions or their answers are lost in a row: at a loss of 30 % each way, once
-in a million times."""
+"""A rank that is up is called silent when so many questions or their answers are lost in a row: at a loss of 30 % each way,
+once in a million times."""
 _ASKS = 8
 """Frames that a rank is asked about at a time."""
 _LEFT_OPEN = 2

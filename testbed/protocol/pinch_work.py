@@ -103,7 +103,7 @@ class Work(Memory):
     # Meeting.
 
     def meet(self) -> bool:
-        """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames are sent."""
+        """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames go."""
         if generation_in(self.met) == self.generation:
             return True
         words = [word_of(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
