@@ -311,7 +311,8 @@ class Member:
         records = shared["sent"].view(SENT).reshape(-1, port.capacity)
         for flow, number in np.argwhere(records["generation"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
-            assert record[["generation", "serial", "lane", "attempt"]].tolist() == (sent.generation, sent.serial, sent.lane, sent.attempt)
+            expected = sent.generation, sent.serial, sent.lane, sent.attempt
+            assert record[["generation", "serial", "lane", "attempt"]].tolist() == expected
         assert np.count_nonzero(records["generation"]) == len(rank.sent)
         for index, peer in enumerate(rank.peers):
             record = port.peers[index]
