@@ -8,7 +8,7 @@ DEMO := runs/demo
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
-.PHONY: help setup apt venv bpf demo test clean
+.PHONY: help setup apt venv bpf demo check test clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -35,6 +35,9 @@ bpf: venv  ## BPF objects and native libraries; what is compiled already stays
 
 demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
+
+check: setup  ## lint, types, and the tests that touch no kernel
+	@$(VENV)/bin/tox run -e lint,types,pure
 
 test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run
