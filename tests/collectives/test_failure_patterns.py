@@ -303,6 +303,16 @@ def test_33_ranks_are_refused() -> None:
 
 @net
 @BITS
+def test_rounding_alone_is_no_overflow(four, bits) -> None:
+    """The largest float32 and its negative by turns: one of three is left over, whatever rounding adds to it."""
+    most = float(np.finfo(np.float32).max)
+    values = [[most, -most], [-most, most], [most, -most]]
+    for answer in four.sum(four.form(3, lanes=f"int{bits}"), values):
+        np.testing.assert_allclose(answer, [most, -most], rtol=2.0 ** (3 - bits + 2))
+
+
+@net
+@BITS
 def test_a_sum_overflows_float32(four, bits) -> None:
     """An error that names the place, on every rank; or the largest float32, where that was asked for."""
     most = float(np.finfo(np.float32).max)

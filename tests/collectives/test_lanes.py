@@ -181,3 +181,18 @@ def in_chunks(sums: np.ndarray, per_chunk: int) -> np.ndarray:
         words = out[row].view(np.uint64)
         words[-1] = weigh(words[:-1])
     return out
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 31])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_rounding_alone_is_no_overflow(ranks, bits) -> None:
+    """Of +-max by turns one is left over, and float32 holds that; of one more it does not."""
+    lanes, most = Lanes(bits, ranks), np.float32(np.finfo(np.float32).max)
+    exponent = lanes.exponent_for(float(most))
+    turns = np.array([most if rank % 2 == 0 else -most for rank in range(ranks)], np.float32)
+
+    def total(values):
+        return np.array([sum(int(lanes.quantize(value[None], exponent)[0]) for value in values)], lanes.dtype)
+
+    assert not lanes.surely_overflows(total(turns), exponent)[0]
+    assert lanes.surely_overflows(total(np.abs(turns[:2]).repeat(2)[:ranks]), exponent)[0]
