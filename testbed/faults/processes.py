@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from testbed.worker import Workers
 __all__ = ["kill", "paused", "processes_in", "slow"]
 
 CYCLE = 0.02  # seconds of a turn of stopping and continuing
+STOPPING = 1.0  # seconds for a process to come to its stop; one that waits for a disk may take longer
 
 
 def kill(workers: Workers, host: str) -> None:
@@ -103,6 +105,17 @@ def _stop(fabric: Fabric, host: str, stopped: set[int]) -> None:
     while new := set(processes_in(fabric, host)) - stopped:  # until none was started meanwhile
         stopped |= new
         _signal(new, signal.SIGSTOP)
+    deadline = time.monotonic() + STOPPING
+    while any(map(_runs, stopped)) and time.monotonic() < deadline:
+        os.sched_yield()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not come to its stop: a signal is noticed when the process is on a CPU next."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"
+    except OSError:  # it has ended
+        return False
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -78,7 +80,7 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
         play(SCENARIO, hopeless, SCENARIO)
     what, why, kept, again = str(caught.value).splitlines()
     assert what.startswith("scenario 1: xdp-ring, 3 hosts, star, switch xdp, mtu 1500; ranks 0,1,2 (int16, window 8, upstream")
-    assert re.match(r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): no progress for 0.5 s", why)
+    assert re.match(r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): .* 0.5 s", why)
     assert kept == f"kept: {tmp_path}/soak-1-1"
     assert again == "again: testbed soak --seed 1 --only 1"
     folder = tmp_path / "soak-1-1"
@@ -92,10 +94,17 @@ def test_a_controller_that_ends_by_itself_is_a_finding(play):
         play(replace(SCENARIO, killed_after=60.0, seed=-1))
 
 
+def states() -> Iterator[str]:
+    """State files of all fabrics on this machine, of which others come and go."""
+    for path in ROOT.glob("[!.]*.json"):
+        with suppress(FileNotFoundError):
+            yield path.read_text()
+
+
 def test_an_interrupt_ends_with_the_summary(tmp_path):
     process = subprocess.Popen([*COMMAND, "--minutes", "5", "--keep", str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:
-        wait_until(lambda: any(f'"pid": {process.pid},' in path.read_text() for path in ROOT.glob("[!.]*.json")), 60.0)
+        wait_until(lambda: any(f'"pid": {process.pid},' in text for text in states()), 60.0)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
