@@ -13,10 +13,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from testbed.collectives.group import make_groups
+from testbed.collectives.xdp_ring import XdpRing
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
-from tests.collectives.test_xdp_ring import all_reduce, check, close_in, connect
+from tests.collectives.test_xdp_ring import all_reduce, check
 
 pytestmark = pytest.mark.net
 
@@ -117,6 +119,15 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
         assert_exact(group.all_reduce(inputs[:3]), inputs[:3], "int32")
 
 
+def meet_in(context, spec):
+    ring = context.objects[spec.group_id] = XdpRing(context, spec)
+    ring.connect()
+
+
+def part_in(context, group_id):
+    context.objects.pop(group_id).close()
+
+
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
@@ -125,10 +136,12 @@ def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing
     hosts, names = fabric.plan.hosts, list(fabric.hosts)
     with faults("drop p=0.05", seed=seed) as injected:
         for number in range(20):
-            connect(workers, hosts, lanes="int16", capacity=1 << 12, timeout=10.0, recovery=recovery, group_id=number)
+            terms = {"lanes": "int16", "capacity": 1 << 12, "timeout": 10.0, "recovery": recovery}
+            specs = make_groups(hosts, group_id=number, **terms)
+            workers.call_all(meet_in, {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)}, timeout=60)
             check(all_reduce(workers, hosts, [3000], number), [3000], 16)
             start = time.monotonic()
-            workers.call_all(close_in, {name: {"group_id": number} for name in names}, timeout=30)
+            workers.call_all(part_in, {name: {"group_id": number} for name in names}, timeout=30)
             assert time.monotonic() - start < 5.0
     assert_faults_fired(injected, "drop")
     assert_nothing_left()

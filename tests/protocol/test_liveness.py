@@ -14,10 +14,10 @@ NOW = 7
 
 
 def test_who_has_been_heard_since_is_not_silent() -> None:
-    """Whatever it was: data, a probe or an answer. This rank does not wait for itself."""
-    assert silent(0, [0, 4, 4, 4], [0, 4, 5, 4]) == [1, 3]
-    assert silent(1, [0, 4, 4, 4], [0, 4, 5, 4]) == [0, 3]
-    assert silent(2, [0, 0, 0], [1, 1, 0]) == []
+    """This rank does not wait for itself."""
+    assert silent(0, [9.0, 0.5, 0.4, 3.0], 0.5) == [1, 3]
+    assert silent(1, [9.0, 0.5, 0.4, 3.0], 0.5) == [0, 3]
+    assert silent(2, [0.0, 0.1, 7.0], 0.5) == []
 
 
 def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> None:
@@ -32,7 +32,7 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
             emit(frame)
 
     network.emit = lossy
-    observer, before = network.members[2].rank, [0, 0, 0]
+    observer = network.members[2].rank
     network.members[1].process.probe(0)
     network.members[0].process.probe(0)  # of rank 2, the one before
     network.serve(1)
@@ -40,9 +40,11 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
     assert lost
     while network.flying:
         network.deliver()
-    assert silent(2, before, heard(observer)) == [1]
+    ages = [0.0 if frames else 1.0 for frames in heard(observer)]
+    assert silent(2, ages, 1.0) == [1]
     network.run()
-    assert silent(2, before, heard(observer)) == []
+    ages = [0.0 if frames else 1.0 for frames in heard(observer)]
+    assert silent(2, ages, 1.0) == []
     # What it has said of itself it has said in probes and answers, which nobody has got.
     assert [peer.generation for peer in observer.ranks][1] == 0
 
