@@ -63,9 +63,10 @@ class GroupSpec:
     :param capacity: Most float32 elements in one collective.
     :param window: Frames in flight that each owner keeps (in-kernel transports).
     :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends the
-        result, or sends the chunk round again; or ``upstream``, the rank before it, who sends again what it has sent: its input,
-        a partial sum that it keeps, or the result.
-    :param gap: Later frames of the same lane that must have come before the kernel asks for a missing one; 0: only the timer does.
+        result, or sends the chunk round again; or ``upstream``, the rank before it, who sends again what it has sent: its
+        input, a partial sum that it keeps, or the result.
+    :param gap: Later frames of the same lane that must have come before the kernel asks for a missing one; 0: only the timer
+        does.
     :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
     :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.
     :param affinity: ``rank`` pins each rank's process to CPU ``rank % cpus``; ``none`` pins nothing.

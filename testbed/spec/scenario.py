@@ -82,7 +82,7 @@ class CollectiveSpec(Table):
     lanes: Lanes = "int32"
     window: int = Field(default=8, ge=1, le=256, description="frames in flight an owner")
     recovery: RecoveryFrom = Field(default="upstream", description="whom a rank asks for what it lacks")
-    gap: int = Field(default=1, ge=0, le=MAX_GAP, description="later frames of a lane before the kernel asks; 0: only the timer does")
+    gap: int = Field(default=1, ge=0, le=MAX_GAP, description="later frames before a missing one is asked for; 0: by the timer")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
     on_overflow: OnOverflow = "error"
     affinity: Affinity = "rank"

@@ -212,10 +212,16 @@ def generation_in(context, group_id):
 
 @net
 def test_results_of_2_to_the_32_collectives_ago_do_not_pass_for_new_ones(four) -> None:
-    """The last chunks of a large tensor are touched by nothing until the number comes again under which they were stored."""
+    """The last chunks of a large tensor are touched by nothing until the number comes again under which they were stored.
+
+    On the way there, as numbers only go forward by less than half their range: what is old is forgotten now and then.
+    """
     group = four.form(lanes="int32", timeout=5.0)
     four.reduce(group, [100_003] * 8, 32)
     number = four.call(generation_in, group)[0]
+    for quarter in (1, 2, 3):
+        four.call(set_generation_in, group, generation=(quarter << 30) - 2)
+        four.reduce(group, [3000] * 3, 32)
     four.call(set_generation_in, group, generation=NEWEST - 1)
     four.reduce(group, [3000] * 2, 32)
     assert four.call(generation_in, group)[0] < number - 1

@@ -600,6 +600,8 @@ LOST = {
     "result": (item_of(0, 0, Stage.RESULT), result(0), 0, Stage.RESULT),
     "result of a chunk of its own": (item_of(1, 0, Stage.RESULT), result(1), 1, Stage.RESULT),
 }
+
+
 def naming(carrier: str, item: int) -> bytes:
     """A frame of the rank before that was sent behind another."""
     made = {
@@ -707,7 +709,7 @@ def test_partial_sums_are_kept_until_their_result_is_here() -> None:
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
-    """One of the collective before says that it is of this one, and its checksum does not. Stragglers can still have the result."""
+    """One of the collective before that says it is of this one, and its checksum does not. Stragglers still get the result."""
     kernel.run("ring_link", result(1))
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)

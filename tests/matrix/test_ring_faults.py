@@ -181,7 +181,8 @@ def busy_cpus() -> Iterator[None]:
     started = []
     try:
         for cpu in os.sched_getaffinity(0):
-            started.append(subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"]))
+            busy = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+            started.append(subprocess.Popen([sys.executable, "-c", busy]))
         yield
         assert all(process.poll() is None for process in started)
     finally:

@@ -128,7 +128,8 @@ class Both:
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert [(tensor.total, tensor.length, tensor.tag) for tensor in control.tensors] == tensors
         assert [entry.state for entry in native.parking] == [FREE if p is None else PARKED for p in memory.parking]
-        assert [native.records[index].result for index in range(len(memory.chunks))] == [chunk.result for chunk in memory.chunks]
+        results = [chunk.result for chunk in memory.chunks]
+        assert [native.records[index].result for index in range(len(results))] == results
 
 
 @given(

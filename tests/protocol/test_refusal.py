@@ -162,3 +162,31 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
     process.refuse(0)
     assert rank.stored == 1
     assert [order.kind for order in rank.orders] == [Order.RESTART]
+
+
+def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():
+    """A result is refused, lap one begins anew and is damaged on its way; the owner has looked meanwhile: no third sum."""
+    network = stored(3, 3, wrong=False, upstream=True)
+    owner, refusing, last = network.members
+    refusing.rank.results[0][0] ^= np.uint64(1)  # as if two errors on its last hop had cancelled out
+    refusing.step()
+    serve(network, 1)
+    network.deliver()  # to the owner, which begins anew
+    owner.step()
+    assert owner.current is None
+    network.deliver()
+    assert (network.flying[0].header.kind, network.flying[0].header.receiver) == (Kind.REDUCE, 2)
+    cancel(network.flying[0])
+    settle(network)
+    for _ in range(5):
+        network.now_us += 10_000
+        for index in (1, 2):
+            member = network.members[index]
+            if member.current is not None:
+                member.step()
+            if member.waiting:
+                member.process.on_timer(network.now_us)
+            serve(network, index)
+            settle(network)
+    assert refusing.current is None
+    assert last.current is None

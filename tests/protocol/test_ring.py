@@ -13,7 +13,7 @@ from testbed.protocol.generation import NEWEST, generation_after
 from testbed.protocol.memory import COUNTERS, Stage, item_of, slots_of
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.protocol.network import Collective, Member, Network, collectives, config
 
 ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
@@ -278,7 +278,7 @@ def test_without_a_gap_only_the_timer_asks():
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
 def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
-    """The answer of the rank before is the frame that was lost, with another attempt: one request, one answer, all else as it was.
+    """The rank before answers with the frame that was lost, as another attempt: one request, one answer, all else as it was.
 
     Of lap two that is the result, of lap one the partial sum that the rank before keeps.
     """
@@ -324,7 +324,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """Lap two is lost at its end, each time once: the answer becomes the next chunk in its place, and none is launched twice."""
+    """Lap two is lost at its end, each time once: the answer becomes the next chunk in its place, none is launched twice."""
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
 
@@ -360,6 +360,36 @@ def test_the_last_frame_of_a_lane_is_found_by_a_probe(ranks, upstream):
         answers = [frame for frame in sent if frame.header.kind == Kind.ALIVE and way(frame) == way(sent[place])]
         item = item_of(sent[place].header.chunk, 0, Stage.RESULT if sent[place].header.kind == Kind.RESULT else Stage.PARTIAL)
         assert answers[0].header.prev == item
+
+
+@pytest.mark.parametrize("upstream", [False, True])
+@pytest.mark.parametrize(("kind", "to"), [(Kind.REDUCE, 2), (Kind.REDUCE, 1), (Kind.RESULT, 0), (Kind.RESULT, 1)])
+@pytest.mark.parametrize("round_", [0, 3])
+def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, kind, to, round_):
+    """A program has read what it goes by, and the process goes on, and the next result is there, before it acts."""
+    todo = collectives(3, [3, 3])
+    network = Network(3, todo, upstream=upstream)
+    sent = losing(network, lambda frame: False)
+    for index, member in enumerate(network.members):
+        member.step()
+        member.step(3)
+        while member.rank.orders:
+            network.serve(index)
+    while network.flying:
+        network.deliver()
+    chunk = 0
+    frame = next(each for each in sent if (each.header.kind, each.header.chunk, each.header.receiver) == (kind, chunk, to))
+    frame.header.round = round_
+    frame.header.checksum += frame_seal(frame.header) - frame_seal(replace(frame.header, round=0))
+    frame.header.checksum &= 0xFFFFFFFFFFFFFFFF
+    rank = network.members[to].rank
+    work = rank.look(frame, network.now_us)
+    network.run()
+    before = rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored, rank.results[chunk].copy()
+    assert before[0] >> 32 == todo[1].generation
+    rank.act(work)
+    assert (rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored) == before[:3]
+    np.testing.assert_array_equal(rank.results[chunk], before[3])
 
 
 def test_generation_numbers_wrap_past_none_and_change_parity():
