@@ -105,7 +105,7 @@ static __always_inline enum outcome on_result(struct work *w)
 	__u64 result = read_word(&w->chunk->result), sum;
 	enum taking taken;
 
-	if (!hop || w->frame->hop != hop)
+	if (w->frame->hop != hop)
 		return drop(w, RING_BAD_RANK);
 	if (generation_of(result) == generation && state_of(result) != RESULT_NONE && round_of(result) >= round)
 		return drop(w, RING_DUPLICATE);
@@ -126,7 +126,7 @@ static __always_inline enum outcome on_result(struct work *w)
 		enlist(w, generation, w->index, RESULT);
 		return send(w, rank_after(config.rank), w->length, sum);
 	}
-	return taken == TAKEN_FIRST ? launch_next(w) : GONE;
+	return taken == TAKEN_FIRST && hop + 1 == config.ranks ? launch_next(w) : GONE;
 }
 
 /* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */

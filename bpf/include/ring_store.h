@@ -99,7 +99,7 @@ static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 r
 	__u32 length = w->length, generation = w->frame->generation;
 	__u64 result = read_word(&w->chunk->result), sum;
 
-	if (!data || to >= config.ranks || !result_steps_to(w->index, to) || !resize(w, length))
+	if (!data || to >= config.ranks || !resize(w, length))
 		return GONE;
 	barrier();
 	if (payload_fill(w->ctx, data, length))
@@ -225,6 +225,8 @@ static __always_inline enum taking take_result(struct work *w, __u8 round, __u64
 	bool first = generation_of(before) != generation;
 
 	if (!data || (!first && round_of(before) >= round && state_of(before) != RESULT_NONE))
+		return NOT_TAKEN;
+	if (!first && state_of(before) == RESULT_CLAIMED) /* a CPU is writing one of an earlier round */
 		return NOT_TAKEN;
 	if (!first && state_of(before) == RESULT_DONE && is_settled(w, generation))
 		return advance(&w->chunk->result, before, word_of(generation, result_of(round, RESULT_DONE))) ? TAKEN_ANEW : NOT_TAKEN;

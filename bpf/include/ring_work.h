@@ -130,12 +130,12 @@ static __always_inline __u32 steps_to(__u32 index, __u32 rank)
 	return rank >= owner ? rank - owner : rank + config.ranks - owner;
 }
 
-/* Steps that a result takes to a rank: from the rank before the owner, where it comes to be. */
+/* Steps that a result takes to a rank: from the rank before the owner, where it comes to be. To that one itself it is once round: only who has
+ * refused its own sum gets one from another.
+ */
 static __always_inline __u32 result_steps_to(__u32 index, __u32 rank)
 {
-	__u32 steps = steps_to(index, rank) + 1;
-
-	return steps == config.ranks ? 0 : steps;
+	return steps_to(index, rank) + 1;
 }
 
 static __always_inline __u32 now_us(void)

@@ -16,7 +16,7 @@ from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
 from testbed.collectives.transport import PHASES
-from testbed.errors import CollectiveError
+from testbed.errors import CollectiveError, SpecError
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.cpumap import fill_cpumap
@@ -24,6 +24,7 @@ from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.memory import ANYWHERE
 from testbed.protocol.scale import SLACK
+from testbed.protocol.wire import MAX_CHUNKS
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
@@ -69,6 +70,11 @@ class RingPort:
         self.dispatcher = dispatcher
         self.chunk_bytes = chunk_bytes_for(spec.mtu)
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
+        if chunks > MAX_CHUNKS:
+            raise SpecError(
+                f"group: capacity = {spec.capacity}: allowed is at most what {MAX_CHUNKS} frames carry, of {self.chunk_bytes} "
+                f"bytes each with mtu = {spec.mtu}; this takes {chunks}"
+            )
         cpus = sorted(os.sched_getaffinity(1))
         if cpus != list(range(len(cpus))):
             cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong

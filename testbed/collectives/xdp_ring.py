@@ -211,6 +211,7 @@ class XdpRing(Transport):
             finally:
                 self._port.close()
                 self._port = None
+                del self._recovery  # it has views of the maps
 
 
 class _Tensor:

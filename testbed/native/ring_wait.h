@@ -14,6 +14,7 @@
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
+#define OWNERS_STALLS 6 /* before owners are asked blindly: what is on its way to the rank before is not lost, but they would send it again */
 
 static uint64_t now_ns(void)
 {
@@ -71,7 +72,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
-	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	bool flushed = still && r->stalls >= (r->upstream ? 1 : OWNERS_STALLS) && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
 	bool complete = flushed && r->upstream && is_complete(r, generation);
 
 	while (r->front < total && is_done(r, r->front, generation))

@@ -157,7 +157,7 @@ class Rank(Sender):
     def _on_result(self, w: Work) -> Frame | None:
         header, config = w.frame.header, self.config
         hop = self._result_steps(w.index, config.rank)
-        if not hop or header.hop != hop:
+        if header.hop != hop:
             return self._drop("bad_rank")
         state = w.result & 0xFF
         if w.result >> 32 == header.generation and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
@@ -177,7 +177,7 @@ class Rank(Sender):
             header.hop = hop + 1
             self._enlist(w, w.index, Stage.RESULT)
             return self._send(w, config.after, w.length, total)
-        return self._launch_next(w) if first else None
+        return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
     def _on_request(self, w: Work) -> Frame | None:
         """Somebody lacks a frame: send it, if this rank has it."""
@@ -378,6 +378,8 @@ class Rank(Sender):
         chunk, first = self.chunks[w.index], w.result >> 32 != w.generation
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
+            return False
+        if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
             return False
         done = word_of(w.generation, round_ << 8 | ResultState.DONE)
         held = not first and state == ResultState.DONE

@@ -74,8 +74,11 @@ class Sender(Memory):
         return (rank - index) % self.config.ranks
 
     def _result_steps(self, index: int, rank: int) -> int:
-        """That a result takes to a rank: from the rank before the owner, where it comes to be."""
-        return (rank - index + 1) % self.config.ranks
+        """That a result takes to a rank: from the rank before the owner, where it comes to be; once round to that one itself.
+
+        Only who has refused its own sum gets one from another.
+        """
+        return self._steps(index, rank) + 1
 
     def _is_settled(self, generation: int) -> bool:
         return self.settled == generation or is_before(generation, self.generation)
@@ -262,8 +265,6 @@ class Sender(Memory):
         """The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round."""
         header, chunk = w.frame.header, self.chunks[w.index]
         hop = self._result_steps(w.index, to)
-        if not hop:
-            return None
         w.frame.resize(w.length)
         w.frame.fill(self.results[w.index], w.length)
         if chunk.result >> 32 != header.generation or chunk.result & 0xFF != ResultState.DONE:

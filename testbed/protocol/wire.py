@@ -26,6 +26,7 @@ __all__ = [
     "EARLIER",
     "FRAME_BYTES",
     "MAGIC",
+    "MAX_CHUNKS",
     "MAX_PAYLOAD",
     "MAX_RANKS",
     "NOBODY",
@@ -66,6 +67,8 @@ MAX_PAYLOAD = 53 * BLOCK
 """What fits the largest MTU of single-buffer XDP on veth."""
 
 MAX_RANKS = 32
+MAX_CHUNKS = 2**23 - 1
+"""Of a tensor: what fits the number of a chunk in ``prev``."""
 RESULT = 1
 """Flag of a request: what is missing is the result, not the partial sum."""
 SETTLED = 4

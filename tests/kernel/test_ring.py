@@ -281,7 +281,16 @@ ROWS = [
         words=total_of(1),
         before=(result(1),),
     ),
-    Row("request of the rank where the result came to be", request(1, source=0), before=(result(1),), upstream=False),
+    Row(
+        "request of the rank where the result came to be, which has refused it",
+        request(1, source=0),
+        SENT | {"answered": 1, "resent": 1},
+        {"kind": Kind.RESULT, "chunk": 1, "hop": RANKS, "attempt": 1},
+        to=0,
+        words=total_of(1),
+        before=(result(1),),
+        upstream=False,
+    ),
     Row(
         "request for a partial sum that is kept",
         request(0),
@@ -704,8 +713,8 @@ def test_partial_sums_are_kept_until_their_result_is_here() -> None:
         assert kernel.counters()["unkept"] == 1
         run = kernel.run("ring_link", request(3))
         assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
-        # Whoever asks for the other one now has got it: without it there would be no result.
-        assert kernel.run("ring_link", request(0)).retval == XDP_DROP
+        # Whoever asks for the other one now has got it, as without it there would be no result: so that is the answer.
+        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.RESULT
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:

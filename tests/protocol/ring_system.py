@@ -25,6 +25,8 @@ __all__ = ["Budget", "RingSystem", "Scene", "TinyProcess", "TinyRank"]
 
 UNSEEN = 1 << 64
 """An error that a plain sum does not see."""
+STALLED = 6
+"""Stalls after which a process may ask without knowing why."""
 ROUNDS = 3
 """Times that everybody is asked before somebody is called silent: more often than questions and answers get lost."""
 TAG = 7
@@ -182,6 +184,7 @@ class Scene:
     :param flips: Fields in which bits are flipped.
     :param data: Whether only frames with data meet faults.
     :param eager: Whether processes do at once what they can do, which leaves fewer orders of moves.
+    :param late_looks: Whether they look at their results at any time all the same.
     """
 
     ranks: int = 2
@@ -193,6 +196,7 @@ class Scene:
     flips: tuple[str, ...] = ("kind", "generation", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
     data: bool = False
     eager: bool = False
+    late_looks: bool = False
 
 
 FLIPS = {
@@ -263,7 +267,7 @@ class RingSystem(System[State]):
                     state = self._enter(state, index)
                 elif rank.phase == "entered":
                     state = self._publish(state, index)
-                elif rank.phase == "waiting" and rank.stored >= rank.total:
+                elif rank.phase == "waiting" and rank.stored >= rank.total and not self.scene.late_looks:
                     state = self._look(state, index)
                 else:
                     continue
@@ -523,7 +527,7 @@ class RingSystem(System[State]):
         for slot, frame in s.parking:
             rank.parking[slot] = _thaw_frame(frame)
         process = self.process_class(rank, self.scene.window)
-        process.total, process.stalls = s.total, int(s.stalled)
+        process.total, process.stalls = s.total, STALLED if s.stalled else 0
         return rank, process
 
     def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:

@@ -24,6 +24,9 @@ SCENES = {
     "three ranks, two losses": Scene(ranks=3, eager=True, data=True, faults=("lose",)),
     "three ranks, strays and losses": Scene(ranks=3, eager=True, data=True, flips=("generation",), faults=("stray", "lose")),
     "three ranks, two chunks": Scene(ranks=3, totals=(2, 2), budget=Budget(1), eager=True, faults=("lose", "delay", "unseen")),
+    "three ranks, sums that hide errors": Scene(
+        ranks=3, totals=(1,), eager=True, late_looks=True, data=True, faults=("unseen",)
+    ),
     "three ranks, asking owners": Scene(ranks=3, upstream=False, budget=Budget(1), eager=True),
 }
 
