@@ -9,17 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import STYLE
-from testbed.bench.sizes import format_size
+from analysis.figures import STYLE, style_of
+from testbed.numbers import format_size
 
 __all__ = ["draw"]
 
-EXCHANGE_STYLES = {
-    "pinch": ("#d55e00", "-"),
-    "tcp-push": ("#0072b2", "--"),
-    "tcp-pull": ("#56b4e9", ":"),
-    "gloo": ("#009e73", "-."),
-}
 MARKERS = "osv^Dx"  # receivers, or degrees
 
 
@@ -58,7 +52,7 @@ def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str, words: str)
     axes.set_xticks(places, [format_size(int(place)) for place in places])
     axes.minorticks_off()
     for (exchange, value), rows in table.groupby(["exchange", by], sort=False):
-        colour, dash = EXCHANGE_STYLES[str(exchange)]
+        colour, dash, _ = style_of(str(exchange))
         style = {"color": colour, "linestyle": dash, "marker": markers[value], "fillstyle": "none", "markersize": 5}
         axes.plot(rows[x], rows[y], label=f"{exchange}, {words.format(value)}", **style)
 

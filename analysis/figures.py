@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import words
-from analysis.kind import kind_of
 from analysis.summary import curve, epoch_split, traffic
+from analysis.workload import report_of
 from testbed.results import Run
 
-__all__ = ["FIGURES", "Plot", "draw_all"]
+__all__ = ["FIGURES", "Plot", "draw_all", "style_of"]
 
 # Okabe and Ito's colours, which any colour vision can tell apart: computing is blue, all-reduce red.
 PART_COLOURS = {
@@ -70,7 +70,7 @@ class Plot:
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """Stack the parts of an epoch's time, one bar a transport."""
-    parts = list(kind_of(run).parts)
+    parts = list(report_of(run).parts)
     split = epoch_split(run)[parts]
     figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
     axes = figure.subplots()
@@ -78,7 +78,8 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     names = list(split.index)[::-1]
     for part in parts:
         widths = split[part].clip(lower=0)
-        axes.barh(names, widths[names], left=left[names], color=PART_COLOURS[part], label=part.replace("_", "-"), height=0.62)
+        colour, label = PART_COLOURS.get(part, "#7f7f7f"), part.replace("_", "-")
+        axes.barh(names, widths[names], left=left[names], color=colour, label=label, height=0.62)
         left += widths
     for name in names:
         axes.text(left[name], name, f" {left[name]:.2f} s", va="center")
@@ -101,11 +102,11 @@ def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     """Show what is sent a step, or an epoch of full-graph training, all ranks together: bytes, packets, retransmissions."""
-    table, every = traffic(run), kind_of(run).every
+    table, every = traffic(run), report_of(run).every
     figure = Figure(figsize=(8, 0.9 + 0.42 * len(table)))
     panels = figure.subplots(1, 3, sharey=True)
     names = list(table.index)[::-1]
-    colours = [_style(name)[0] for name in names]
+    colours = [style_of(name)[0] for name in names]
     for axes, values, title in (
         (panels[0], table["wire_bytes"] / 1e6, f"MB on the wire {every}"),
         (panels[1], table["packets"], f"packets {every}"),
@@ -138,12 +139,12 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "loss": (
         loss_figure,
         "Training loss",
-        "{same}",
+        "",
     ),
     "validation_accuracy": (
         accuracy_figure,
         "Validation accuracy",
-        "{evaluated}",
+        "",
     ),
     "traffic": (
         traffic_figure,
@@ -152,19 +153,26 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     ),
 }
 
+CURVES = ("loss", "validation_accuracy")
+"""Figures of workloads that train, and measure the metrics of these names."""
+
 
 def draw_all(run: Run) -> list[Plot]:
     """Draw all figures into ``figures`` in the run's folder, and the CSV beside each."""
     folder = run.path / "figures"
     folder.mkdir(exist_ok=True)
     plots = []
+    report, measured = report_of(run), set(run.frame["metric"])
     for name, (draw, title, caption) in FIGURES.items():
+        if name in CURVES and name not in measured:
+            continue
         png, csv = folder / f"{name}.png", folder / f"{name}.csv"
         with mpl.rc_context(STYLE):
             data, figure = draw(run)
             figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
         data.to_csv(csv, index=False)
-        plots.append(Plot(name, title, caption.format_map({**vars(kind_of(run)), "frames": words.frames(run)}), png, csv))
+        text = report.captions.get(name, caption).format_map({**vars(report), "frames": words.frames(run)})
+        plots.append(Plot(name, title, text, png, csv))
     return plots
 
 
@@ -184,11 +192,12 @@ def _curves(run: Run, metric: str, label: str) -> tuple[pd.DataFrame, Figure]:
 
 
 def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
-    colour, dash, marker = _style(name)
+    colour, dash, marker = style_of(name)
     epochs = [int(epoch) + 1 for epoch in values.index]
     size = 6 if len(epochs) <= 40 else 0
     axes.plot(epochs, values, dash, color=colour, marker=marker, markersize=size, fillstyle="none", label=name)
 
 
-def _style(name: str) -> tuple[str, str, str]:
+def style_of(name: str) -> tuple[str, str, str]:
+    """Return a transport's or exchange's colour, line and marker, in all figures."""
     return TRANSPORT_STYLES.get(name, ("#555555", "-", "x"))

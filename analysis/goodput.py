@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import STYLE, TRANSPORT_STYLES
+from analysis.figures import STYLE, style_of
 
 __all__ = ["draw"]
 
@@ -35,7 +35,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         losses = sorted(drawn["loss"].unique() * 100)
         for (name, hosts), cells in drawn.groupby(["transport", "hosts"], sort=False):
             label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
-            colour, dash, marker = VARIANTS.get(str(name)) or TRANSPORT_STYLES.get(str(name), ("#555555", "-", "x"))
+            colour, dash, marker = VARIANTS.get(str(name)) or style_of(str(name))
             style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}
             left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
             right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)

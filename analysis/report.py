@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from analysis import summary, words
 from analysis.figures import Plot, draw_all
-from analysis.kind import kind_of
+from analysis.workload import report_of, workload_of
 from testbed.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
 
@@ -47,8 +47,9 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         offloads=words.offloads(run),
         again=again(place or path),
         plots=plots,
-        kind=kind_of(run),
-        partition=summary.partition(run),
+        kind=report_of(run),
+        lanes=run.manifest["scenario"][workload_of(run).table]["lanes"],
+        about=report_of(run).about(run),
         checks=found,
         failed=sum(not check.passed for check in found),
         baseline=summary.baseline(run),
@@ -82,14 +83,11 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
     split = summary.epoch_split(run)
     base = summary.baseline(run) or str(split["epoch"].idxmin())
     steps = run.metric("steps").groupby("transport")["value"].mean()
-    loss, validation = summary.curve(run, "loss"), summary.curve(run, "validation_accuracy")
-    test = summary.test_accuracy(run)
-    last = loss.index.get_level_values("epoch") == loss.index.get_level_values("epoch").max()
     return {
         "split": [
             {
                 "transport": name,
-                "parts": [row[part] for part in kind_of(run).parts],
+                "parts": [row[part] for part in report_of(run).parts],
                 **{key: row[key] for key in ("epoch", "fastest", "slowest")},
                 "ratio": split.loc[base, "epoch"] / row["epoch"],
                 "best": row["epoch"] == split["epoch"].min(),
@@ -107,33 +105,38 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
             }
             for name, row in split.iterrows()
         ],
-        "kernel": [{"transport": name, **row} for name, row in summary.kernel_costs(run).iterrows()] if run.full_graph else [],
-        "learned": [
-            {
-                "transport": name,
-                "loss": loss.loc[last, name].mean(),
-                "validation": validation.loc[last, name].mean(),
-                "test": test[name].mean(),
-            }
-            for name in run.transports
-        ],
+        "counted": [{"transport": name, **row} for name, row in summary.counted(run).iterrows()],
+        "learned": learned(run),
     }
+
+
+def learned(run: Run) -> list[dict[str, Any]]:
+    """Return what each transport's model has come to; nothing of a workload that does not train."""
+    loss, validation = summary.curve(run, "loss"), summary.curve(run, "validation_accuracy")
+    test = summary.test_accuracy(run)
+    if loss.empty:
+        return []
+    last = loss.index.get_level_values("epoch") == loss.index.get_level_values("epoch").max()
+    return [
+        {
+            "transport": name,
+            "loss": loss.loc[last, name].mean(),
+            "validation": validation.loc[last, name].mean(),
+            "test": test[name].mean(),
+        }
+        for name in run.transports
+    ]
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
     """Return the circumstances as rows of key and value."""
     manifest = run.manifest
-    data = manifest["dataset"]
+    data = manifest.get("dataset")
     return [
         ("status", manifest["status"]),
         ("started", f"{manifest['started']}, {manifest['seconds']:.0f} s"),
         ("seed", str(manifest["seed"])),
-        (
-            "data set",
-            f"{data['name']}: {data['vertices']:,} vertices, {data['edges']:,} edges, "
-            f"{data['classes']} classes, {data['features']} features; {data['train']:,} / "
-            f"{data['val']:,} / {data['test']:,} for training, validation, test",
-        ),
+        *([("data set", data_set(data))] if data else []),
         ("plan", manifest["plan_hash"]),
         ("commit", manifest["git_commit"] or "no checkout"),
         ("kernel", manifest["kernel"]),
@@ -141,6 +144,15 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("load average", f"{manifest['load_average']:.2f} when the run began"),
         ("versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
     ]
+
+
+def data_set(data: dict[str, Any]) -> str:
+    """Say what a data set holds."""
+    return (
+        f"{data['name']}: {data['vertices']:,} vertices, {data['edges']:,} edges, "
+        f"{data['classes']} classes, {data['features']} features; {data['train']:,} / "
+        f"{data['val']:,} / {data['test']:,} for training, validation, test"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,18 +4,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.kind import IN_KERNEL, kind_of
+from analysis.workload import in_kernel, report_of
 from testbed.results import Run
 
 __all__ = [
     "Check",
     "baseline",
     "checks",
+    "counted",
     "epoch_split",
     "events",
     "faults_fired",
-    "kernel_costs",
-    "partition",
     "records_lost",
     "traffic",
 ]
@@ -84,7 +83,7 @@ def epoch_split(run: Run) -> pd.DataFrame:
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training exchanges, too), `straggler`
     the part of it before the last rank came, `exchange` the rest, and `cpu` the CPU time that the ranks' processes spent in it.
     """
-    metrics = {part: f"{part}_time" for part in kind_of(run).parts} | {
+    metrics = {part: f"{part}_time" for part in report_of(run).parts} | {
         "epoch": "epoch_time",
         "communication": "communication_time",
         "straggler": "straggler_time",
@@ -109,13 +108,13 @@ def epoch_split(run: Run) -> pd.DataFrame:
 def baseline(run: Run) -> str | None:
     """Return the socket transport with the shortest median epoch; None where none was measured."""
     split = epoch_split(run)
-    sockets = [name for name in run.transports if name not in IN_KERNEL]
+    sockets = [name for name in run.transports if not in_kernel(run, name)]
     return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
 
 
 def reference(run: Run) -> str:
     """Return the transport that others are compared with: the first that sums float32, else the first."""
-    return next((name for name in run.transports if name not in IN_KERNEL), run.transports[0])
+    return next((name for name in run.transports if not in_kernel(run, name)), run.transports[0])
 
 
 def curve(run: Run, metric: str) -> pd.DataFrame:
@@ -145,30 +144,26 @@ def traffic(run: Run) -> pd.DataFrame:
     return table
 
 
-def kernel_costs(run: Run) -> pd.DataFrame:
-    """Return what an epoch's collectives asked of the kernel, all ranks together, one row a transport, mean over trials.
+def counted(run: Run) -> pd.DataFrame:
+    """Return what the workload counts besides, of all ranks together, one row a transport, mean over epochs and trials.
 
-    Columns `syscalls`, `page_faults` and `crossings`, their sum; empty of data-parallel runs, which do not count them. Other
-    columns are what exchanges count besides, as the mean over epochs: `redundant_bytes`, ...
+    Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`, `page_faults` and their sum
+    `crossings`, counted in an epoch of its own; and what exchanges count, `redundant_bytes`, ... Empty where nothing is.
     """
     known = {"steps", "packets", "wire_bytes", "retransmissions"}
     rows = run.frame[run.frame["rank"].notna() & (run.frame["unit"] != "s") & ~run.frame["metric"].isin({*known, "loss"})]
     epochs = rows.fillna({"epoch": -1}).groupby(["transport", "metric", "trial", "epoch"])["value"].sum()
-    return epochs.groupby(["transport", "metric"]).mean().unstack().reindex(run.transports)
-
-
-def partition(run: Run) -> dict[str, float]:
-    """Return what the partition of a full-graph run is worth, by metric; see `testbed.gnn.partition.Quality`."""
-    names = ("edge_cut", "edge_cut_share", "replication_factor", "vertex_balance", "edge_balance")
-    return {name: float(run.metric(name)["value"].iloc[0]) for name in names} if run.full_graph else {}
+    return epochs.groupby(["transport", "metric"]).mean().unstack().reindex(run.transports) if len(epochs) else pd.DataFrame()
 
 
 def checks(run: Run) -> list[Check]:
     """Compare each transport with the reference: loss at every epoch, test accuracy in percentage points.
 
-    The distance is the largest over all trials and epochs.
+    The distance is the largest over all trials and epochs. Empty of a workload that does not train.
     """
-    tolerance = run.manifest["scenario"]["tolerance"]
+    tolerance = run.manifest["scenario"].get("tolerance")
+    if tolerance is None:
+        return []
     base = reference(run)
     found = []
     for what, table, scale, key, unit in (

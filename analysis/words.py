@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from analysis.kind import IN_KERNEL, UNSPLIT, kind_of
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
+from analysis.workload import entry_of, in_kernel, report_of
 from testbed.faults.spec import meet_frames, parse_fault
 from testbed.machine import caution
 from testbed.results import Run
@@ -33,7 +33,7 @@ def answer(run: Run) -> list[str]:
         return [
             *_cautions(run),
             f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
-            f"{share(split.loc[only])} of it in {kind_of(run).noun}. A comparison needs a second transport.",
+            f"{share(split.loc[only])} of it in {report_of(run).noun}. A comparison needs a second transport.",
         ]
     return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
@@ -46,20 +46,20 @@ def _who(split: pd.DataFrame) -> Iterator[str]:
 
 
 def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
-    base, noun = baseline(run), kind_of(run).noun
+    base, noun = baseline(run), report_of(run).noun
     for name in run.transports:
-        if name in IN_KERNEL and base is not None:
+        if in_kernel(run, name) and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
             yield (f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and its {noun} {reduce}.")
 
 
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
-    kind = kind_of(run)
+    kind = report_of(run)
     best = str(split["epoch"].idxmin())
     # What is asked is kernel against sockets, whoever won; without both, first against second.
     others = split["epoch"].drop(best)
-    rivals = [name for name in others.index if (name in IN_KERNEL) != (best in IN_KERNEL)]
+    rivals = [name for name in others.index if in_kernel(run, name) != in_kernel(run, best)]
     rival = str((others[rivals] if rivals else others).idxmin())
     gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
     if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
@@ -82,14 +82,14 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     )
     phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in kind.communication}
     most = max(phases, key=lambda phase: phases[phase])
-    blind = [name for name in (best, rival) if name in UNSPLIT]
+    blind = [name for name in (best, rival) if not entry_of(run, name).splits]
     if blind:
         yield (
             f"What part of it is waiting for peers cannot be said: {' and '.join(blind)} cannot tell it from moving data."
         )
     elif 0 < phases[most] <= reduce:
         yield (
-            f"By the transports' own clocks, the largest part of it is {PHASE_WORDS[most]} ({signed(phases[most])}); "
+            f"By the transports' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)} ({signed(phases[most])}); "
             "such parts are means over ranks, which need not add up."
         )
     elif phases[most] > reduce > 0:

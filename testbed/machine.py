@@ -1,9 +1,15 @@
-"""What a measurement should know of the machine: how much memory is free, and whether others are at work on it."""
+"""What a measurement depends on besides the testbed's code: machine, kernel, versions, and who else is at work there."""
 
+import importlib.metadata
 import os
+import platform
+import subprocess
 from pathlib import Path
+from typing import Any
 
-__all__ = ["caution", "free_memory", "load_average"]
+__all__ = ["caution", "cpu_model", "describe", "free_memory", "git_commit", "load_average", "versions"]
+
+PACKAGES = ("collective-testbed", "numpy", "torch", "torch-geometric", "pandas", "mininet", "mpi4py")
 
 BUSY = 0.5  # load average a processor; a machine that is left alone is far below
 
@@ -31,3 +37,52 @@ def free_memory() -> int:
     """Return the bytes that can be had without swapping: ``MemAvailable`` of proc_meminfo(5)."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) << 10
+
+
+def describe(load: float | None = None) -> dict[str, Any]:
+    """Return what may explain a difference between two measurements of the same.
+
+    :param load: Load average over the minute before; without it, that of now.
+    """
+    return {
+        "git_commit": git_commit(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.version()}",
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_average": load_average() if load is None else load,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "versions": versions(),
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit that the package's code is from, with ``+`` where it has been changed since."""
+    root = Path(__file__).parents[1]
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None  # an installed package is no checkout
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of the packages that results may depend on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from testbed.errors import SpecError
 
-__all__ = ["Real", "Whole", "cut", "read_real", "read_whole", "shown"]
+__all__ = ["Real", "Whole", "cut", "format_size", "read_real", "read_whole", "shown"]
 
 MOST_DIGITS = 64
 _WHOLE = re.compile(rf"[+-]?[0-9]{{1,{MOST_DIGITS}}}")
@@ -37,6 +37,14 @@ def cut(text: str) -> str:
 def shown(value: object) -> str:
     """Return what an error shows of a value: a text in quotes."""
     return cut(repr(value))
+
+
+def format_size(size: int) -> str:
+    """Write a size with the largest suffix that divides it: as `testbed.bench.sizes.parse_size` reads it."""
+    for suffix, power in (("G", 30), ("M", 20), ("K", 10)):
+        if size and size % (1 << power) == 0:
+            return f"{size >> power}{suffix}"
+    return str(size)
 
 
 @dataclass(frozen=True)

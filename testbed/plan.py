@@ -1,7 +1,8 @@
 """The plan of a fabric: hosts, links, switches and their forwarding tables, as data.
 
 Pure: no privileges, and nothing of the machine but its number of CPUs, where ``queues`` is not given.
-The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot disagree.
+The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot disagree. What a fabric may be, in
+scenario files, flags and code, is `FabricOptions`.
 """
 
 import os
@@ -9,9 +10,12 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from testbed.errors import SpecError
+from testbed.tables import Named, Table, checked
 from topologies import TOPOLOGIES
 
 __all__ = [
@@ -19,7 +23,7 @@ __all__ = [
     "MAX_MTU",
     "MAX_XDP_MTU",
     "MIN_MTU",
-    "SWITCH_KINDS",
+    "FabricOptions",
     "FabricPlan",
     "HostPlan",
     "LinkPlan",
@@ -30,7 +34,6 @@ __all__ = [
 
 SwitchKind = Literal["bridge", "xdp"]
 
-SWITCH_KINDS: tuple[SwitchKind, ...] = ("bridge", "xdp")
 MAX_HOSTS = 32
 #: RFC 791: what every IPv4 host has to accept.
 MIN_MTU = 576
@@ -40,6 +43,29 @@ MAX_MTU = 9000
 #: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
 MAX_XDP_MTU = 3506
 MAX_QUEUES = 64
+
+
+class FabricOptions(Table):
+    """``[fabric]``: hosts, links and switches."""
+
+    hosts: int = Field(default=4, ge=1, le=MAX_HOSTS, description="number of hosts, one rank each")
+    topology: Annotated[str, Named(TOPOLOGIES)] = Field(default="star", description="how switches are joined")
+    k: int | None = Field(default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; 2 if not given")
+    switch: SwitchKind = Field(
+        default="xdp", description="kind of switches: bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it)"
+    )
+    mtu: int = Field(
+        default=1500,
+        ge=MIN_MTU,
+        le=MAX_MTU,
+        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP, of a switch or a transport",
+    )
+    offload: Literal["on", "off"] = Field(default="on", description="TSO, GSO, GRO and TX checksums of every link")
+    queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; one a CPU if not given")
+
+    def plan(self, net: int = 0) -> "FabricPlan":
+        """Plan the fabric; see `plan_fabric`."""
+        return plan_fabric(**{**self.model_dump(), "offload": self.offload == "on"}, net=net)
 
 
 @dataclass(frozen=True)
@@ -111,6 +137,17 @@ class FabricPlan:
     offload: bool
     queues: int
 
+    def summary(self) -> dict[str, Any]:
+        """What benches and reports say of the fabric."""
+        return {
+            "topology": self.topology,
+            "hosts": len(self.hosts),
+            "switch": self.switch_kind,
+            "mtu": self.mtu,
+            "offload": "on" if self.offload else "off",
+            "queues": self.queues,
+        }
+
     def host(self, name: str) -> HostPlan:
         """Host by name.
 
@@ -165,32 +202,27 @@ def plan_fabric(
 ) -> FabricPlan:
     """Plan a fabric.
 
-    :param topology: ``star``, ``ring`` or ``leaf-spine``.
-    :param hosts: Number of hosts, 1 to 32.
-    :param switch: ``bridge`` or ``xdp``.
-    :param mtu: 576 to 9000; more than 3506 leaves no room for native XDP and so needs ``switch="bridge"``.
     :param offload: Offloads on or off, on both ends of every link.
     :param queues: Receive and transmit queues of an interface; one for each CPU where not given.
     :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; 2, or one for one host, where not given.
     :param net: Second octet of the hosts' addresses, ``10.<net>.0.<rank + 1>/16``.
-    :raises SpecError: A value is outside of what is allowed.
+    :raises SpecError: A value is outside of what is allowed; see `FabricOptions` for the others.
     """
-    _allowed("topology", topology, tuple(TOPOLOGIES))
-    _allowed("switch", switch, SWITCH_KINDS)
-    _between("hosts", hosts, 1, MAX_HOSTS)
-    _between("mtu", mtu, MIN_MTU, MAX_MTU)
-    _between("net", net, 0, 255)
+    values = {"topology": topology, "hosts": hosts, "switch": switch, "mtu": mtu, "queues": queues, "k": k}
+    options = checked(FabricOptions, values, lambda place: f"{place[0]}:")
+    if not 0 <= net <= 255:
+        raise SpecError(f"net: {net}: allowed is 0 to 255")
     if switch == "xdp" and mtu > MAX_XDP_MTU:
         raise SpecError(
             f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'"
         )
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
-    _between("queues", queues, 1, MAX_QUEUES)
     parameters = {"hosts": hosts}
     if topology == "leaf-spine":
         parameters["k"] = min(2, hosts) if k is None else k
-        _between("k", parameters["k"], 1, hosts)
+        if parameters["k"] > hosts:
+            raise SpecError(f"k: {k}: allowed is at most the number of hosts, {hosts}")
     elif k is not None:
         raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for 'leaf-spine'")
 
@@ -205,7 +237,7 @@ def plan_fabric(
         hosts=host_plans,
         links=links,
         switches=_switch_plans(topo.switches(), host_plans, links),
-        switch_kind=switch,  # type: ignore[arg-type]  # checked above
+        switch_kind=options.switch,
         mtu=mtu,
         offload=offload,
         queues=queues,
@@ -255,14 +287,3 @@ def _switch_plans(
             # Equal paths are shared out by destination (crc32: the same on every machine, unlike hash()).
             forwarding[name][host.mac] = nearer[zlib.crc32(host.mac.encode()) % len(nearer)]
     return tuple(SwitchPlan(name, tuple(sorted(ports[name])), forwarding[name]) for name in names)
-
-
-def _allowed(key: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise SpecError(f"{key}: {value!r} is unknown; allowed are {', '.join(allowed)}")
-
-
-def _between(key: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        kind = "" if type(value) is int else "a whole number from "
-        raise SpecError(f"{key}: {value!r}: allowed is {kind}{low} to {high}")

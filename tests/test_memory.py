@@ -15,11 +15,10 @@ from scipy.sparse import csr_matrix
 
 from testbed import memory
 from testbed.errors import SpecError
-from testbed.gnn.debian import parse_packages
+from testbed.gnn.debian import DebianSpec, parse_packages
 from testbed.gnn.planetoid import planetoid_graph
-from testbed.gnn.synthetic import crowding, rmat_edges, synthetic_graph
-from testbed.run import check_memory
-from testbed.spec import DebianSpec, Scenario, SyntheticSpec, load_scenario, parse_scenario
+from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
+from testbed.spec import Scenario, load_scenario, parse_scenario
 from tests.gnn.planetoid_files import write
 
 GIB = 1 << 30
@@ -34,6 +33,10 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scenario(**tables: Mapping[str, Any]) -> Scenario:
     return parse_scenario({"scenario": {"name": "s"}, "dataset": {"name": "synthetic"}, **tables})
+
+
+def check(scenario: Scenario) -> None:
+    scenario.workload.open(scenario).check()
 
 
 def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +55,7 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
     keys = r"dataset\.scale = 22, dataset\.edge_factor = 64, dataset\.feature_dim = 8192"
     for tables in (large, {**large, "exchange": {}}):
         with pytest.raises(SpecError, match=keys + r".*: needs about .*allowed is at most .* GiB, 80% of what is available"):
-            check_memory(scenario(**tables))
+            check(scenario(**tables))
     assert memory.Graph(1 << 22, 0, 8192, 0).mapped > 128 * GIB
     with pytest.raises(SpecError, match=r"needs about 168\.0 GiB of memory \(features 128\.0 GiB, edges 40\.0 GiB\)"):
         synthetic_graph(SyntheticSpec(**large["dataset"]))
@@ -72,13 +75,13 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
 def test_each_key_counts(tables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 10 * GIB)
     with pytest.raises(SpecError, match="needs about"):
-        check_memory(scenario(**tables))
+        check(scenario(**tables))
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_scenarios_fit_into_a_small_machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 3 * GIB)
-    check_memory(load_scenario(path))
+    check(load_scenario(path))
 
 
 @pytest.mark.usefixtures("little")
@@ -142,13 +145,12 @@ def peak(function):
 from testbed import memory
 from testbed.gnn.graph import GraphData
 from testbed.gnn.synthetic import synthetic_graph
-from testbed.run.scenario import check_memory
 from testbed.spec import parse_scenario
 
 def estimate(scenario, data):
     found = {}
     memory.check = lambda need, cause: found.update(need)
-    check_memory(scenario, data)
+    scenario.workload.open(scenario).check(data)
     return found
 
 kind, folder, tables = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])

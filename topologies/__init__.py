@@ -1,11 +1,22 @@
 """Mininet Topo classes: the one source of how hosts and switches are joined; plans are derived from them."""
 
-from mininet.topo import Topo
+from typing import TYPE_CHECKING
 
-from topologies.leaf_spine import LeafSpine
-from topologies.ring import Ring
-from topologies.star import Star
+from testbed.registry import Registry
 
-__all__ = ["TOPOLOGIES", "LeafSpine", "Ring", "Star"]
+if TYPE_CHECKING:
+    from mininet.topo import Topo
 
-TOPOLOGIES: dict[str, type[Topo]] = {"star": Star, "ring": Ring, "leaf-spine": LeafSpine}
+__all__ = ["TOPOLOGIES"]
+
+TOPOLOGIES: "Registry[type[Topo]]" = Registry(
+    "topology",
+    "mininet.topo:Topo",
+    {
+        "star": "topologies.star:Star",
+        "ring": "topologies.ring:Ring",
+        "leaf-spine": "topologies.leaf_spine:LeafSpine",
+    },
+    group="testbed.topologies",
+)
+"""Imported when they are asked for."""

@@ -5,20 +5,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.environment import describe
 from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.group import MAX_GAP, MAX_WINDOW, Affinity, Lanes, RecoveryFrom, make_groups
+from testbed.collectives.group import make_groups
 from testbed.collectives.launch import rank_workers
 from testbed.collectives.mpi import initialize
+from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
 from testbed.errors import KernelError, SpecError
 from testbed.fabric import Fabric
-from testbed.machine import load_average
+from testbed.machine import describe, load_average
 from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
@@ -39,6 +39,7 @@ class Options:
     :param iterations: Timed all-reduces of each transport at each size.
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
+    :param collective: The terms of all transports.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -48,11 +49,7 @@ class Options:
     iterations: int
     warmup: int
     check: bool
-    lanes: Lanes = "int32"
-    window: int = 8
-    recovery: RecoveryFrom = "upstream"
-    gap: int = 1
-    affinity: Affinity = "rank"
+    collective: CollectiveOptions = CollectiveOptions(affinity="rank")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,33 +58,15 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
-        if self.lanes not in get_args(Lanes):
-            raise SpecError(f"--lanes: {self.lanes!r}: allowed is {' or '.join(get_args(Lanes))}")
-        if not 1 <= self.window <= MAX_WINDOW:
-            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
-        if self.recovery not in get_args(RecoveryFrom):
-            raise SpecError(f"--recovery: {self.recovery!r}: allowed is {' or '.join(get_args(RecoveryFrom))}")
-        if not 0 <= self.gap <= MAX_GAP:
-            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} frames")
-        if self.affinity not in get_args(Affinity):
-            raise SpecError(f"--affinity: {self.affinity!r}: allowed is {' or '.join(get_args(Affinity))}")
         check_mtu(self.plan.mtu, self.transports, "--mtu")
         check_room(max(self.sizes), len(self.plan.hosts), self.transports, allowance())
 
     @property
     def parameters(self) -> dict[str, Any]:
         """What each row of the JSON file repeats."""
-        return {
-            "lanes": self.lanes,
-            "mtu": self.plan.mtu,
-            "offload": "on" if self.plan.offload else "off",
-            "topology": self.plan.topology,
-            "window": self.window,
-            "recovery": self.recovery,
-            "gap": self.gap,
-            "affinity": self.affinity,
-            "seed": self.seed,
-        }
+        fabric = self.plan.summary()
+        kept = {key: fabric[key] for key in ("mtu", "offload", "topology")}
+        return {**kept, **self.collective.model_dump(), "seed": self.seed}
 
     @property
     def turns(self) -> list[int]:
@@ -115,14 +94,10 @@ class Session:
             stack.callback(self._note_leaving)
             fabric_up = time.monotonic() - start
             modules = [rank.__name__, *modules_of(self.options.transports)]
-            self._workers = stack.enter_context(Workers(self._fabric, self.options.affinity, modules))
+            self._workers = stack.enter_context(Workers(self._fabric, self.options.collective.affinity, modules))
             workers_up = time.monotonic() - start - fabric_up
             extra: dict[str, object] = {
-                "lanes": self.options.lanes,
-                "window": self.options.window,
-                "recovery": self.options.recovery,
-                "gap": self.options.gap,
-                "affinity": self.options.affinity,
+                **self.options.collective.model_dump(),
                 "seed": self.options.seed,
                 "iterations": self.options.iterations,
                 "warmup": self.options.warmup,
@@ -134,7 +109,7 @@ class Session:
                 self._open(stack, name, group)
                 if name == "mpi":
                     extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
-            self.environment = describe(self._fabric, load, extra)
+            self.environment = {**describe(load), **self.options.plan.summary(), **extra}
             self._stack = stack.pop_all()
         return self
 
@@ -153,13 +128,9 @@ class Session:
         specs = make_groups(
             options.plan.hosts,
             group_id=group,
-            lanes=options.lanes,
             mtu=options.plan.mtu,
             capacity=max(options.sizes) // 4,
-            window=options.window,
-            recovery=options.recovery,
-            gap=options.gap,
-            affinity=options.affinity,
+            **options.collective.model_dump(),
             rendezvous=str(directory),
         )
         arguments = [{"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs]

@@ -11,11 +11,11 @@ from scipy.sparse import csr_array
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.bench.syscalls import SyscallCounter
 from testbed.collectives.group import Lanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
+from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
 
 __all__ = [
@@ -51,6 +51,10 @@ class Bench:
     barrier: Barrier
 
 
+class Benches(dict[str, Bench]):
+    """A worker's exchanges, by name."""
+
+
 def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
     """Make embeddings: whole numbers from 1 to 100 of either sign, each a function of seed, vertex and place alone."""
     mixed: NDArray[np.uint64] = np.empty((len(vertices), dim), np.uint64)
@@ -69,20 +73,20 @@ def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes:
     shape = halo.num_owned, halo.num_halo
     exact = csr_array((np.ones(len(halo.indices)), halo.indices, halo.indptr), shape) @ received
     tolerance = TOLERANCES[lanes] * (1 + np.diff(halo.indptr)[:, None])
-    context.objects["bench/work"] = Work((x, -x), np.empty_like(x), exact, tolerance)
+    context.keep(Work((x, -x), np.empty_like(x), exact, tolerance))
 
 
 def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:
     """Open and connect an exchange in this worker."""
     opened = open_exchange(name, context, spec)
-    context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
+    context.state(Benches)[name] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
     context.resources.callback(close_rank, context, name)
     opened.connect()
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
     """Close an exchange, if it is open, and let go of its memory; another may be opened by the same name."""
-    if bench := context.objects.pop(f"bench/{name}", None):
+    if bench := context.state(Benches).pop(name, None):
         bench.exchange.close()
 
 
@@ -91,8 +95,8 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) ->
 
     :param warmup: Exchanges before the first that counts.
     """
-    bench: Bench = context.objects[f"bench/{name}"]
-    work: Work = context.objects["bench/work"]
+    bench = context.state(Benches)[name]
+    work = context.get(Work)
     aggregate, clock = bench.exchange.aggregate, time.monotonic
     starts, ends = [], []
     gc.collect()
@@ -122,8 +126,8 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) ->
 
 def count_syscalls(context: WorkerContext, name: str) -> int:
     """Count the system calls of one exchange, those of all threads of this process, and time nothing."""
-    bench: Bench = context.objects[f"bench/{name}"]
-    work: Work = context.objects["bench/work"]
+    bench = context.state(Benches)[name]
+    work = context.get(Work)
     with bench.barrier as barrier, SyscallCounter() as counter:
         barrier.wait()
         before = counter.read()

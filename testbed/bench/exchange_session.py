@@ -4,23 +4,24 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.environment import describe
 from testbed.bench.row import MAX_ITERATIONS, Turn
-from testbed.collectives.group import MAX_WINDOW, Affinity, GroupSpec, Lanes, make_groups
+from testbed.collectives.group import GroupSpec, make_groups
+from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import check_mtu
 from testbed.collectives.transport import Counters
 from testbed.errors import KernelError, SpecError, TestbedError
 from testbed.exchange.halo import Halo
-from testbed.exchange.interface import ExchangeSpec, Processing
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.options import ExchangeOptions, ExchangeTerms
 from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
-from testbed.machine import load_average
+from testbed.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -40,9 +41,7 @@ class Options:
     :param exchanges: Names out of `EXCHANGES`.
     :param iterations: Timed exchanges of each name and case.
     :param warmup: Untimed ones before each turn.
-    :param lanes: Quantized type of exchanges that quantize.
-    :param window: Frames in flight of in-kernel exchanges.
-    :param processing: Of `ExchangeSpec`.
+    :param terms: Of all exchanges.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -50,10 +49,7 @@ class Options:
     exchanges: Sequence[str]
     iterations: int = 20
     warmup: int = 3
-    lanes: Lanes = "int32"
-    window: int = 32
-    processing: Processing = "pinned"
-    affinity: Affinity = "rank"
+    terms: ExchangeOptions = ExchangeOptions(affinity="rank", timeout=SILENCE)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,14 +60,9 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
-        for key, allowed in (("lanes", Lanes), ("processing", Processing), ("affinity", Affinity)):
-            if (value := getattr(self, key)) not in get_args(allowed):
-                raise SpecError(f"--{key}: {value!r}: allowed is {' or '.join(get_args(allowed))}")
-        if not 1 <= self.window <= MAX_WINDOW:
-            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
         if len(self.plan.hosts) < 2:
             raise SpecError("--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing")
-        check_mtu(self.plan.mtu, (EXCHANGES[name].all_reduce for name in self.exchanges), "--mtu")
+        check_mtu(self.plan.mtu, self.exchanges, "--mtu", EXCHANGES)
 
     @property
     def turns(self) -> list[int]:
@@ -82,16 +73,9 @@ class Options:
     @property
     def parameters(self) -> dict[str, Any]:
         """What each row of the JSON file repeats."""
-        return {
-            "mtu": self.plan.mtu,
-            "offload": "on" if self.plan.offload else "off",
-            "topology": self.plan.topology,
-            "lanes": self.lanes,
-            "window": self.window,
-            "processing": self.processing,
-            "affinity": self.affinity,
-            "seed": self.seed,
-        }
+        fabric = self.plan.summary()
+        kept = {key: fabric[key] for key in ("mtu", "offload", "topology")}
+        return {**kept, **self.terms.model_dump(), "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -194,9 +178,9 @@ class Session:
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
             modules = [rank.__name__, *modules_of(options.exchanges)]
-            self._workers = stack.enter_context(Workers(self._fabric, options.affinity, modules))
-            shown = ("lanes", "window", "processing", "iterations", "warmup", "affinity", "seed")
-            self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
+            self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
+            shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
+            self.environment = {**describe(load), **options.plan.summary(), **options.terms.model_dump(), **shown}
             self._stack = stack.pop_all()
         return self
 
@@ -210,7 +194,7 @@ class Session:
         """
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
-        inputs = {"dim": case.dim, "seed": options.seed, "lanes": options.lanes}
+        inputs = {"dim": case.dim, "seed": options.seed, "lanes": options.terms.lanes}
         self._call(rank.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
         self._ranks = len(case.halos)
         for name in names:
@@ -229,27 +213,23 @@ class Session:
             self._same(rank.close_rank, name)
 
     def _open(self, name: str, case: Case) -> None:
-        groups = self._make_groups(window=self.options.window)
+        groups, terms = self._make_groups(), self.options.terms.only(ExchangeTerms)
         barrier = str(self._fabric.directory / f"barrier-{self._groups}")
-        processing = self.options.processing
         specs = [
-            ExchangeSpec(group, halo, case.dim, processing=processing, exponent=case.exponent)
+            ExchangeSpec(group, halo, case.dim, exponent=case.exponent, **terms)
             for group, halo in zip(groups, case.halos, strict=True)
         ]
         self._call(rank.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
 
-    def _make_groups(self, **options: Any) -> tuple[GroupSpec, ...]:
+    def _make_groups(self) -> tuple[GroupSpec, ...]:
         self._groups += 1
         plan = self.options.plan
         return make_groups(
             plan.hosts[: self._ranks],
             group_id=self._groups,
             mtu=plan.mtu,
-            lanes=self.options.lanes,
-            affinity=self.options.affinity,
-            timeout=SILENCE,
             rendezvous=str(self._fabric.directory),
-            **options,
+            **self.options.terms.only(GroupOptions),
         )
 
     def _set_datapath(self, name: str) -> None:

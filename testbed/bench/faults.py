@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
-from testbed.bench.environment import describe
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.group import MAX_GAP, MAX_WINDOW, make_groups
+from testbed.collectives.group import make_groups
+from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
 from testbed.collectives.transport import Counters
 from testbed.errors import CollectiveError, SpecError, WorkerTimeout
@@ -21,7 +21,7 @@ from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
-from testbed.machine import load_average
+from testbed.machine import describe, load_average
 from testbed.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
@@ -30,7 +30,7 @@ __all__ = ["VARIANTS", "Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
-#: What is measured, by the name in the table: the transport, and the fields of `GroupSpec` that make the variant.
+#: What is measured, by the name in the table: the transport, and the terms that make the variant.
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "xdp-ring/upstream": ("xdp-ring", {"recovery": "upstream"}),
     "xdp-ring/origin": ("xdp-ring", {"recovery": "origin"}),
@@ -54,7 +54,7 @@ class Options:
     :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is among them.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds that these may take together, 1 to 600.
-    :param gap: Of all variants of the ring but ``xdp-ring/timer``.
+    :param collective: The terms of all variants, but for those that `VARIANTS` has of each.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -64,9 +64,7 @@ class Options:
     losses: Sequence[float]
     iterations: int = 20
     budget: float = 30.0
-    lanes: str = "int16"
-    window: int = 8
-    gap: int = 1
+    collective: CollectiveOptions = CollectiveOptions(lanes="int16", affinity="rank", timeout=SETTLING)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,12 +81,6 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
-        if self.lanes not in ("int16", "int32"):
-            raise SpecError(f"--lanes: {self.lanes!r}: allowed is int16 or int32")
-        if not 1 <= self.window <= MAX_WINDOW:
-            raise SpecError(f"--window: {self.window}: allowed is 1 to {MAX_WINDOW} frames")
-        if not 0 <= self.gap <= MAX_GAP:
-            raise SpecError(f"--gap: {self.gap}: allowed is 0 to {MAX_GAP} frames")
         transports = [VARIANTS[name][0] for name in self.variants]
         check_mtu(self.plan.mtu, transports, "--mtu")
         check_room(self.size, len(self.plan.hosts), transports, allowance(), "--size")
@@ -128,9 +120,9 @@ class Session:
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
             modules = {rank.__name__, attach.__name__, *modules_of(VARIANTS[name][0] for name in options.variants)}
-            self._workers = stack.enter_context(Workers(self._fabric, "rank", sorted(modules)))
-            shown = ("lanes", "window", "gap", "seed", "iterations", "budget")
-            self.environment = describe(self._fabric, load, {name: getattr(options, name) for name in shown})
+            self._workers = stack.enter_context(Workers(self._fabric, options.collective.affinity, sorted(modules)))
+            shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
+            self.environment = {**describe(load), **options.plan.summary(), **options.collective.model_dump(), **shown}
             self._stack = stack.pop_all()
         return self
 
@@ -238,11 +230,9 @@ class Session:
         specs = make_groups(
             options.plan.hosts,
             group_id=self._groups,
-            **{"lanes": options.lanes, "window": options.window, "gap": options.gap, **terms},
+            **{**options.collective.model_dump(), **terms},
             mtu=options.plan.mtu,
             capacity=options.size // 4,
-            affinity="rank",
-            timeout=SETTLING,
             rendezvous=str(directory),
         )
         barrier = str(directory / f"barrier-{self._groups}")

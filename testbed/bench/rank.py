@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.bench.syscalls import SyscallCounter
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
 from testbed.collectives.transport import Tensor, Transport
+from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
 
 __all__ = ["close_rank", "count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
@@ -35,6 +35,10 @@ class Bench:
     source: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
     buffer: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
     reference: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+class Benches(dict[str, Bench]):
+    """A worker's transports, by what they are called here."""
 
 
 def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
@@ -60,13 +64,13 @@ def open_rank(
     :param patience: Seconds to wait at the barrier.
     """
     opened = context.resources.enter_context(open_transport(transport or name, context, spec))
-    context.objects[f"bench/{name}"] = Bench(opened, Barrier(Path(barrier), spec.rank, spec.size, patience))
+    context.state(Benches)[name] = Bench(opened, Barrier(Path(barrier), spec.rank, spec.size, patience))
     opened.connect()
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
     """Close a transport; another may be opened by the same name."""
-    context.objects.pop(f"bench/{name}").transport.close()
+    context.state(Benches).pop(name).transport.close()
 
 
 def prepare_size(context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool) -> float:
@@ -75,7 +79,7 @@ def prepare_size(context: WorkerContext, name: str, count: int, seed: int, refer
     :param fill: Whether the reference is still to be made (by the ranks of the first transport).
     :returns: The largest magnitude of any rank's element in this rank's share.
     """
-    bench: Bench = context.objects[f"bench/{name}"]
+    bench = context.state(Benches)[name]
     spec = bench.transport.spec
     bench.source = make_input(seed, spec.rank, 0, count)
     bench.buffer = np.zeros_like(bench.source)
@@ -118,7 +122,7 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int, ab
     :param warmup: All-reduces before the first that counts.
     :param absmax: Largest magnitude of any rank's element, for the bound of the check; None checks nothing.
     """
-    bench: Bench = context.objects[f"bench/{name}"]
+    bench = context.state(Benches)[name]
     all_reduce, clock = bench.transport.all_reduce, time.monotonic
     starts, ends = [], []
     with bench.barrier as barrier, _collector_off():
@@ -150,7 +154,7 @@ def _wrong(bench: Bench, bound: float) -> int:
 
 def count_syscalls(context: WorkerContext, name: str) -> int:
     """Count the system calls of one all-reduce, those of all threads of this process, and time nothing."""
-    bench: Bench = context.objects[f"bench/{name}"]
+    bench = context.state(Benches)[name]
     with bench.barrier as barrier, SyscallCounter() as counter:
         read: Callable[[], int] = counter.read
         np.copyto(bench.buffer, bench.source)

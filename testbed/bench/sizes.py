@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from testbed.errors import SpecError
 from testbed.memory import SHARE, tensor_copies
-from testbed.numbers import shown
+from testbed.numbers import format_size, shown
 
-__all__ = ["check_room", "format_size", "parse_size", "size_series"]
+__all__ = ["check_room", "parse_size", "size_series"]
 
 ELEMENT = 4  # bytes of a float32
 MAX_SIZE = (1 << 31) * ELEMENT - ELEMENT  # a collective counts elements in 31 bits
@@ -64,11 +64,3 @@ def check_room(last: int, hosts: int, transports: Sequence[str], most: int, flag
             f"{flag}: {format_size(last)}: allowed is at most {most // times >> 20}M: {hosts} hosts with {len(transports)} "
             f"transports hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
         )
-
-
-def format_size(size: int) -> str:
-    """Write a size with the largest suffix that divides it: the inverse of `parse_size`."""
-    for suffix, power in (("G", 30), ("M", 20), ("K", 10)):
-        if size and size % (1 << power) == 0:
-            return f"{size >> power}{suffix}"
-    return str(size)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.bench.row import Row, algbw, busbw
-from testbed.bench.sizes import format_size
 from testbed.machine import caution
+from testbed.numbers import format_size
 
 __all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
 
@@ -38,9 +38,15 @@ def _line(cells: Sequence[str]) -> str:
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     """One ``#`` line a key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
-    lines = [f"# {key:<{width}}  {value}" for key, value in environment.items()]
+    lines = [f"# {key:<{width}}  {_words(value)}" for key, value in environment.items()]
     warning = caution(environment["load_average"], environment["cpus"])
     return [*lines, f"# {warning}"] if warning else lines
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {entry}" for key, entry in value.items())
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def header_lines() -> list[str]:

@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli import bench_exchange, options
+from testbed.cli import bench_exchange, flags, options
 from testbed.cli.progress import clear_progress, show_progress
+from testbed.collectives.options import CollectiveOptions
+from testbed.collectives.registry import TRANSPORTS
 from testbed.numbers import Real, Whole
+from testbed.plan import FabricOptions
 
 __all__ = ["register"]
 
@@ -43,21 +46,11 @@ def group() -> None:
 
 
 @bench.command(epilog=EPILOG)
+@flags.expand
 def allreduce(
-    hosts: Annotated[int, typer.Option(parser=options.WHOLE, help="Number of hosts, 1 to 32, one rank each.")] = 4,
-    topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
-    switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
-    mtu: Annotated[
-        int,
-        typer.Option(
-            parser=options.WHOLE,
-            help="Bytes of an IP packet, 576 to 3506; up to 9000 without xdp-ring and with --switch bridge.",
-        ),
-    ] = 1500,
-    offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")] = "on",
-    lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
+    fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
     transports: Annotated[
-        str, typer.Option(help="Comma-separated, of xdp-ring, tcp-ring, gloo, mpi.")
+        str, typer.Option(help=f"Comma-separated, of {', '.join(TRANSPORTS)}.")
     ] = "xdp-ring,tcp-ring,gloo,mpi",
     minimum: Annotated[
         str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4.")
@@ -77,16 +70,7 @@ def allreduce(
     check: Annotated[
         int, typer.Option("-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not.")
     ] = 1,
-    window: Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
-    recovery: Annotated[str, typer.Option(help="Whom xdp-ring asks for what is lost: upstream or origin.")] = "upstream",
-    gap: Annotated[
-        int,
-        typer.Option(
-            parser=options.WHOLE,
-            help="Later frames of a lane that make xdp-ring's kernel half ask for a missing one; 0: only the timer.",
-        ),
-    ] = 1,
-    affinity: Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")] = "rank",
+    collective: Annotated[CollectiveOptions, flags.Of()] = CollectiveOptions(lanes="int16", affinity="rank"),
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
@@ -99,27 +83,20 @@ def allreduce(
     from testbed.bench import allreduce as controller
     from testbed.bench import table
     from testbed.bench.sizes import parse_size, size_series
-    from testbed.collectives.registry import TRANSPORTS, check_names
+    from testbed.collectives.registry import check_names
     from testbed.errors import CollectiveError, SpecError
-    from testbed.plan import plan_fabric
     from testbed.rights import require_root
 
-    if offload not in ("on", "off"):
-        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
     if check not in (0, 1):
         raise SpecError(f"-c: {check}: allowed is 0 or 1")
     chosen = controller.Options(
-        plan=plan_fabric(topology, hosts, switch, mtu, offload == "on"),
+        plan=fabric.plan(),
         transports=check_names(name.strip() for name in transports.split(",") if name.strip()),
         sizes=size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor),
         iterations=iterations,
         warmup=warmup,
         check=bool(check),
-        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
-        window=window,
-        recovery=recovery,  # type: ignore[arg-type]
-        gap=gap,
-        affinity=affinity,  # type: ignore[arg-type]
+        collective=collective,
         seed=seed,
     )
     require_root()
@@ -191,6 +168,7 @@ def delay_line(
         after="Exit status 1 if a result is wrong. Cells that exceed their budget are reported as such.",
     ),
 )
+@flags.expand
 def faults(
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, 2 to 32, comma-separated.")] = "4",
     loss: Annotated[str, typer.Option(help="Percent of frames that are lost, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
@@ -200,13 +178,10 @@ def faults(
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
     iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a cell.")] = 20,
     budget: Annotated[float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")] = 30.0,
-    topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
-    switch: Annotated[str, typer.Option(help="Switches: xdp or bridge.")] = "xdp",
-    mtu: Annotated[int, typer.Option(parser=options.WHOLE, help="Bytes of an IP packet.")] = 1500,
-    offload: Annotated[str, typer.Option(help="on or off; with faults, hosts' are off in either case.")] = "off",
-    lanes: Annotated[str, typer.Option(help="Quantized type of xdp-ring: int16 or int32.")] = "int16",
-    window: Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of xdp-ring, 1 to 256.")] = 8,
-    gap: Annotated[int, typer.Option(parser=options.WHOLE, help="As of testbed bench allreduce.")] = 1,
+    fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(offload="off"),
+    collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
+        lanes="int16", affinity="rank", timeout=180.0
+    ),
     figure: Annotated[
         Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; the CSV goes beside it.")
     ] = None,
@@ -216,28 +191,24 @@ def faults(
 ) -> None:
     """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks what was lost.
 
-    Transports take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone.
+    Transports take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone. With faults,
+    hosts' offloads are off in any case.
     """
     from testbed.bench import faults as controller
     from testbed.bench import loss_table, table
     from testbed.bench.sizes import parse_size
-    from testbed.errors import CollectiveError, SpecError
-    from testbed.plan import plan_fabric
+    from testbed.errors import CollectiveError
     from testbed.rights import require_root
 
-    if offload not in ("on", "off"):
-        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
     chosen = [
         controller.Options(
-            plan=plan_fabric(topology, count, switch, mtu, offload == "on"),
+            plan=options.with_hosts(fabric, count).plan(),
             variants=tuple(name.strip() for name in transports.split(",")),
             size=parse_size(size, "--size"),
             losses=tuple(percent / 100 for percent in Real().several(loss, "--loss")),
             iterations=iterations,
             budget=budget,
-            lanes=lanes,
-            window=window,
-            gap=gap,
+            collective=collective,
             seed=seed,
         )
         for count in Whole().several(hosts, "--hosts")

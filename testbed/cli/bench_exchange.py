@@ -8,32 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.cli import options
+from testbed.cli import flags, options
 from testbed.cli.progress import clear_progress, show_progress
+from testbed.exchange.options import ExchangeOptions
+from testbed.exchange.registry import EXCHANGES
 from testbed.numbers import Whole
+from testbed.plan import FabricOptions
 
 if TYPE_CHECKING:
     from testbed.bench.exchange_session import Case, Options
-    from testbed.plan import FabricPlan
 
 __all__ = ["register"]
 
-Exchanges = Annotated[str, typer.Option(help="Comma-separated, of pinch, tcp-push, tcp-pull, gloo.")]
-Topology = Annotated[str, typer.Option(help="star, ring or leaf-spine.")]
-Switch = Annotated[str, typer.Option(help="Switches: xdp or bridge.")]
-Mtu = Annotated[
-    int,
-    typer.Option(
-        parser=options.WHOLE, help="Bytes of an IP packet, 576 to 3506; to 9000 without pinch and with --switch bridge."
-    ),
-]
-Offload = Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums.")]
-Lanes = Annotated[str, typer.Option(help="Quantized type of pinch: int16 or int32.")]
-Window = Annotated[int, typer.Option(parser=options.WHOLE, help="Frames in flight a rank, of pinch, 1 to 256.")]
-Processing = Annotated[
-    str, typer.Option(help="Where pinch aggregates: pinned, on the receiving rank's CPU, or spread, where frames arrive.")
-]
-Affinity = Annotated[str, typer.Option(help="rank pins rank r to CPU r modulo CPUs; none does not.")]
+Exchanges = Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(EXCHANGES)}.")]
+# Each exchange is of other values than the one before, so that nothing can be left out.
+Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
+TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
 Iterations = Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed exchanges of a row, 1 to 1000000.")]
 Warmup = Annotated[
     int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed ones before each turn, from 0.")
@@ -50,7 +40,7 @@ def register(bench: typer.Typer) -> None:
             "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off --figure broadcast.png",
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
-    )(broadcast)
+    )(flags.expand(broadcast))
     bench.command(
         epilog=options.examples(
             "testbed bench aggregate",
@@ -58,7 +48,7 @@ def register(bench: typer.Typer) -> None:
             "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64 --degrees 8",
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
-    )(aggregate)
+    )(flags.expand(aggregate))
 
 
 def broadcast(
@@ -71,14 +61,8 @@ def broadcast(
     factor: Annotated[
         int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="From one size to the next, at least 2.")
     ] = 4,
-    topology: Topology = "star",
-    switch: Switch = "xdp",
-    mtu: Mtu = 1500,
-    offload: Offload = "on",
-    lanes: Lanes = "int32",
-    window: Window = 32,
-    processing: Processing = "pinned",
-    affinity: Affinity = "rank",
+    fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(),
+    terms: Terms = TERMS,
     iterations: Iterations = 50,
     warmup: Warmup = 5,
     figure: Figure = None,
@@ -103,14 +87,11 @@ def broadcast(
         need = memory.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
         memory.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
-        plan=make_plan(topology, ranks, switch, mtu, offload),
+        plan=options.with_hosts(fabric, ranks).plan(),
         exchanges=split(exchanges),
         iterations=iterations,
         warmup=warmup,
-        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
-        window=window,
-        processing=processing,  # type: ignore[arg-type]
-        affinity=affinity,  # type: ignore[arg-type]
+        terms=terms,
         seed=seed,
     )
     cases = (((count, size), bench.make_case(size, count)) for count in counts for size in sizes)
@@ -118,9 +99,6 @@ def broadcast(
 
 
 def aggregate(
-    hosts: Annotated[
-        int, typer.Option(parser=options.WHOLE, help="Number of hosts, 2 to 32: one that aggregates, the others send.")
-    ] = 2,
     dims: Annotated[str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")] = "16,64,256,512",
     degrees: Annotated[
         str, typer.Option(help="Vertices into which each one that arrives is added, comma-separated.")
@@ -129,14 +107,8 @@ def aggregate(
         int, typer.Option(parser=options.WHOLE, help="That arrive in one exchange, at least one a host that sends.")
     ] = 8192,
     exchanges: Exchanges = "pinch,tcp-push",
-    topology: Topology = "star",
-    switch: Switch = "xdp",
-    mtu: Mtu = 1500,
-    offload: Offload = "on",
-    lanes: Lanes = "int32",
-    window: Window = 32,
-    processing: Processing = "pinned",
-    affinity: Affinity = "rank",
+    fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(hosts=2),
+    terms: Terms = TERMS,
     iterations: Iterations = 20,
     warmup: Warmup = 3,
     figure: Figure = None,
@@ -144,39 +116,29 @@ def aggregate(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space."""
+    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space.
+
+    One of the hosts aggregates, the others send.
+    """
     from testbed import memory
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
 
     widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
-        plan=make_plan(topology, hosts, switch, mtu, offload),
+        plan=fabric.plan(),
         exchanges=split(exchanges),
         iterations=iterations,
         warmup=warmup,
-        lanes=lanes,  # type: ignore[arg-type]  # Options checks it
-        window=window,
-        processing=processing,  # type: ignore[arg-type]
-        affinity=affinity,  # type: ignore[arg-type]
+        terms=terms,
         seed=seed,
     )
-    bench.check_grid(widths, counts, vertices, hosts)
+    bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
     need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
     memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
-    run(bench, chosen, ((key, bench.make_case(*key, hosts, seed)) for key in grid), json, figure)
-
-
-def make_plan(topology: str, hosts: int, switch: str, mtu: int, offload: str) -> FabricPlan:
-    """Plan the fabric."""
-    from testbed.errors import SpecError
-    from testbed.plan import plan_fabric
-
-    if offload not in ("on", "off"):
-        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
-    return plan_fabric(topology, hosts, switch, mtu, offload == "on")
+    run(bench, chosen, ((key, bench.make_case(*key, fabric.hosts, seed)) for key in grid), json, figure)
 
 
 def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Path | None, figure: Path | None) -> None:

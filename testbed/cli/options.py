@@ -18,6 +18,8 @@ import typer
 
 from testbed.errors import SpecError, StorageError
 from testbed.numbers import Real, Whole
+from testbed.plan import FabricOptions
+from testbed.tables import checked
 
 __all__ = [
     "REAL",
@@ -30,6 +32,7 @@ __all__ = [
     "number",
     "print_json",
     "set_verbosity",
+    "with_hosts",
     "write_json",
 ]
 
@@ -90,6 +93,14 @@ JsonFile = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", dir_okay=False, callback=_writable, help="Write the result as JSON; - is stdout."),
 ]
+
+
+def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
+    """Return a fabric with another number of hosts.
+
+    :raises SpecError: There are none with so many.
+    """
+    return checked(FabricOptions, {**fabric.model_dump(), "hosts": hosts}, lambda place: f"--{place[0]}:")
 
 
 def examples(*commands: str, after: str = "") -> str:

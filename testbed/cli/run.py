@@ -75,10 +75,10 @@ def run(
     out = out or default_folder(scenario)
 
     from testbed.rights import require_root
-    from testbed.run import check_memory, plan_of, run_into
+    from testbed.run import plan_of, run_into
 
     plan_of(scenario)
-    check_memory(scenario)
+    scenario.workload.open(scenario).check()
     require_root()
 
     from analysis.report import make_report

@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.cli import options
+from testbed.cli import flags, options
+from testbed.plan import FabricOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -16,21 +17,11 @@ def register(app: typer.Typer) -> None:
             "sudo testbed exec h1 -- ping -c 3 h2",
             "sudo testbed down",
         )
-    )(up)
+    )(flags.expand(up))
 
 
 def up(
-    hosts: Annotated[int, typer.Option(parser=options.WHOLE, help="Number of hosts, 1 to 32.")] = 4,
-    topology: Annotated[str, typer.Option(help="star, ring or leaf-spine.")] = "star",
-    switch: Annotated[
-        str, typer.Option(help="bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it).")
-    ] = "xdp",
-    mtu: Annotated[int, typer.Option(parser=options.WHOLE, help="576 to 3506; up to 9000 with --switch bridge.")] = 1500,
-    offload: Annotated[str, typer.Option(help="on or off: TSO, GSO, GRO and TX checksums of every link.")] = "on",
-    queues: Annotated[
-        int | None, typer.Option(parser=options.WHOLE, help="Queues of an interface, 1 to 64; one a CPU if not given.")
-    ] = None,
-    k: Annotated[int | None, typer.Option(parser=options.WHOLE, help="Leaves and spines of leaf-spine.")] = None,
+    fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
     run_id: Annotated[str | None, typer.Option(help="Name of the run; a random one if not given.")] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")] = False,
     verbose: options.Verbose = 0,
@@ -40,19 +31,16 @@ def up(
 
     Hosts are h1, h2, ...; they know each other by these names. Then: exec, status, down.
     """
-    from testbed.errors import SpecError
     from testbed.fabric.background import hold, start
-    from testbed.plan import plan_fabric
 
-    if offload not in ("on", "off"):
-        raise SpecError(f"--offload: {offload!r}: allowed is on or off")
-    plan = plan_fabric(topology, hosts, switch, mtu, offload == "on", queues, k)
+    plan = fabric.plan()
 
     def announce(message: dict[str, Any]) -> None:
         if json:
             options.print_json({**message, "hosts": {host.name: host.ip for host in plan.hosts}})
             return
-        typer.echo(f"run {message['run_id']} is up: {topology}, {len(plan.switches)} switches ({switch}), mtu {mtu}")
+        made = f"{plan.topology}, {len(plan.switches)} switches ({plan.switch_kind}), mtu {plan.mtu}"
+        typer.echo(f"run {message['run_id']} is up: {made}")
         for host in plan.hosts:
             typer.echo(f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}")
 

@@ -2,36 +2,19 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Self
 
+from pydantic import Field, ValidationError, model_validator
+
+from testbed.collectives.options import CollectiveOptions, Lanes, RecoveryFrom
 from testbed.errors import SpecError
+from testbed.plan import MAX_HOSTS, MAX_MTU, MIN_MTU
+from testbed.tables import explain, findings, path_of
 
-__all__ = [
-    "MAX_GAP",
-    "MAX_GROUP_ID",
-    "MAX_RANKS",
-    "MAX_WINDOW",
-    "Affinity",
-    "GroupSpec",
-    "Lanes",
-    "Member",
-    "OnOverflow",
-    "RecoveryFrom",
-    "make_groups",
-]
+__all__ = ["MAX_GROUP_ID", "GroupSpec", "Lanes", "Member", "RecoveryFrom", "make_groups"]
 
-Lanes = Literal["int16", "int32"]
-OnOverflow = Literal["error", "saturate"]
-Affinity = Literal["none", "rank"]
-RecoveryFrom = Literal["origin", "upstream"]
-
-MAX_RANKS = 32
-MAX_WINDOW = 256
-MAX_GAP = 4096
-MAX_YIELDS = 10_000
 MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
-MTU_RANGE = (576, 9000)  # RFC 791's least datagram; the largest jumbo frame in common use
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,74 +33,48 @@ class Member:
     mac: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
+class GroupSpec(CollectiveOptions):
     """What one rank has to know to open a transport; equal on all ranks but for `rank`. Picklable.
 
-    :param group_id: Tells groups that exist at once apart, 0..4095.
+    :param group_id: Tells groups that exist at once apart.
     :param cookie: 64-bit number drawn when the group forms: frames and connections that do not carry it are foreign.
     :param rank: The rank that this copy is for.
     :param members: All members, in rank order.
-    :param lanes: Integer type of a quantized value (transports that do not quantize ignore it).
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Most float32 elements in one collective.
-    :param window: Frames in flight that each owner keeps (in-kernel transports).
-    :param recovery: Whom a rank asks for what it lacks (in-kernel transports): ``origin``, the chunk's owner, who sends the
-        result, or sends the chunk round again; or ``upstream``, the rank before it, who sends again what it has sent: its
-        input, a partial sum that it keeps, or the result.
-    :param gap: Later frames of the same lane that must have come before the kernel asks for a missing one; 0: only the timer
-        does.
-    :param timeout: Seconds a collective may go without an answer before it ends with `CollectiveError`.
-    :param on_overflow: What a value outside the quantization range does: an error, or clamp and count.
-    :param affinity: ``rank`` pins each rank's process to CPU ``rank % cpus``; ``none`` pins nothing.
     :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel all-reduces): sleep and
         interrupt cost more than a small collective takes, where all ranks come at once.
     :param rendezvous: Directory that all ranks can write (the run's), for transports that meet through files.
     :raises SpecError: A field is outside of what is allowed here.
     """
 
-    group_id: int
-    cookie: int
+    group_id: int = Field(ge=0, le=MAX_GROUP_ID)
+    cookie: int = Field(ge=0, lt=1 << 64)
     rank: int
     members: tuple[Member, ...]
-    lanes: Lanes = "int32"
-    mtu: int = 1500
-    capacity: int = 16 << 20
-    window: int = 8
-    recovery: RecoveryFrom = "upstream"
-    gap: int = 1
-    timeout: float = 10.0
-    on_overflow: OnOverflow = "error"
-    affinity: Affinity = "none"
-    yields: int = 64
+    mtu: int = Field(default=1500, ge=MIN_MTU, le=MAX_MTU)
+    capacity: int = Field(default=16 << 20, ge=0, lt=1 << 31)
+    yields: int = Field(default=64, ge=0, le=10_000)
     rendezvous: str = ""
 
-    def __post_init__(self) -> None:
-        def require(held: bool, key: str, allowed: str) -> None:
-            if not held:
-                raise SpecError(f"group: {key} = {getattr(self, key)!r}: allowed is {allowed}")
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            lines = (explain(each, GroupSpec, lambda place: f"{path_of(place)} =") for each in findings(error))
+            raise SpecError("\n".join(f"group: {line}" for line in lines)) from None
 
-        if not 1 <= len(self.members) <= MAX_RANKS:
-            raise SpecError(f"group: {len(self.members)} members: allowed is 1..{MAX_RANKS}")
+    @model_validator(mode="after")
+    def _members_fit(self) -> Self:
+        if not 1 <= len(self.members) <= MAX_HOSTS:
+            raise ValueError(f"{len(self.members)} members: allowed is 1..{MAX_HOSTS}")
         if [member.rank for member in self.members] != list(range(len(self.members))):
-            raise SpecError(
-                f"group: members have ranks {[m.rank for m in self.members]}: allowed is 0..n-1 in order"
-            )
+            raise ValueError(f"members have ranks {[m.rank for m in self.members]}: allowed is 0..n-1 in order")
         if len({member.ip for member in self.members}) != len(self.members):
-            raise SpecError("group: two members share an IP address")
-        require(0 <= self.rank < len(self.members), "rank", f"0..{len(self.members) - 1}")
-        require(0 <= self.group_id <= MAX_GROUP_ID, "group_id", f"0..{MAX_GROUP_ID}")
-        require(0 <= self.cookie < 1 << 64, "cookie", "an unsigned 64-bit number")
-        require(self.lanes in get_args(Lanes), "lanes", " or ".join(get_args(Lanes)))
-        require(MTU_RANGE[0] <= self.mtu <= MTU_RANGE[1], "mtu", "{}..{}".format(*MTU_RANGE))
-        require(0 <= self.capacity < 1 << 31, "capacity", "0..2^31-1 elements")
-        require(1 <= self.window <= MAX_WINDOW, "window", f"1..{MAX_WINDOW} frames")
-        require(self.recovery in get_args(RecoveryFrom), "recovery", " or ".join(get_args(RecoveryFrom)))
-        require(0 <= self.gap <= MAX_GAP, "gap", f"0..{MAX_GAP} frames")
-        require(0 <= self.yields <= MAX_YIELDS, "yields", f"0..{MAX_YIELDS}")
-        require(0 < self.timeout <= 3600, "timeout", "more than 0, at most 3600 seconds")
-        require(self.on_overflow in get_args(OnOverflow), "on_overflow", " or ".join(get_args(OnOverflow)))
-        require(self.affinity in get_args(Affinity), "affinity", " or ".join(get_args(Affinity)))
+            raise ValueError("two members share an IP address")
+        if not 0 <= self.rank < len(self.members):
+            raise ValueError(f"rank = {self.rank}: allowed is 0..{len(self.members) - 1}")
+        return self
 
     @property
     def size(self) -> int:
@@ -152,5 +109,5 @@ def make_groups(hosts: Sequence[Any], *, group_id: int = 0, **options: Any) -> t
     :raises SpecError: As `GroupSpec`.
     """
     members = tuple(Member(rank, host.name, host.ip, host.mac) for rank, host in enumerate(hosts))
-    first = GroupSpec(group_id, secrets.randbits(64), 0, members, **options)
-    return tuple(replace(first, rank=member.rank) for member in members)
+    first = GroupSpec(group_id=group_id, cookie=secrets.randbits(64), rank=0, members=members, **options)
+    return tuple(first.model_copy(update={"rank": member.rank}) for member in members)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.transport import Datapath, Transport
 from testbed.errors import SpecError
 from testbed.plan import MAX_XDP_MTU, MIN_MTU
+from testbed.registry import Registry, load
 
 if TYPE_CHECKING:
+    from testbed.collectives.group import GroupSpec
+    from testbed.collectives.transport import Datapath, Transport
     from testbed.worker import WorkerContext
 
 __all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "modules_of", "open_transport"]
@@ -20,30 +20,50 @@ __all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "modules_of", "ope
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a transport is and what it is.
+    """Where a transport, or an exchange, is and what it is.
 
     :param path: ``module:class``.
     :param needs: The datapath that the fabric has to be set to (the class says the same).
     :param summary: One line for help texts.
+    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not say.
     """
 
     path: str
     needs: Datapath
     summary: str
+    splits: bool = True
+
+    @property
+    def module(self) -> str:
+        """Name of the module that it is in."""
+        return self.path.partition(":")[0]
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether it works inside the kernel, and not over sockets."""
+        return self.needs == "xdp"
 
 
-TRANSPORTS: dict[str, Entry] = {
-    "xdp-ring": Entry(
-        "testbed.collectives.xdp_ring:XdpRing",
-        "xdp",
-        "ring all-reduce inside the kernel, summed by XDP programs",
-    ),
-    "tcp-ring": Entry(
-        "testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"
-    ),
-    "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend"),
-    "mpi": Entry("testbed.collectives.mpi:Mpi", "sockets", "Open MPI's Allreduce over TCP"),
-}
+def entry_of(found: Any) -> Entry:
+    """Make the entry of a class that another package brings."""
+    summary = (found.__doc__ or "").strip().partition("\n")[0]
+    return Entry(f"{found.__module__}:{found.__qualname__}", found.needs, summary)
+
+
+TRANSPORTS: Registry[Entry] = Registry(
+    "transport",
+    f"{__name__}:Entry",
+    {
+        "xdp-ring": Entry(
+            "testbed.collectives.xdp_ring:XdpRing", "xdp", "ring all-reduce inside the kernel, summed by XDP programs"
+        ),
+        "tcp-ring": Entry("testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"),
+        "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend", splits=False),
+        "mpi": Entry("testbed.collectives.mpi:Mpi", "sockets", "Open MPI's Allreduce over TCP", splits=False),
+    },
+    group="testbed.transports",
+    adapt=entry_of,
+)
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -53,27 +73,27 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
-        if name not in TRANSPORTS:
-            raise SpecError(f"transport {name!r} does not exist: allowed is {', '.join(TRANSPORTS)}")
+        TRANSPORTS[name]
     if not chosen:
         raise SpecError(f"no transport given: allowed is any of {', '.join(TRANSPORTS)}")
     return chosen
 
 
-def check_mtu(mtu: int, names: Iterable[str], key: str) -> None:
+def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] = TRANSPORTS) -> None:
     """Check that frames of a fabric's MTU suit its transports.
 
     :param key: What the MTU was given to, for the error: an option, or a scenario's key.
+    :param registry: What they are names of.
     :raises SpecError: It leaves no room for the XDP that one of them needs.
     """
     for name in names:
-        if TRANSPORTS[name].needs == "xdp" and mtu > MAX_XDP_MTU:
+        if registry[name].in_kernel and mtu > MAX_XDP_MTU:
             raise SpecError(f"{key}: {mtu}: allowed is {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """Name what the hosts' workers import for transports; ranks of ``mpi`` have workers of their own."""
-    return [TRANSPORTS[name].path.partition(":")[0] for name in names if name != "mpi"]
+    return [TRANSPORTS[name].module for name in names if name != "mpi"]
 
 
 def open_transport(name: str, context: WorkerContext, spec: GroupSpec) -> Transport:
@@ -81,7 +101,5 @@ def open_transport(name: str, context: WorkerContext, spec: GroupSpec) -> Transp
 
     :raises SpecError: No transport has this name.
     """
-    check_names([name])
-    module, _, attribute = TRANSPORTS[name].path.partition(":")
-    transport: Transport = getattr(importlib.import_module(module), attribute)(context, spec)
+    transport: Transport = load(TRANSPORTS[name].path)(context, spec)
     return transport

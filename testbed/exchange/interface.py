@@ -14,20 +14,20 @@ from testbed.collectives.arrays import check_array
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import SpecError
+from testbed.exchange.options import ExchangeTerms, Processing
+from testbed.tables import checked, path_of
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["MAX_DIM", "MAX_STALENESS", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
 
 Aggregation = Literal["sum", "weighted", "max"]
 """``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
-Processing = Literal["spread", "pinned"]
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
-MAX_STALENESS = 1 << 31  # exchanges are counted in 32 bits
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 """What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
 
@@ -42,12 +42,9 @@ class ExchangeSpec:
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
-    :param bound: Vertices no element of which has changed by more since they were last sent are not sent again; 0: only
-        those that have not changed at all; None: every vertex is sent every time (pinch).
+    :param bound: Of `ExchangeTerms`, as are `staleness` and `processing`.
     :param exponent: All ranks' magnitudes are below ``2**exponent``, which then need not be agreed on; None: they are agreed
         on every time. What is larger is an error (pinch).
-    :param staleness: A vertex is sent after so many exchanges at the latest, whatever the bound (pinch).
-    :param processing: ``spread``: frames are aggregated where they arrive; ``pinned``: on CPU ``rank % cpus`` (pinch).
     :raises SpecError: A field is outside of what is allowed here.
     """
 
@@ -63,16 +60,14 @@ class ExchangeSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
             raise SpecError(f"exchange: dim = {self.dim}: allowed is 1..{MAX_DIM}")
-        if self.bound is not None and not 0 <= self.bound < float("inf"):
-            raise SpecError(f"exchange: bound = {self.bound}: allowed is 0 or more, finite")
+        terms = {key: getattr(self, key) for key in ExchangeTerms.model_fields}
+        checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
         if self.bound is not None and self.aggregation == "max":
             raise SpecError("exchange: bound: allowed with aggregation sum or weighted: a maximum cannot be taken back")
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
         if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
             raise SpecError(f"exchange: exponent = {self.exponent}: allowed is -126..127, without bound")
-        if not 1 <= self.staleness <= MAX_STALENESS:
-            raise SpecError(f"exchange: staleness = {self.staleness}: allowed is 1..{MAX_STALENESS} exchanges")
 
 
 class Exchange(Closing):

@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.transport import Datapath
-from testbed.errors import SpecError
-from testbed.exchange.interface import Exchange, ExchangeSpec
+from testbed.collectives.registry import Entry, entry_of
+from testbed.registry import Registry, load
 
 if TYPE_CHECKING:
+    from testbed.exchange.interface import Exchange, ExchangeSpec
     from testbed.worker import WorkerContext
 
-__all__ = ["EXCHANGES", "Entry", "modules_of", "open_exchange"]
+__all__ = ["EXCHANGES", "ExchangeEntry", "modules_of", "open_exchange"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExchangeEntry(Entry):
     """Where an exchange is and what it is.
 
-    :param path: ``module:class``.
-    :param needs: The datapath that the fabric has to be set to (the class says the same).
     :param all_reduce: The transport that sums weight gradients beside it.
-    :param summary: One line for help texts.
     """
 
-    path: str
-    needs: Datapath
-    all_reduce: str
-    summary: str
+    all_reduce: str = "tcp-ring"
 
 
-EXCHANGES: dict[str, Entry] = {
-    "pinch": Entry(
-        "testbed.exchange.pinch:Pinch", "xdp", "xdp-ring", "broadcast by a TC program, aggregation by an XDP program"
-    ),
-    "tcp-pull": Entry(
-        "testbed.exchange.tcp_pull:TcpPull", "sockets", "tcp-ring", "ask owners for what is needed, and wait, as DistDGL does"
-    ),
-    "tcp-push": Entry("testbed.exchange.tcp_push:TcpPush", "sockets", "tcp-ring", "send to those that need it"),
-    "gloo": Entry("testbed.exchange.gloo:GlooGather", "sockets", "gloo", "torch.distributed's all-gather of all embeddings"),
-}
+def exchange_of(found: Any) -> ExchangeEntry:
+    """Make the entry of a class that another package brings."""
+    return ExchangeEntry(**asdict(entry_of(found)), all_reduce="xdp-ring" if found.needs == "xdp" else "tcp-ring")
+
+
+EXCHANGES: Registry[ExchangeEntry] = Registry(
+    "exchange",
+    f"{__name__}:ExchangeEntry",
+    {
+        "pinch": ExchangeEntry(
+            "testbed.exchange.pinch:Pinch",
+            "xdp",
+            "broadcast by a TC program, aggregation by an XDP program",
+            all_reduce="xdp-ring",
+        ),
+        "tcp-pull": ExchangeEntry(
+            "testbed.exchange.tcp_pull:TcpPull", "sockets", "ask owners for what is needed, and wait, as DistDGL does"
+        ),
+        "tcp-push": ExchangeEntry("testbed.exchange.tcp_push:TcpPush", "sockets", "send to those that need it"),
+        "gloo": ExchangeEntry(
+            "testbed.exchange.gloo:GlooGather",
+            "sockets",
+            "torch.distributed's all-gather of all embeddings",
+            splits=False,
+            all_reduce="gloo",
+        ),
+    },
+    group="testbed.exchanges",
+    adapt=exchange_of,
+)
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
     """Name what the hosts' workers import for exchanges."""
-    return [EXCHANGES[name].path.partition(":")[0] for name in names]
+    return [EXCHANGES[name].module for name in names]
 
 
 def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec) -> Exchange:
@@ -55,8 +68,5 @@ def open_exchange(name: str, context: WorkerContext, spec: ExchangeSpec) -> Exch
 
     :raises SpecError: There is no exchange of that name.
     """
-    if name not in EXCHANGES:
-        raise SpecError(f"exchange {name!r} does not exist: allowed is {', '.join(EXCHANGES)}")
-    module, _, attribute = EXCHANGES[name].path.partition(":")
-    made: Exchange = getattr(importlib.import_module(module), attribute)(context, spec)
+    made: Exchange = load(EXCHANGES[name].path)(context, spec)
     return made

@@ -6,16 +6,30 @@ import os
 import socket
 import struct
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from testbed.kernel import BpfObject
+    from testbed.kernel import BpfObject, Link
     from testbed.worker import WorkerContext
 
-__all__ = ["attach", "counters", "detach", "fill"]
+__all__ = ["SwitchProgram", "attach", "counters", "detach", "fill"]
 
 _DESTINATION = struct.Struct("=II")  # struct switch_destination: port, ifindex
 _COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
+
+
+@dataclass(frozen=True)
+class SwitchProgram:
+    """The program, attached.
+
+    :param links: By port.
+    :param attachment: Detaches and unloads it.
+    """
+
+    program: BpfObject
+    links: dict[int, Link]
+    attachment: ExitStack
 
 
 def attach(context: WorkerContext, flooding: int) -> None:
@@ -30,7 +44,7 @@ def attach(context: WorkerContext, flooding: int) -> None:
     """
     from testbed.kernel import BpfObject, Map  # numpy: not in workers that never get here
 
-    if "switch" in context.objects:
+    if context.find(SwitchProgram):
         return
     forwards = context.fabric_plan.switch_kind == "xdp"
     with ExitStack() as stack:
@@ -45,9 +59,7 @@ def attach(context: WorkerContext, flooding: int) -> None:
         for port in context.switch.ports:
             ifindex = socket.if_nametoindex(context.switch.ifname(port))
             links[port] = stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
-        context.objects["switch"] = program
-        context.objects["switch links"] = links
-        context.objects["switch attachment"] = context.resources.enter_context(stack.pop_all())
+        context.keep(SwitchProgram(program, links, context.resources.enter_context(stack.pop_all())))
 
 
 def fill(context: WorkerContext, program: BpfObject) -> None:
@@ -62,9 +74,8 @@ def fill(context: WorkerContext, program: BpfObject) -> None:
 
 def detach(context: WorkerContext) -> None:
     """Detach the program; nothing if it is not attached."""
-    if context.objects.pop("switch", None):
-        context.objects.pop("switch links")
-        context.objects.pop("switch attachment").close()
+    if attached := context.drop(SwitchProgram):
+        attached.attachment.close()
 
 
 def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
@@ -72,9 +83,9 @@ def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
 
     Under 0, those that it left to the bridge. Empty while it is not attached.
     """
-    if "switch" not in context.objects:
+    if not (attached := context.find(SwitchProgram)):
         return {}
-    values = context.objects["switch"].maps["counters"]
+    values = attached.program.maps["counters"]
     totals = {}
     for port in (0, *context.switch.ports):
         per_cpu = list(_COUNTERS.iter_unpack(values.lookup(port)))

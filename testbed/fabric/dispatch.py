@@ -20,7 +20,6 @@ __all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
 LINK = "eth0"
 BELL_NEAR = "bell0"
 BELL_FAR = "bell1"
-_KEY = "dispatcher"
 
 
 class Dispatcher:
@@ -33,12 +32,10 @@ class Dispatcher:
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
         """The worker's own, made and attached when it is first asked for."""
-        if _KEY not in context.objects:
-            dispatcher = cls()
-            context.resources.callback(dispatcher.close)
-            dispatcher.attach()
-            context.objects[_KEY] = dispatcher
-        found: Self = context.objects[_KEY]
+        if (found := context.find(cls)) is None:
+            found = context.keep(cls())
+            context.resources.callback(found.close)
+            found.attach()
         return found
 
     def attach(self) -> None:
@@ -95,5 +92,5 @@ def attach(context: WorkerContext) -> None:
 
 def detach(context: WorkerContext) -> None:
     """Worker call: detach the host's programs; groups stay, and go on once attached again."""
-    if _KEY in context.objects:
-        Dispatcher.of(context).detach()
+    if dispatcher := context.find(Dispatcher):
+        dispatcher.detach()

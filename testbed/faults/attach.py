@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.closing import Closing
-from testbed.fabric.datapath import fill
+from testbed.fabric.datapath import SwitchProgram, fill
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.delay_line import DelayLine
 from testbed.faults.log import Drain
@@ -37,7 +37,6 @@ LINK: Final = np.dtype(
     [(name, "<u8") for name in ("passed", "holding", "frames", "blocked", "limited", "lost", "flows", "unplaced")]
 )
 
-_KEY = "faults"
 _DEVMAP = 14  # BPF_MAP_TYPE_DEVMAP
 _LINKS = MAX_HOSTS * MAX_HOSTS
 
@@ -72,7 +71,7 @@ class Engine(Closing):
         self._line: DelayLine | None = None
         with ExitStack() as stack:
             sizes = {"quantiles": max(1, len(table.quantiles)), "fired": max(1, len(table.rules)) * _LINKS}
-            shared = context.objects["switch"].maps if hook == "xdp" else {"flooding": flooding}
+            shared = context.get(SwitchProgram).program.maps if hook == "xdp" else {"flooding": flooding}
             self._object = stack.enter_context(BpfObject("impair", max_entries=sizes, reuse=shared))
             self._maps = self._object.maps
             self._fill(trace)
@@ -169,9 +168,10 @@ class Engine(Closing):
             if host.switch != plan.name:
                 continue
             if hook == "xdp":
-                link = self._context.objects["switch links"][host.port]
+                attached = self._context.get(SwitchProgram)
+                link = attached.links[host.port]
                 link.update(self._object.programs["impair_xdp"])
-                stack.callback(link.update, self._context.objects["switch"].programs["l2_switch"])
+                stack.callback(link.update, attached.program.programs["l2_switch"])
             else:
                 ifindex = socket.if_nametoindex(plan.ifname(host.port))
                 stack.enter_context(self._object.programs["impair_tc"].attach_tc_ingress(ifindex))
@@ -184,20 +184,21 @@ def attach(context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, 
     """
     shared = Map.open(flooding)
     try:
-        context.objects[_KEY] = Engine(context, table, hook, shared, log, trace)
+        context.keep(Engine(context, table, hook, shared, log, trace))
     finally:
         os.close(shared.fd)
     context.resources.callback(_close, context)  # not the engine's own: it would keep the maps' memory until the worker ends
 
 
 def _close(context: WorkerContext) -> None:
-    if engine := context.objects.pop(_KEY, None):
+    if engine := context.drop(Engine):
         engine.close()
 
 
 def detach(context: WorkerContext) -> Counts:
     """Worker call: take the engine away, and tell what it has counted."""
-    engine: Engine = context.objects.pop(_KEY)
+    engine = context.get(Engine)
+    context.drop(Engine)
     with engine:
         engine.detach()
         return engine.count()
@@ -205,16 +206,14 @@ def detach(context: WorkerContext) -> Counts:
 
 def count(context: WorkerContext) -> Counts:
     """Worker call: :meth:`Engine.count`."""
-    engine: Engine = context.objects[_KEY]
-    return engine.count()
+    return context.get(Engine).count()
 
 
 def blocked_map(context: WorkerContext) -> int:
     """Worker call: the number of :attr:`Engine.blocked`, by which the controller may open it."""
-    engine: Engine = context.objects[_KEY]
-    return engine.blocked.number
+    return context.get(Engine).blocked.number
 
 
 def set_limits(context: WorkerContext, limits: Mapping[int, bytes]) -> None:
     """Worker call: :meth:`Engine.set_limits`."""
-    context.objects[_KEY].set_limits(limits)
+    context.get(Engine).set_limits(limits)

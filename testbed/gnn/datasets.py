@@ -1,31 +1,68 @@
-"""From a scenario's data set to the folder that all workers map into memory."""
+"""The data sets by name: what a scenario says of each, and the folder that all workers map into memory."""
 
-import hashlib
+from abc import abstractmethod
 from pathlib import Path
+from typing import Self
 
-from testbed.gnn.debian import debian_graph
-from testbed.gnn.graph import cached
-from testbed.gnn.planetoid import planetoid_graph
-from testbed.gnn.synthetic import synthetic_graph
-from testbed.spec.scenario import DatasetSpec, DebianSpec, PlanetoidSpec
+from pydantic import Field, model_validator
 
-__all__ = ["prepare"]
+from testbed import memory
+from testbed.registry import Registry
+from testbed.tables import Table
+
+__all__ = ["DATASETS", "PATH", "Dataset", "SplitDataset"]
+
+PATH = r"^[^\x00]+$"  # what the kernel takes for a path
 
 
-def prepare(spec: DatasetSpec) -> Path:
-    """Parse or draw the data set where that is not done yet; return its folder (`GraphData.load`).
+class Dataset(Table):
+    """``[dataset]``, whose key `name` says of which kind."""
 
-    :raises SpecError: The data are not there or cannot be read.
-    :raises StorageError: The cache cannot be read or written.
-    """
-    if isinstance(spec, DebianSpec):
-        return debian_graph(spec)
-    if isinstance(spec, PlanetoidSpec):
-        # Read every time, since the folder may have changed, and named by what was read.
-        graph = planetoid_graph(spec)
-        digest = hashlib.blake2b(digest_size=12)
-        for array in (graph.indptr, graph.indices, graph.x, graph.y, graph.train, graph.val, graph.test):
-            digest.update(array.tobytes())
-        return cached(f"planetoid-{digest.hexdigest()}", lambda: graph)
-    key = hashlib.blake2b(spec.model_dump_json().encode(), digest_size=12).hexdigest()
-    return cached(f"synthetic-{key}", lambda: synthetic_graph(spec))
+    name: str
+
+    @abstractmethod
+    def prepare(self) -> Path:
+        """Parse or draw the graph where that is not done yet; return its folder (`testbed.gnn.graph.GraphData.load`).
+
+        :raises SpecError: The data are not there or cannot be read.
+        :raises StorageError: The cache cannot be read or written.
+        """
+
+    def resolve(self, base: Path) -> Self:
+        """Return the data set with relative paths taken from a folder."""
+        return self
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that the graph's size depends on."""
+        return ()
+
+    def estimate(self) -> tuple[memory.Graph, int] | None:
+        """Return the sizes of the graph and the number of its labels; None where they are known only once it is read."""
+        return None
+
+
+class SplitDataset(Dataset):
+    """One whose vertices are split at random."""
+
+    seed: int = Field(default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn")
+    train_fraction: float = Field(default=0.6, gt=0, lt=1)
+    val_fraction: float = Field(default=0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _room_for_test(self) -> Self:
+        if self.train_fraction + self.val_fraction >= 1:
+            raise ValueError("train_fraction + val_fraction must be less than 1: the rest is the test set")
+        return self
+
+
+DATASETS: Registry[type[Dataset]] = Registry(
+    "data set",
+    f"{__name__}:Dataset",
+    {
+        "debian": "testbed.gnn.debian:DebianSpec",
+        "planetoid": "testbed.gnn.planetoid:PlanetoidSpec",
+        "synthetic": "testbed.gnn.synthetic:SyntheticSpec",
+    },
+    group="testbed.datasets",
+)

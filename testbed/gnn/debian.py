@@ -18,25 +18,38 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from debian.deb822 import Packages
 from debian.debian_support import Version
+from pydantic import Field
 
 from testbed import memory
 from testbed.errors import SpecError
 from testbed.files import check_regular
+from testbed.gnn.datasets import PATH, SplitDataset
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
 from testbed.numbers import cut
-from testbed.spec.scenario import DebianSpec
 
-__all__ = ["debian_graph", "package_lists", "parse_packages"]
+__all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 
 APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT stores them in
 RELATIONS = ("pre-depends", "depends", "recommends", "suggests")
 log = logging.getLogger(__name__)
+
+
+class DebianSpec(SplitDataset):
+    """Debian's package graph, from this box's APT lists."""
+
+    name: Literal["debian"]
+    lists: str = Field(default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists")
+    feature_dim: int = Field(default=512, ge=8, le=8192)
+
+    def prepare(self) -> Path:
+        """See `Dataset.prepare`."""
+        return debian_graph(self)
 
 
 def package_lists(folder: Path) -> list[Path]:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
+from testbed.gnn.options import ModelSpec
 from testbed.gnn.sampling import Block, Sampler
 from testbed.memory import EVALUATION_BATCH
-from testbed.spec.scenario import ModelSpec
 
 __all__ = ["Sage"]
 
@@ -26,8 +26,7 @@ class Sage(nn.Module):
 
     def __init__(self, spec: ModelSpec, feature_dim: int, num_classes: int) -> None:
         super().__init__()
-        sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
-        self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(sizes))
+        self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(spec.widths(feature_dim, num_classes)))
         self.dropout = spec.dropout
 
     def forward(self, x: Tensor, blocks: Sequence[Block]) -> Tensor:

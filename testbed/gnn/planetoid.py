@@ -6,27 +6,50 @@ numbers are the lines of ``test.index``; and ``graph``, the neighbours of each v
 without edges: they have no features and the first label, as in torch-geometric.
 """
 
+import hashlib
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.sparse import csr_matrix
 
 from testbed import memory
 from testbed.errors import SpecError
 from testbed.files import read_regular
-from testbed.gnn.graph import GraphData, from_edges
+from testbed.gnn.datasets import PATH, Dataset
+from testbed.gnn.graph import GraphData, cached, from_edges
 from testbed.gnn.unpickle import RefusedPickle, unpickle
 from testbed.numbers import read_whole, shown
-from testbed.spec.scenario import PlanetoidSpec
 
-__all__ = ["planetoid_graph"]
+__all__ = ["PlanetoidSpec", "planetoid_graph"]
 
 PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 LARGEST: Final = 256 << 20  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
 VALIDATION: Final = 500  # vertices, of the public split
+
+
+class PlanetoidSpec(Dataset):
+    """A citation graph in torch-geometric's layout: ``<path>/<graph>/raw/ind.<graph>.*``."""
+
+    name: Literal["planetoid"]
+    path: str = Field(pattern=PATH)
+    graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
+
+    def prepare(self) -> Path:
+        """Read it every time, since the folder may have changed, and name it by what was read; see `Dataset.prepare`."""
+        graph = planetoid_graph(self)
+        digest = hashlib.blake2b(digest_size=12)
+        for array in (graph.indptr, graph.indices, graph.x, graph.y, graph.train, graph.val, graph.test):
+            digest.update(array.tobytes())
+        return cached(f"planetoid-{digest.hexdigest()}", lambda: graph)
+
+    def resolve(self, base: Path) -> Self:
+        """See `Dataset.resolve`."""
+        place = Path(self.path)
+        return self if place.is_absolute() else self.model_copy(update={"path": str((base / place).resolve())})
 
 
 def planetoid_graph(spec: PlanetoidSpec) -> GraphData:

@@ -6,16 +6,49 @@ Labels are the communities at a coarse level (the leading bits of a vertex's num
 to share them and a graph network has something to learn.
 """
 
+import hashlib
+from pathlib import Path
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from testbed import memory
-from testbed.gnn.graph import GraphData, from_edges, random_split
-from testbed.spec.scenario import SyntheticSpec
+from testbed.gnn.datasets import SplitDataset
+from testbed.gnn.graph import GraphData, cached, from_edges, random_split
 
-__all__ = ["crowding", "rmat_edges", "synthetic_graph"]
+__all__ = ["SyntheticSpec", "crowding", "rmat_edges", "synthetic_graph"]
 
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)  # a, b, c, d of the Graph500 benchmark
+
+
+class SyntheticSpec(SplitDataset):
+    """A labelled R-MAT graph, drawn from `seed`."""
+
+    name: Literal["synthetic"]
+    scale: int = Field(default=12, ge=4, le=22, description="log2 of the number of vertices")
+    edge_factor: int = Field(default=8, ge=1, le=64, description="edges drawn a vertex")
+    classes: int = Field(default=8, ge=2, le=1024)
+    feature_dim: int = Field(default=64, ge=1, le=8192)
+    noise: float = Field(default=1.0, ge=0, le=100, description="standard deviation of the features' noise")
+
+    def prepare(self) -> Path:
+        """See `Dataset.prepare`."""
+        key = hashlib.blake2b(self.model_dump_json().encode(), digest_size=12).hexdigest()
+        return cached(f"synthetic-{key}", lambda: synthetic_graph(self))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """See `Dataset.keys`."""
+        return ("scale", "edge_factor", "feature_dim")
+
+    def estimate(self) -> tuple[memory.Graph, int]:
+        """See `Dataset.estimate`."""
+        n = 1 << self.scale
+        entries = min(2 * self.edge_factor * n, n * n)
+        crowd = min(entries, round(entries * crowding(self.scale)))
+        return memory.Graph(n, entries, self.feature_dim, crowd), self.classes
 
 
 def rmat_edges(scale: int, edges: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -45,7 +78,7 @@ def synthetic_graph(spec: SyntheticSpec) -> GraphData:
 
     :raises SpecError: There is no memory for so large a graph.
     """
-    keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in ("scale", "edge_factor", "feature_dim"))
+    keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in spec.keys)
     memory.check(memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys)
     rng = np.random.default_rng([spec.seed, 0x12A7])
     n = 1 << spec.scale

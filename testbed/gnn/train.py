@@ -19,12 +19,13 @@ from torch.nn import functional
 from testbed.collectives.transport import PHASES, Transport
 from testbed.errors import TestbedError
 from testbed.gnn.graph import GraphData
-from testbed.gnn.model import Sage
+from testbed.gnn.models import MODELS
+from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
 from testbed.memory import VALIDATION_BATCH
-from testbed.spec.scenario import ModelSpec, TrainingSpec
+from testbed.registry import load
 
 __all__ = ["OWN_PHASES", "Trainer"]
 
@@ -45,8 +46,8 @@ class Trainer:
     def __init__(
         self,
         graph: GraphData,
-        model: ModelSpec,
-        training: TrainingSpec,
+        model: SampledModelSpec,
+        training: MinibatchSpec,
         rank: int,
         world: int,
         seed: int,
@@ -60,7 +61,7 @@ class Trainer:
         self.world = world
         self.seed = seed
         self.sampler = Sampler(graph)
-        self.model = Sage(model, graph.feature_dim, graph.num_classes)
+        self.model = load(MODELS[model.name].sampled or "")(model, graph.feature_dim, graph.num_classes)
         self.weights = flatten(self.model)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
         self.optimizer = make([self.weights], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)

@@ -1,14 +1,11 @@
 """A model's weights as one vector, which is what ranks sum, update and compare."""
 
 import hashlib
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from testbed.spec.scenario import ModelSpec
-
-__all__ = ["digest", "flatten", "parameter_count"]
+__all__ = ["digest", "flatten"]
 
 
 def flatten(model: nn.Module) -> nn.Parameter:
@@ -35,10 +32,3 @@ def flatten(model: nn.Module) -> nn.Parameter:
 def digest(weights: Tensor) -> str:
     """Return a hash of the bits of weights."""
     return hashlib.blake2b(weights.detach().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def parameter_count(spec: ModelSpec, feature_dim: int, num_classes: int) -> int:
-    """Return the number of float32 in a gradient: each layer has a bias and two weight matrices, one of a GCN."""
-    sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
-    matrices = 1 if spec.name == "gcn" else 2
-    return sum(matrices * a * b + b for a, b in pairwise(sizes))

@@ -93,17 +93,14 @@ class Run:
     frame: pd.DataFrame
 
     @property
-    def full_graph(self) -> bool:
-        """Whether training was full-graph, by exchanges; else data-parallel."""
-        return "exchange" in self.manifest["scenario"]
+    def kind(self) -> str:
+        """The name of the workload."""
+        return str(self.manifest["scenario"]["scenario"]["kind"])
 
     @property
     def transports(self) -> list[str]:
-        """The transports that were measured, in the scenario's order."""
-        scenario = self.manifest["scenario"]
-        named: list[str] = scenario["exchange" if self.full_graph else "collective"]["transports"]
-        measured = set(self.frame["transport"])
-        return [name for name in named if name in measured]
+        """The transports that were measured, in the scenario's order, which is that of their first turns."""
+        return list(dict.fromkeys(self.frame["transport"]))
 
     def metric(self, name: str) -> pd.DataFrame:
         """Return the rows of one metric."""

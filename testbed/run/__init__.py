@@ -1,5 +1,5 @@
 """Running a scenario: plan, fabric, workers, each transport in turn, results."""
 
-from testbed.run.scenario import check_memory, plan_of, run_into, run_scenario
+from testbed.run.scenario import plan_of, run_into, run_scenario
 
-__all__ = ["check_memory", "plan_of", "run_into", "run_scenario"]
+__all__ = ["plan_of", "run_into", "run_scenario"]

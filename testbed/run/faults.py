@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,11 @@ from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, limits_of, meet_frames, rules_of, words
 from testbed.faults.timeline import Timeline
 from testbed.results import FaultLog, Table
-from testbed.spec.scenario import Scenario
 from testbed.worker import Workers
+from testbed.workloads.interface import Turn
+from testbed.workloads.scenario import Scenario
 
-__all__ = ["Faults", "Turn"]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """An epoch with one transport."""
-
-    trial: int
-    transport: str
-    epoch: int
+__all__ = ["Faults"]
 
 
 class Faults:
@@ -80,7 +71,7 @@ class Faults:
             return
         scenario = self._scenario
         partitions = any(isinstance(event, Partition) for event in self._events)
-        seed = (scenario.fault_seed + turn.trial * scenario.training.epochs + turn.epoch) % (1 << 64)
+        seed = (scenario.fault_seed + turn.trial * scenario.epochs + turn.epoch) % (1 << 64)
         injector = Injector(self._fabric, self._rules, seed)
         try:
             with ExitStack() as stack:

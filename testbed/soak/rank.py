@@ -14,9 +14,6 @@ from testbed.worker import WorkerContext
 
 __all__ = ["Work", "close_groups", "count_frames", "digest", "fetch", "open_groups", "reduce_groups"]
 
-_KEY = "soak"
-
-
 @dataclass
 class Work:
     """What a rank has done of a group's all-reduces.
@@ -35,12 +32,16 @@ class _Opened:
     results: list[Tensor] = field(default_factory=list)
 
 
+class _Groups(dict[int, _Opened]):
+    """A worker's groups, by index."""
+
+
 def open_groups(context: WorkerContext, transport: str, specs: Mapping[int, GroupSpec]) -> None:
     """Open and connect this rank's groups.
 
     :param specs: By index of the group.
     """
-    context.objects[_KEY] = groups = {}
+    groups = context.keep(_Groups())
     for index, spec in specs.items():
         groups[index] = _Opened(context.resources.enter_context(open_transport(transport, context, spec)))
         groups[index].transport.connect()
@@ -51,7 +52,7 @@ def reduce_groups(context: WorkerContext, scenario: Scenario) -> dict[int, Work]
 
     :returns: By index of the group.
     """
-    groups: dict[int, _Opened] = context.objects[_KEY]
+    groups = context.get(_Groups)
     with ThreadPoolExecutor(len(groups)) as pool:
         works = {index: pool.submit(_reduce, scenario, index, opened) for index, opened in groups.items()}
         return {index: work.result() for index, work in works.items()}
@@ -79,17 +80,16 @@ def digest(result: Tensor) -> bytes:
 
 def fetch(context: WorkerContext, group: int, summand: int) -> Tensor:
     """One all-reduce's result, to be looked at."""
-    opened: _Opened = context.objects[_KEY][group]
-    return opened.results[summand]
+    return context.get(_Groups)[group].results[summand]
 
 
 def count_frames(context: WorkerContext) -> Counters:
     """What this host's ranks have sent since they connected."""
-    groups: dict[int, _Opened] = context.objects[_KEY]
+    groups = context.get(_Groups)
     return sum((opened.transport.counters() for opened in groups.values()), Counters())
 
 
 def close_groups(context: WorkerContext) -> None:
     """Close all groups."""
-    for opened in context.objects.pop(_KEY).values():
+    for opened in (context.drop(_Groups) or {}).values():
         opened.transport.close()

@@ -1,35 +1,6 @@
-"""Scenario files: what may stand in one, how it is read, and what is said when it is wrong."""
+"""Scenario files: how one is read, and what is said when it is wrong. What may stand in one is `testbed.workloads`' concern."""
 
 from testbed.spec.load import load_scenario, parse_scenario, read_table
-from testbed.spec.scenario import (
-    CollectiveSpec,
-    DatasetSpec,
-    DebianSpec,
-    FabricSpec,
-    FullGraphSpec,
-    ModelSpec,
-    PlanetoidSpec,
-    Scenario,
-    ScenarioSpec,
-    SyntheticSpec,
-    ToleranceSpec,
-    TrainingSpec,
-)
+from testbed.workloads.scenario import Scenario
 
-__all__ = [
-    "CollectiveSpec",
-    "DatasetSpec",
-    "DebianSpec",
-    "FabricSpec",
-    "FullGraphSpec",
-    "ModelSpec",
-    "PlanetoidSpec",
-    "Scenario",
-    "ScenarioSpec",
-    "SyntheticSpec",
-    "ToleranceSpec",
-    "TrainingSpec",
-    "load_scenario",
-    "parse_scenario",
-    "read_table",
-]
+__all__ = ["Scenario", "load_scenario", "parse_scenario", "read_table"]

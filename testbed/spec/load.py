@@ -13,7 +13,8 @@ from testbed.faults.spec import parse_fault
 from testbed.files import read_regular
 from testbed.numbers import shown
 from testbed.spec.explain import explain
-from testbed.spec.scenario import Scenario
+from testbed.workloads.registry import WORKLOADS, choose
+from testbed.workloads.scenario import Scenario
 
 __all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_table"]
 
@@ -77,10 +78,13 @@ def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
     :param source: Named at the start of errors; the file's path.
     :raises SpecError: A key or value is wrong; the text has one line for each.
     """
+    kind = choose(table)
+    if isinstance(named := table.get("scenario"), dict):
+        table = {**table, "scenario": {"kind": kind, **named}}
     try:
-        return Scenario.model_validate(table)
+        return WORKLOADS[kind].scenario.model_validate(table)
     except ValidationError as error:
-        raise SpecError(explain(error, source)) from error
+        raise SpecError(explain(error, source, kind)) from error
 
 
 def load_scenario(

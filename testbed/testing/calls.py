@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
@@ -15,26 +16,39 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "close", "collect", "count", "end", "open_group", "reduce"]
 
-_OUTER = "outside of the test"
-_TRANSPORT = "transport of the test's group"
+
+@dataclass(frozen=True)
+class Outer:
+    """What a worker has outside of the test."""
+
+    resources: ExitStack
+    kept: dict[type, Any]
+
+
+@dataclass
+class Opened:
+    """The transport of the test's group."""
+
+    transport: Transport
 
 
 def begin(context: WorkerContext) -> None:
     """Give a test resources and objects of its own."""
     gc.collect()
     gc.freeze()  # what is there now is not looked at by the collections to come
-    outer = context.resources, context.objects
+    outer = Outer(context.resources, context.kept)
     context.resources = context.resources.enter_context(ExitStack())
-    context.objects = {**context.objects, _OUTER: outer}
+    context.kept = dict(context.kept)
+    context.keep(outer)
 
 
 def end(context: WorkerContext) -> None:
     """Close what the test has opened, and forget what it has kept."""
-    outer = context.objects[_OUTER]
+    outer = context.get(Outer)
     try:
         context.resources.close()
     finally:
-        context.resources, context.objects = outer
+        context.resources, context.kept = outer.resources, outer.kept
 
 
 def collect(context: WorkerContext) -> None:
@@ -44,24 +58,22 @@ def collect(context: WorkerContext) -> None:
 
 def open_group(context: WorkerContext, name: str, spec: GroupSpec) -> None:
     """Open a transport and connect it."""
-    transport = context.objects[_TRANSPORT] = open_transport(name, context, spec)
+    opened = context.keep(Opened(open_transport(name, context, spec)))
     context.resources.callback(close, context)
-    transport.connect()
+    opened.transport.connect()
 
 
 def reduce(context: WorkerContext, tensor: Tensor) -> Tensor:
     """All-reduce one tensor."""
-    transport: Transport = context.objects[_TRANSPORT]
-    return transport.all_reduce(tensor)
+    return context.get(Opened).transport.all_reduce(tensor)
 
 
 def count(context: WorkerContext) -> Counters:
     """Return what this rank has sent."""
-    transport: Transport = context.objects[_TRANSPORT]
-    return transport.counters()
+    return context.get(Opened).transport.counters()
 
 
 def close(context: WorkerContext) -> None:
     """Close the transport, if one is open."""
-    if transport := context.objects.pop(_TRANSPORT, None):
-        transport.close()
+    if opened := context.drop(Opened):
+        opened.transport.close()

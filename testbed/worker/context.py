@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from testbed.plan import FabricPlan, HostPlan, SwitchPlan
 
 __all__ = ["WorkerContext"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -19,7 +21,7 @@ class WorkerContext:
     :param plan: Plan of the host or switch that the worker is in.
     :param fabric_plan: Plan of the whole fabric.
     :param resources: Closed, last one first, when the worker ends.
-    :param objects: What calls keep for later calls, such as open transports.
+    :param kept: What calls keep for later calls, by its type: see :meth:`state`.
     :param send_progress: Takes what :meth:`progress` is given to the controller.
     """
 
@@ -28,7 +30,7 @@ class WorkerContext:
     plan: HostPlan | SwitchPlan
     fabric_plan: FabricPlan
     resources: ExitStack = field(default_factory=ExitStack)
-    objects: dict[str, Any] = field(default_factory=dict)
+    kept: dict[type, Any] = field(default_factory=dict)
     send_progress: Callable[[Any], None] = lambda value: None
 
     @property
@@ -50,6 +52,37 @@ class WorkerContext:
         if not isinstance(self.plan, SwitchPlan):
             raise TypeError(f"{self.name} is a host's worker, not a switch's")
         return self.plan
+
+    def state(self, kind: type[T]) -> T:
+        """Return what calls keep for later calls: the worker's only object of a class, made when it is first asked for.
+
+        :param kind: Called without arguments; an object that takes some is given to :meth:`keep`.
+        """
+        found = self.find(kind)
+        return self.keep(kind()) if found is None else found
+
+    def get(self, kind: type[T]) -> T:
+        """Return what an earlier call has kept of a class.
+
+        :raises LookupError: None has.
+        """
+        if (found := self.find(kind)) is None:
+            raise LookupError(f"{self.name} keeps no {kind.__name__}")
+        return found
+
+    def find(self, kind: type[T]) -> T | None:
+        """Return what is kept of a class; None, if nothing is."""
+        return self.kept.get(kind)
+
+    def keep(self, value: T) -> T:
+        """Keep an object for later calls, in the place of any other of its class; return it."""
+        self.kept[type(value)] = value
+        return value
+
+    def drop(self, kind: type[T]) -> T | None:
+        """Keep nothing of a class any more; return what was kept."""
+        found: T | None = self.kept.pop(kind, None)
+        return found
 
     def progress(self, value: Any) -> None:
         """Give ``value`` (anything that pickles) to the controller's ``on_progress`` during the call."""

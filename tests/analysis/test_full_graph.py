@@ -6,19 +6,21 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.kind import DATA_PARALLEL, FULL_GRAPH, Kind, kind_of
 from analysis.report import make_report
-from analysis.summary import baseline, checks, epoch_split, kernel_costs, partition, traffic
+from analysis.summary import baseline, checks, counted, epoch_split, traffic
 from analysis.words import answer
+from analysis.workload import workload_of
 from testbed.results import load_run
+from testbed.workloads import data_parallel, full_graph
+from testbed.workloads.interface import Workload
 
 RunMaker = Callable[..., Path]
 SECONDS = {"pinch": 0.2, "tcp-pull": 0.6, "gloo": 0.4}
 
 
-@pytest.mark.parametrize(("full_graph", "kind"), [(False, DATA_PARALLEL), (True, FULL_GRAPH)])
-def test_kinds(make_run: RunMaker, full_graph: bool, kind: Kind) -> None:
-    assert kind_of(load_run(make_run({"gloo": 1.0}, full_graph=full_graph))) is kind
+@pytest.mark.parametrize(("full_graph", "workload"), [(False, data_parallel.WORKLOAD), (True, full_graph.WORKLOAD)])
+def test_workloads(make_run: RunMaker, full_graph: bool, workload: Workload) -> None:
+    assert workload_of(load_run(make_run({"gloo": 1.0}, full_graph=full_graph))) is workload
 
 
 def test_split_adds_up(make_run: RunMaker) -> None:
@@ -26,7 +28,7 @@ def test_split_adds_up(make_run: RunMaker) -> None:
     split = epoch_split(run)
     assert list(split.index) == list(SECONDS)
     for name, row in split.iterrows():
-        assert row[list(FULL_GRAPH.parts)].sum() == pytest.approx(row["epoch"])
+        assert row[list(full_graph.WORKLOAD.report.parts)].sum() == pytest.approx(row["epoch"])
         assert row["communication"] == pytest.approx(SECONDS[str(name)])
     assert baseline(run) == "gloo"
     assert {check.reference for check in checks(run)} == {"tcp-pull"}
@@ -35,11 +37,10 @@ def test_split_adds_up(make_run: RunMaker) -> None:
 def test_amounts_are_an_epochs_of_all_ranks(make_run: RunMaker) -> None:
     run = load_run(make_run(SECONDS, full_graph=True))
     assert traffic(run).loc["pinch", "wire_bytes"] == 2000
-    costs = kernel_costs(run)
+    costs = counted(run)
     assert list(costs.index) == list(SECONDS)
     assert costs.loc["pinch"].to_dict() == {"crossings": 68, "page_faults": 8, "redundant_bytes": 20, "syscalls": 60}
     assert pd.isna(costs.loc["gloo", "redundant_bytes"])
-    assert partition(run)["edge_cut"] == 1234
 
 
 def test_answer_speaks_of_communication(make_run: RunMaker) -> None:
@@ -52,7 +53,7 @@ def test_answer_speaks_of_communication(make_run: RunMaker) -> None:
 
 def test_report_has_partition_and_crossings(make_run: RunMaker) -> None:
     html = make_report(make_run(SECONDS, full_graph=True))[0].read_text()
-    assert "1,234 edges cut\n(25.0 %), replication factor 1.50" in html
+    assert "1,234 edges cut (25.0 %), replication factor 1.50" in html
     assert "<th>page faults</th>" in html
     assert "<td>none</td>" in html  # gloo knows of no redundant bytes
     assert "<th>all-reduce</th>" in html

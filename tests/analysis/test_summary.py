@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.kind import DATA_PARALLEL
 from analysis.summary import baseline, checks, epoch_split, traffic
 from analysis.words import answer, duration, times
 from testbed.results import Table, load_run
+from testbed.workloads.data_parallel import WORKLOAD
 
 RunMaker = Callable[..., Path]
 
@@ -19,7 +19,7 @@ def test_split_adds_up(make_run: RunMaker) -> None:
     assert split.loc["gloo", "epoch"] == pytest.approx(1.8)
     assert split.loc["gloo", "wait"] == pytest.approx(0.16)
     for _, row in split.iterrows():
-        assert row[list(DATA_PARALLEL.parts)].sum() == pytest.approx(row["epoch"])
+        assert row[list(WORKLOAD.report.parts)].sum() == pytest.approx(row["epoch"])
         assert row["straggler"] + row["exchange"] == pytest.approx(row["communication"])
 
 
@@ -29,7 +29,7 @@ def test_median_epoch_is_a_whole_epoch(make_run: RunMaker) -> None:
     run.frame.loc[slow, "value"] *= 100  # something else was running
     row = epoch_split(run).loc["gloo"]
     assert row["epoch"] == pytest.approx(1.8)
-    assert row[list(DATA_PARALLEL.parts)].sum() == pytest.approx(1.8)
+    assert row[list(WORKLOAD.report.parts)].sum() == pytest.approx(1.8)
     assert (row["fastest"], row["slowest"]) == (pytest.approx(1.8), pytest.approx(180))
 
 

@@ -53,10 +53,6 @@ def test_a_message_is_the_embeddings_of_some_vertices(size, dim, vertices):
         (lambda: Options(plan_fabric(), []), "--exchanges: '': allowed are pinch, tcp-pull, tcp-push, gloo"),
         (lambda: Options(plan_fabric(), ["gloo"], iterations=0), "-n: 0: allowed is 1 to 1000000 iterations"),
         (lambda: Options(plan_fabric(), ["gloo"], warmup=-1), "-w: -1: allowed is 0 to 1000000"),
-        (lambda: Options(plan_fabric(), ["gloo"], affinity="core"), "--affinity: 'core': allowed is none or rank"),
-        (lambda: Options(plan_fabric(), ["gloo"], lanes="int8"), "--lanes: 'int8': allowed is int16 or int32"),
-        (lambda: Options(plan_fabric(), ["gloo"], window=0), "--window: 0: allowed is 1 to 256 frames"),
-        (lambda: Options(plan_fabric(), ["gloo"], processing="here"), "--processing: 'here': allowed is spread or pinned"),
         (lambda: Options(plan_fabric(hosts=1), ["gloo"]), "--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing"),
     ],
 )

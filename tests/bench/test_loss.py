@@ -90,7 +90,6 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
         ({"plan": plan_fabric(hosts=1)}, "--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost"),
         ({"iterations": 0}, "-n: 0: allowed is 1 to 1000000 iterations"),
         ({"budget": 0.5}, "--budget: 0.5: allowed is 1 to 600 seconds"),
-        ({"gap": -1}, "--gap: -1: allowed is 0 to 4096 frames"),
     ],
 )
 def test_refusals(changes, text):

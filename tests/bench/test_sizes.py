@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.bench.sizes import check_room, format_size, parse_size, size_series
+from testbed.bench.sizes import check_room, parse_size, size_series
 from testbed.errors import SpecError
+from testbed.numbers import format_size
 
 ALLOWED = "allowed is a number of bytes, with K, M or G, such as 64K"
 

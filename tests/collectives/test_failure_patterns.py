@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 
@@ -44,6 +43,7 @@ from tests.fabric.helpers import wait_until
 from tests.kernel.packets import GENERATION, LENGTH, TAG, bell, loaded, packet
 from tests.kernel.test_ring_race import Pair
 from tests.protocol.network import Network, collectives
+from tests.support.kept import kept
 
 net = pytest.mark.net
 kernel_test = pytest.mark.kernel
@@ -207,7 +207,7 @@ def test_the_sequence_number_wraps(four, bits) -> None:
 
 
 def generation_in(context, group_id):
-    return context.objects[group_id]._generation
+    return kept(context)[group_id]._generation
 
 
 @net
@@ -329,7 +329,7 @@ def test_a_sum_overflows_float32(four, bits) -> None:
 
 
 def bound_in(context, absmax, group_id):
-    return context.objects[group_id].error_bound(absmax)
+    return kept(context)[group_id].error_bound(absmax)
 
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -366,7 +366,8 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
     """One value and a status are as long in either: the tag tells."""
     hosts, group_id = four.hosts, next(GROUPS)
     specs = [make_groups(hosts, group_id=group_id, lanes=f"int{16 + 16 * (rank == 2)}", timeout=1.0)[rank] for rank in range(4)]
-    calls = {host.name: {"spec": replace(spec, cookie=specs[0].cookie)} for host, spec in zip(hosts, specs, strict=True)}
+    specs = [spec.model_copy(update={"cookie": specs[0].cookie}) for spec in specs]
+    calls = {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}
     four.workers.call_all(open_in, calls, timeout=60)
     answers = four.sum(group_id, [[1.0]] * 4)
     assert all(isinstance(answer, CollectiveError) for answer in answers)

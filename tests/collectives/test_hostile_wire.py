@@ -21,6 +21,7 @@ from testbed.protocol.scapy_ring import RingHeader
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, SETTLED, Kind
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -92,11 +93,11 @@ def lower(sender: Member, to: Member, length: int) -> bytes:
 
 
 def generation_in(context) -> int:
-    return context.objects[0]._generation
+    return kept(context)[0]._generation
 
 
 def tensors_in(context) -> list[tuple[int, int, int]]:
-    kinds = context.objects[0]._tensors.values()
+    kinds = kept(context)[0]._tensors.values()
     return [(kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds]
 
 

@@ -14,6 +14,7 @@ from testbed.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -28,18 +29,18 @@ def make_input(size, rank):
 def open_in(context, transport, spec):
     instance = context.resources.enter_context(open_transport(transport, context, spec))
     instance.connect()
-    context.objects[transport, spec.group_id] = instance
+    kept(context)[transport, spec.group_id] = instance
 
 
 def reduce_in(context, transport, group_id, size, rank, in_place=False):
     tensor = make_input(size, rank)
-    out = context.objects[transport, group_id].all_reduce(tensor, tensor if in_place else None)
+    out = kept(context)[transport, group_id].all_reduce(tensor, tensor if in_place else None)
     assert in_place or np.array_equal(tensor, make_input(size, rank))
     return out
 
 
 def counters_in(context, transport, group_id):
-    return context.objects[transport, group_id].counters()
+    return kept(context)[transport, group_id].counters()
 
 
 def check(results, size):

@@ -16,6 +16,7 @@ from testbed.plan import plan_fabric
 from testbed.protocol.generation import NEWEST
 from testbed.testing import exact_sum
 from testbed.worker import Workers
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -33,33 +34,33 @@ def expected(size, ranks, bits):
 def open_in(context, spec):
     ring = context.resources.enter_context(XdpRing(context, spec))
     ring.connect()
-    context.objects[spec.group_id] = ring
+    kept(context)[spec.group_id] = ring
 
 
 def close_in(context, group_id=0):
-    context.objects[group_id].close()
+    kept(context)[group_id].close()
 
 
 LOOK = 0.5e-3  # seconds: a wait looks at its CPUs' lanes this often at most, each on its own
 
 
 def reduce_in(context, sizes, rank, group_id=0):
-    ring = context.objects[group_id]
+    ring = kept(context)[group_id]
     return [ring.all_reduce(make_input(size, rank)) for size in sizes]
 
 
 def reduce_values_in(context, values, group_id=0):
-    return context.objects[group_id].all_reduce(np.asarray(values, np.float32))
+    return kept(context)[group_id].all_reduce(np.asarray(values, np.float32))
 
 
 def counters_in(context, group_id=0):
-    ring = context.objects[group_id]
+    ring = kept(context)[group_id]
     looks = len(os.sched_getaffinity(1)) * ring.phases["wait"] / LOOK
     return ring._port.counters() | {"syscalls": ring._port.syscalls, "looks": looks}
 
 
 def set_generation_in(context, generation, group_id=0):
-    context.objects[group_id]._generation = generation
+    kept(context)[group_id]._generation = generation
 
 
 def connect(workers, hosts, **options):

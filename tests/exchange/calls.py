@@ -9,6 +9,7 @@ from testbed.errors import CollectiveError
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.worker import WorkerContext
+from tests.support.kept import kept
 
 
 def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
@@ -16,7 +17,7 @@ def open_one(context: WorkerContext, name: str, spec: ExchangeSpec) -> None:
     exchange = open_exchange(name, context, spec)
     context.resources.enter_context(exchange)
     exchange.connect()
-    context.objects[f"exchange/{spec.group.group_id}"] = exchange
+    kept(context)[f"exchange/{spec.group.group_id}"] = exchange
 
 
 def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[Any]:
@@ -25,7 +26,7 @@ def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[
     for x in inputs:
         before = x.copy()
         try:
-            results.append(context.objects[f"exchange/{group_id}"].aggregate(x))
+            results.append(kept(context)[f"exchange/{group_id}"].aggregate(x))
         except CollectiveError as error:
             results.append(error)
         assert np.array_equal(x, before, equal_nan=True)
@@ -34,5 +35,5 @@ def aggregate(context: WorkerContext, group_id: int, inputs: list[Any]) -> list[
 
 def count(context: WorkerContext, group_id: int) -> Counters:
     """Return what a rank has sent."""
-    counters: Counters = context.objects[f"exchange/{group_id}"].counters()
+    counters: Counters = kept(context)[f"exchange/{group_id}"].counters()
     return counters

@@ -17,6 +17,7 @@ from testbed.protocol.scale import ScaleGuess
 from testbed.worker import WorkerContext, Workers
 from tests.exchange import hosts, pinch_twin
 from tests.exchange.reference import Partitioned
+from tests.support.kept import kept
 
 __all__ = ["Opened", "PinchHosts", "assert_exact"]
 
@@ -28,12 +29,12 @@ def open_in(context: WorkerContext, spec: ExchangeSpec) -> None:
     with ExitStack() as stack:
         exchange = stack.enter_context(open_exchange("pinch", context, spec))
         exchange.connect()
-        context.objects[f"pinch/{spec.group.group_id}"] = exchange, stack.pop_all()
+        kept(context)[f"pinch/{spec.group.group_id}"] = exchange, stack.pop_all()
 
 
 def aggregate_in(context: WorkerContext, number: int, inputs: list[Any], times: int = 1) -> list[Any]:
     """Aggregate some embeddings, all of them so many times; results or errors of the last time."""
-    exchange, _ = context.objects[f"pinch/{number}"]
+    exchange, _ = kept(context)[f"pinch/{number}"]
     results: list[Any] = []
     for _ in range(times):
         results = []
@@ -47,13 +48,13 @@ def aggregate_in(context: WorkerContext, number: int, inputs: list[Any], times: 
 
 def measures_in(context: WorkerContext, number: int) -> dict[str, float]:
     """What has been counted."""
-    exchange, _ = context.objects[f"pinch/{number}"]
+    exchange, _ = kept(context)[f"pinch/{number}"]
     return {**exchange.measures(), **exchange._port.counters()}
 
 
 def close_in(context: WorkerContext, number: int) -> None:
     """Close an exchange."""
-    _, stack = context.objects.pop(f"pinch/{number}")
+    _, stack = kept(context).pop(f"pinch/{number}")
     stack.close()
 
 

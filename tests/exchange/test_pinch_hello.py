@@ -14,6 +14,7 @@ from testbed.worker import WorkerContext
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
 from tests.exchange.pinch_twin import Format, exact
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+from tests.support.kept import kept
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
 
@@ -110,7 +111,7 @@ def test_hellos_that_are_lost_late_and_twice(hosts, faults, words) -> None:
 
 def move_to(context: WorkerContext, number: int, generation: int) -> None:
     """Let all exchanges up to a generation have been."""
-    exchange, _ = context.objects[f"pinch/{number}"]
+    exchange, _ = kept(context)[f"pinch/{number}"]
     for name in ("seen", "acked"):
         exchange._port._receive.maps[name].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
     exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
@@ -139,7 +140,7 @@ def test_generations_wrap(hosts, faults, known, first) -> None:
 
 
 def generation_of(context: WorkerContext, number: int) -> int:
-    exchange, _ = context.objects[f"pinch/{number}"]
+    exchange, _ = kept(context)[f"pinch/{number}"]
     found: int = exchange._port.generation
     return found
 

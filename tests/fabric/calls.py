@@ -3,15 +3,17 @@
 import socket
 import time
 
+from testbed.fabric.dispatch import Dispatcher
 from testbed.kernel import BpfObject
 from testbed.worker import WorkerContext
+from tests.support.kept import kept
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 
 
 def redirect_bells(context: WorkerContext) -> None:
     """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own program."""
-    if dispatcher := context.objects.get("dispatcher"):
+    if dispatcher := context.find(Dispatcher):
         dispatcher.detach()
     probe = context.resources.enter_context(BpfObject("probe"))
     probe.maps["ports"].update(0, socket.if_nametoindex("eth0"))
@@ -22,7 +24,7 @@ def redirect_bells(context: WorkerContext) -> None:
 def listen(context: WorkerContext) -> None:
     receiver = context.resources.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE)))
     receiver.bind(("eth0", ETHERTYPE))
-    context.objects["receiver"] = receiver
+    kept(context)["receiver"] = receiver
 
 
 def ring(context: WorkerContext, mac: str, frames: int) -> None:
@@ -37,7 +39,7 @@ def ring(context: WorkerContext, mac: str, frames: int) -> None:
 
 def receive(context: WorkerContext, frames: int, timeout: float) -> list[int]:
     """The numbers of the frames that arrive, until there are ``frames`` or the time is over."""
-    receiver = context.objects["receiver"]
+    receiver = kept(context)["receiver"]
     numbers: list[int] = []
     deadline = time.monotonic() + timeout
     while len(numbers) < frames and (left := deadline - time.monotonic()) > 0:

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -12,6 +11,7 @@ import pytest
 
 from testbed.collectives.group import make_groups
 from testbed.fabric import Fabric
+from testbed.fabric.dispatch import Dispatcher
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
 from testbed.protocol.memory import COUNTERS, Order
@@ -19,6 +19,7 @@ from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, f
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
 from tests.fabric.helpers import wait_until
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -44,13 +45,13 @@ def fabrics() -> Iterator[list[tuple[Fabric, Workers]]]:
 
 
 def open_group(workers: Workers) -> None:
-    specs = make_groups(PLAN.hosts, lanes="int32", capacity=1 << 17)
-    calls = {host.name: {"spec": replace(spec, cookie=COOKIE)} for host, spec in zip(PLAN.hosts, specs, strict=True)}
+    specs = [spec.model_copy(update={"cookie": COOKIE}) for spec in make_groups(PLAN.hosts, lanes="int32", capacity=1 << 17)]
+    calls = {host.name: {"spec": spec} for host, spec in zip(PLAN.hosts, specs, strict=True)}
     workers.call_all(open_in, calls, timeout=60)
 
 
 def strangers_in(context) -> int:
-    return context.objects["dispatcher"].strangers
+    return context.get(Dispatcher).strangers
 
 
 def counted(workers: Workers) -> list[dict[str, int]]:
@@ -173,9 +174,9 @@ def test_a_doorbell_is_rung_by_its_own_host_alone(fabrics) -> None:
 
 def order_in(context) -> None:
     """Give an order without ringing for it: a probe."""
-    context.objects[0]._port.order(Order.PROBE, 0, 1 - context.objects[0].spec.rank)
+    kept(context)[0]._port.order(Order.PROBE, 0, 1 - kept(context)[0].spec.rank)
 
 
 def waiting_in(context) -> int:
-    control = context.objects[0]._port.control
+    control = kept(context)[0]._port.control
     return control.ordered - control.taken & 0xFFFFFFFF

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 from testbed.worker import WorkerContext
+from tests.support.kept import kept
 
 PORT = 4000
 PAYLOAD = 100
@@ -25,8 +26,8 @@ def hear(context: WorkerContext) -> None:
     taker = context.resources.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     taker.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
     taker.bind(("", PORT))
-    context.objects["link"], context.objects["taker"] = link, taker
-    context.objects["heard"] = Counter()
+    kept(context)["link"], kept(context)["taker"] = link, taker
+    kept(context)["heard"] = Counter()
 
 
 def send(context: WorkerContext, receivers: list[str], numbers: range) -> None:
@@ -55,7 +56,7 @@ def send_until(context: WorkerContext, receiver: str, enough: str, pause: float)
 
 def heard(context: WorkerContext, least: int, timeout: float = 10.0) -> "Counter[tuple[str, str, int]]":
     """What has arrived since :func:`hear` by sender, receiver and number, once it is ``least`` or the time is over."""
-    link, counted = context.objects["link"], context.objects["heard"]
+    link, counted = kept(context)["link"], kept(context)["heard"]
     names = {host.mac: host.name for host in context.fabric_plan.hosts}
     deadline = time.monotonic() + timeout
     while True:
@@ -72,7 +73,7 @@ def heard(context: WorkerContext, least: int, timeout: float = 10.0) -> "Counter
 
 def taken(context: WorkerContext) -> list[int]:
     """Numbers of the datagrams that the stack has let through, up to now."""
-    taker, found = context.objects["taker"], []
+    taker, found = kept(context)["taker"], []
     taker.setblocking(False)
     while True:
         try:

@@ -32,6 +32,7 @@ from testbed.worker import Workers
 from tests.fabric.helpers import wait_until
 from tests.faults import flood_calls as calls
 from tests.faults.test_injector import open_ring, reduce_ring
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -62,7 +63,7 @@ def hear_anew(workers: Workers, names: list[str]) -> None:
 
 def forget(context: Any) -> None:
     calls.heard(context, 0)
-    context.objects["heard"].clear()
+    kept(context)["heard"].clear()
     calls.taken(context)
 
 

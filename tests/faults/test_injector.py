@@ -22,6 +22,7 @@ from testbed.faults.rules import parse_rule
 from testbed.faults.table import Action
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -48,7 +49,7 @@ def listen(context):
     receiver = context.resources.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
     receiver.bind(("", PORT))
-    context.objects["receiver"] = receiver
+    kept(context)["receiver"] = receiver
 
 
 def send(context, ip, count):
@@ -61,7 +62,7 @@ def send(context, ip, count):
 
 def receive(context, count, timeout):
     """Datagrams, until there are `count`, or none has come for `timeout` seconds."""
-    receiver = context.objects["receiver"]
+    receiver = kept(context)["receiver"]
     receiver.settimeout(timeout)
     found = []
     while len(found) < count:
@@ -86,7 +87,7 @@ def exchange(workers, expected):
 
 
 def is_listening(context):
-    return "receiver" in context.objects
+    return "receiver" in kept(context)
 
 
 def fates(injector):
@@ -165,11 +166,11 @@ def test_limits_drop_what_is_beyond_the_bucket(fabric):
 def open_ring(context, name, spec):
     transport = context.resources.enter_context(open_transport(name, context, spec))
     transport.connect()
-    context.objects["transport"] = transport
+    kept(context)["transport"] = transport
 
 
 def reduce_ring(context, rank, times):
-    transport = context.objects["transport"]
+    transport = kept(context)["transport"]
     return [transport.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)]
 
 

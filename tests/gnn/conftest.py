@@ -8,8 +8,7 @@ import pytest
 
 from testbed.collectives.transport import PHASES, Counters, Tensor
 from testbed.gnn.graph import GraphData
-from testbed.gnn.synthetic import synthetic_graph
-from testbed.spec.scenario import SyntheticSpec
+from testbed.gnn.synthetic import SyntheticSpec, synthetic_graph
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from testbed.spec.scenario import PlanetoidSpec
+from testbed.gnn.planetoid import PlanetoidSpec
 from tests.gnn import python2
 
 __all__ = ["FEATURES", "GRAPH", "LABELS", "TESTED", "write"]

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from testbed.errors import SpecError
-from testbed.gnn.datasets import prepare
-from testbed.gnn.debian import package_lists, parse_packages
+from testbed.gnn.debian import DebianSpec, package_lists, parse_packages
 from testbed.gnn.graph import GraphData
-from testbed.spec.scenario import DebianSpec
 
 SPEC = DebianSpec(name="debian", feature_dim=1024)  # roomy: no two words here collide
 PACKAGES = Path(__file__).parent / "data" / "Packages"
@@ -80,9 +78,9 @@ def test_lists_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     spec = DebianSpec(name="debian", feature_dim=16, lists=str(tmp_path / "lists"))
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "x_Packages").write_bytes(PACKAGES.read_bytes())
-    folder = prepare(spec)
+    folder = spec.prepare()
     monkeypatch.setattr("testbed.gnn.debian.parse_packages", None)  # a second parse would fail
-    assert prepare(spec) == folder
+    assert spec.prepare() == folder
     assert isinstance(GraphData.load(folder).x, np.memmap)
     assert GraphData.load(folder).num_vertices == 10
 
@@ -105,4 +103,4 @@ def test_broken_lists(paragraph: bytes, text: str) -> None:
 def test_lists_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "host_Packages")
     with pytest.raises(SpecError, match="host_Packages: is a FIFO: allowed is a regular file"):
-        prepare(DebianSpec(name="debian", lists=str(tmp_path)))
+        DebianSpec(name="debian", lists=str(tmp_path)).prepare()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from testbed.errors import StorageError
 from testbed.gnn.features import hash_features, words
 from testbed.gnn.graph import ARRAYS, GraphData, cached, from_edges, random_split
-from testbed.gnn.synthetic import rmat_edges, synthetic_graph
-from testbed.spec.scenario import SyntheticSpec
+from testbed.gnn.synthetic import SyntheticSpec, rmat_edges, synthetic_graph
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=60))

@@ -14,8 +14,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from testbed.errors import SpecError
-from testbed.gnn.planetoid import planetoid_graph
-from testbed.spec.scenario import PlanetoidSpec
+from testbed.gnn.planetoid import PlanetoidSpec, planetoid_graph
 from tests.gnn import python2
 from tests.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
 

@@ -11,16 +11,17 @@ from torch.nn import functional
 from testbed.errors import TestbedError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.model import Sage
+from testbed.gnn.models import parameter_count
+from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler
 from testbed.gnn.train import Trainer
-from testbed.gnn.weights import flatten, parameter_count
-from testbed.spec.scenario import ModelSpec, TrainingSpec
+from testbed.gnn.weights import flatten
 
-MODEL = ModelSpec(hidden=16, fanout=(5, 3), dropout=0.0)
+MODEL = SampledModelSpec(hidden=16, fanout=(5, 3), dropout=0.0)
 
 
-def train(graph: GraphData, thread_group: Any, world: int, training: TrainingSpec, seed: int = 1) -> list[list[EpochResult]]:
+def train(graph: GraphData, thread_group: Any, world: int, training: MinibatchSpec, seed: int = 1) -> list[list[EpochResult]]:
     group = thread_group(world)
 
     # Models are made one after another: torch's seed is a global of the process, which ranks here share.
@@ -30,7 +31,7 @@ def train(graph: GraphData, thread_group: Any, world: int, training: TrainingSpe
 
 
 def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: Any) -> None:
-    ranks = train(graph, thread_group, 3, TrainingSpec(epochs=4, batch_size=16, learning_rate=0.01))
+    ranks = train(graph, thread_group, 3, MinibatchSpec(epochs=4, batch_size=16, learning_rate=0.01))
     for epoch in zip(*ranks, strict=True):
         assert len({result.digest for result in epoch}) == 1
     losses = [np.mean([result.loss for result in epoch]) for epoch in zip(*ranks, strict=True)]
@@ -40,7 +41,7 @@ def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: 
 def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group: Any) -> None:
     """The mean of the ranks' gradients, against autograd on the mean of their losses in one plain model."""
     world = 4
-    training = TrainingSpec(epochs=1, steps=1, batch_size=8, optimizer="sgd", learning_rate=1.0)
+    training = MinibatchSpec(epochs=1, steps=1, batch_size=8, optimizer="sgd", learning_rate=1.0)
     group = thread_group(world)
     trainers = [Trainer(graph, MODEL, training, r, world, 1) for r in range(world)]
     before = trainers[0].weights.detach().clone()
@@ -64,14 +65,14 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
 
 
 def test_same_seed_same_run(graph: GraphData, thread_group: Any) -> None:
-    training = TrainingSpec(epochs=1, batch_size=32)
+    training = MinibatchSpec(epochs=1, batch_size=32)
     first, again, other = (train(graph, thread_group, 1, training, seed)[0][0] for seed in (1, 1, 2))
     assert (first.digest, first.loss) == (again.digest, again.loss)
     assert first.digest != other.digest
 
 
 def test_parts_add_up_to_the_epoch(graph: GraphData, thread_group: Any) -> None:
-    result = train(graph, thread_group, 1, TrainingSpec(epochs=1, batch_size=32))[0][0]
+    result = train(graph, thread_group, 1, MinibatchSpec(epochs=1, batch_size=32))[0][0]
     parts = (
         "sampling",
         "forward",
@@ -95,12 +96,12 @@ def test_parts_add_up_to_the_epoch(graph: GraphData, thread_group: Any) -> None:
 
 
 def test_more_ranks_than_batches_fill(graph: GraphData, thread_group: Any) -> None:
-    ranks = train(graph, thread_group, 4, TrainingSpec(epochs=1, batch_size=1000))
+    ranks = train(graph, thread_group, 4, MinibatchSpec(epochs=1, batch_size=1000))
     assert [rank[0].counts["steps"] for rank in ranks] == [1, 1, 1, 1]
 
 
 def test_diverging_loss_is_named(graph: GraphData, thread_group: Any) -> None:
-    training = TrainingSpec(epochs=40, batch_size=16, optimizer="sgd", learning_rate=100.0)
+    training = MinibatchSpec(epochs=40, batch_size=16, optimizer="sgd", learning_rate=100.0)
     loud = GraphData(**{**vars(graph), "x": graph.x * np.float32(1e18)})
     with pytest.raises(TestbedError, match=r"loss of rank 0 is (nan|inf).*learning_rate = 100"):
         train(loud, thread_group, 1, training)

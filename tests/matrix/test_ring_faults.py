@@ -19,6 +19,7 @@ from testbed.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
 from tests.collectives.test_xdp_ring import all_reduce, check
+from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
@@ -120,12 +121,12 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
 
 
 def meet_in(context, spec):
-    ring = context.objects[spec.group_id] = XdpRing(context, spec)
+    ring = kept(context)[spec.group_id] = XdpRing(context, spec)
     ring.connect()
 
 
 def part_in(context, group_id):
-    context.objects.pop(group_id).close()
+    kept(context).pop(group_id).close()
 
 
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from testbed.errors import SpecError, StorageError
+from testbed.machine import cpu_model, git_commit, versions
 from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
-from testbed.results.circumstances import cpu_model, git_commit, versions
 from testbed.spec import parse_scenario
 
 SCENARIO = parse_scenario(

@@ -9,7 +9,6 @@ import pytest
 from analysis.report import make_report
 from testbed.errors import SpecError
 from testbed.exchange.interface import PHASES
-from testbed.gnn.datasets import prepare
 from testbed.gnn.full.channel import Channel
 from testbed.gnn.full.part import make_part
 from testbed.gnn.full.train import FULL_PHASES, FullTrainer
@@ -40,7 +39,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def single_process(scenario: Scenario) -> tuple[list[float], float]:
     """Train in this process; return the loss of each epoch, and the test accuracy after the last."""
-    graph = GraphData.load(prepare(scenario.dataset))
+    graph = GraphData.load(scenario.dataset.prepare())
     part = make_part(graph, np.zeros(graph.num_vertices, np.int32), 0, 1)
     trainer = FullTrainer(part, graph.num_classes, scenario.model, scenario.training, scenario.scenario.seed)
     results = [trainer.epoch(Channel(), epoch) for epoch in range(scenario.training.epochs)]
@@ -59,7 +58,7 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
     scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
     losses, accuracy = single_process(scenario)
-    assert run.full_graph
+    assert run.kind == "gnn"
     assert run.transports == ["pinch", "tcp-pull", "tcp-push", "gloo"]
     for transport in run.transports:
         assert len(values(run, "loss", transport)) == 50

@@ -10,8 +10,9 @@ from testbed.errors import CollectiveError
 from testbed.gnn.result import EpochResult
 from testbed.gnn.train import OWN_PHASES
 from testbed.results import Table
-from testbed.run.measures import check_agreement, record_epoch
 from testbed.spec import parse_scenario
+from testbed.workloads.interface import Turn
+from testbed.workloads.training.measures import check_agreement, record_epoch
 
 
 def result(**changes: Any) -> EpochResult:
@@ -34,7 +35,7 @@ def result(**changes: Any) -> EpochResult:
 def test_late_ranks_are_told_from_slow_exchange() -> None:
     table = Table(parse_scenario({"scenario": {"name": "m"}, "dataset": {"name": "synthetic"}}).model_dump(mode="json"))
     late = result(entered=np.array([2.0, 11.0]), left=np.array([4.0, 12.0]), loss=1.5, val_total=5, val_correct=0)
-    record_epoch(table, 0, "gloo", [result(), late])
+    record_epoch(table, Turn(0, "gloo", 3), [result(), late])
     frame = table.frame()
     ranks = frame[frame["rank"].notna()].pivot_table(index="rank", columns="metric", values="value")
     # The second rank comes last to both steps: the first waits 2 s and 1 s for it.

@@ -17,6 +17,7 @@ WRONG = """
 import numpy as np
 import pytest
 from testbed.testing import assert_exact
+from tests.support.kept import kept
 
 @pytest.mark.fabric(hosts=2)
 @pytest.mark.group(lanes="int32")
@@ -32,12 +33,12 @@ runs_seen = []
 
 
 def leave(context):
-    context.objects["left"] = "something"
-    context.resources.callback(context.objects.clear)
+    kept(context)["left"] = "something"
+    context.resources.callback(kept(context).clear)
 
 
 def kept(context):
-    return "left" in context.objects
+    return "left" in kept(context)
 
 
 @pytest.mark.parametrize("turn", [1, 2])

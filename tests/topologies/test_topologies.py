@@ -9,6 +9,8 @@ from mininet.util import buildTopo
 
 import topologies
 from testbed.plan import plan_fabric
+from topologies.leaf_spine import LeafSpine
+from topologies.ring import Ring
 
 DIRECTORY = Path(topologies.__file__).parent
 
@@ -52,12 +54,12 @@ def test_every_name_is_documented_with_its_command() -> None:
 
 
 def test_mininet_can_tell_leaves_from_spines() -> None:
-    graph = topologies.LeafSpine(hosts=4, k=2)
+    graph = LeafSpine(hosts=4, k=2)
     datapath_ids = [graph.nodeInfo(switch)["dpid"] for switch in graph.switches()]
     assert len(set(datapath_ids)) == 4
 
 
 def test_a_ring_is_a_cycle() -> None:
     for hosts, trunks in ((1, 0), (2, 1), (3, 3), (8, 8)):
-        graph = topologies.Ring(hosts=hosts)
+        graph = Ring(hosts=hosts)
         assert len(graph.links()) == hosts + trunks

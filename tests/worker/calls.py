@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed.errors import CollectiveError
 from testbed.worker import WorkerContext
+from tests.support.kept import kept
 
 
 def describe(context: WorkerContext, extra: int = 0) -> tuple[Any, ...]:
@@ -19,8 +20,8 @@ def describe(context: WorkerContext, extra: int = 0) -> tuple[Any, ...]:
 
 
 def remember(context: WorkerContext, value: int) -> int:
-    context.objects["sum"] = context.objects.get("sum", 0) + value
-    return int(context.objects["sum"])
+    kept(context)["sum"] = kept(context).get("sum", 0) + value
+    return int(kept(context)["sum"])
 
 
 def loaded(context: WorkerContext) -> bool:

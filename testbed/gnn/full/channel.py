@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from testbed.collectives.transport import Counters, Transport
 from testbed.exchange.interface import PHASES, Exchange
-from testbed.spec.scenario import ModelSpec
+from testbed.gnn.options import ModelSpec
 
 __all__ = ["Channel", "Slot", "plan_exchanges", "transforms_first"]
 
@@ -36,9 +36,8 @@ def plan_exchanges(spec: ModelSpec, feature_dim: int, num_classes: int, cached: 
 
     :param cached: Exchanges keep what was last sent, so evaluation, which drops nothing, gets exchanges of its own.
     """
-    sizes = [feature_dim, *[spec.hidden] * (spec.layers - 1), num_classes]
     planned = {}
-    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+    for layer, (inputs, outputs) in enumerate(pairwise(spec.widths(feature_dim, num_classes))):
         dim = min(inputs, outputs)
         planned[Slot(layer, "forward")] = dim
         if layer or transforms_first(inputs, outputs):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from testbed.bench.syscalls import SyscallCounter
+from testbed.kernel.syscalls import SyscallCounter
 
 __all__ = ["Meter"]
 

@@ -12,7 +12,9 @@ from testbed.gnn.full.dropout import Dropout
 from testbed.gnn.full.meter import Meter
 from testbed.gnn.full.neighbours import Neighbours
 from testbed.gnn.full.part import Part
-from testbed.spec.scenario import ModelSpec
+from testbed.gnn.models import MODELS
+from testbed.gnn.options import ModelSpec
+from testbed.registry import load
 
 __all__ = ["FullModel", "Gcn", "Sage"]
 
@@ -77,10 +79,10 @@ class FullModel(nn.Module):
     def __init__(self, spec: ModelSpec, part: Part, num_classes: int, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        sizes = [part.x.shape[1], *[spec.hidden] * (spec.layers - 1), num_classes]
-        make: type[Gcn] | type[Sage] = Gcn if spec.name == "gcn" else Sage
+        kind = MODELS[spec.name]
+        make, sizes = load(kind.layer), spec.widths(part.x.shape[1], num_classes)
         self.layers = nn.ModuleList(make(a, b, part, layer) for layer, (a, b) in enumerate(pairwise(sizes)))
-        rates = [spec.dropout if layer or spec.name == "gcn" else 0.0 for layer in range(spec.layers)]
+        rates = [spec.dropout if layer or kind.drops_features else 0.0 for layer in range(spec.layers)]
         self.dropouts = nn.ModuleList(Dropout(p, seed, layer, part.forward.owned) for layer, p in enumerate(rates))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,16 +15,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from testbed.bench.syscalls import SyscallCounter
 from testbed.errors import TestbedError
 from testbed.exchange.interface import PHASES
 from testbed.gnn.full.channel import Channel
 from testbed.gnn.full.meter import Meter
 from testbed.gnn.full.model import FullModel
 from testbed.gnn.full.part import Part
+from testbed.gnn.models import MODELS
+from testbed.gnn.options import ModelSpec, TrainingSpec
 from testbed.gnn.result import FullResult
 from testbed.gnn.weights import digest, flatten
-from testbed.spec.scenario import ModelSpec, TrainingSpec
+from testbed.kernel.syscalls import SyscallCounter
 
 __all__ = ["FULL_PHASES", "FullTrainer"]
 
@@ -45,7 +46,7 @@ class FullTrainer:
         self.part = part
         self.training = training
         self.model = FullModel(model, part, num_classes, seed)
-        decayed = self.model.layers[0] if model.name == "gcn" else self.model
+        decayed = self.model.layers[0] if MODELS[model.name].decays_first else self.model
         self._decayed = sum(parameter.numel() for parameter in decayed.parameters())  # they come first
         self.weights = flatten(self.model)
         assert self.weights.grad is not None

@@ -8,14 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.errors import SpecError, StorageError
-from testbed.gnn.partition.hash import Hash
 from testbed.gnn.partition.interface import Owners, Partitioner
-from testbed.gnn.partition.metis import Metis
-from testbed.gnn.partition.range import Range
+from testbed.registry import Registry
 
 __all__ = ["PARTITIONERS", "cached_owners", "make_owners"]
 
-PARTITIONERS: dict[str, type[Partitioner]] = {kind.name: kind for kind in (Hash, Range, Metis)}
+PARTITIONERS: Registry[type[Partitioner]] = Registry(
+    "partitioner",
+    "testbed.gnn.partition.interface:Partitioner",
+    {
+        "hash": "testbed.gnn.partition.hash:Hash",
+        "range": "testbed.gnn.partition.range:Range",
+        "metis": "testbed.gnn.partition.metis:Metis",
+    },
+    group="testbed.partitioners",
+)
 FORMAT = 1  # part of each entry's name: raise it when a partitioner decides otherwise
 
 
@@ -28,8 +35,6 @@ def make_owners(
     :param batch: Vertices at a time, where the partitioner takes them so; None: all.
     :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part has got no vertex.
     """
-    if name not in PARTITIONERS:
-        raise SpecError(f"partitioner {name!r} does not exist: allowed is {', '.join(PARTITIONERS)}")
     n = len(indptr) - 1
     partitioner = PARTITIONERS[name](n, parts, seed)
     size = batch if batch and partitioner.streams else n

@@ -17,9 +17,10 @@ from testbed.gnn.full.model import FullModel
 from testbed.gnn.full.part import make_part, transposed
 from testbed.gnn.full.train import FULL_PHASES, FullTrainer
 from testbed.gnn.graph import GraphData
+from testbed.gnn.models import parameter_count
+from testbed.gnn.options import ModelSpec, TrainingSpec
 from testbed.gnn.partition import make_owners
-from testbed.gnn.weights import flatten, parameter_count
-from testbed.spec.scenario import ModelSpec, TrainingSpec
+from testbed.gnn.weights import flatten
 from tests.gnn.full.threads import train
 from tests.gnn.graphs import Adjacency, directed
 

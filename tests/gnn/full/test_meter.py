@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from testbed.bench.syscalls import SyscallCounter
 from testbed.gnn.full.meter import Meter
+from testbed.kernel.syscalls import SyscallCounter
 
 
 def test_collectives_are_told_from_the_rest() -> None:

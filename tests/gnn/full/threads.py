@@ -14,9 +14,9 @@ from testbed.gnn.full.channel import Channel, plan_exchanges
 from testbed.gnn.full.part import Part, make_part
 from testbed.gnn.full.train import FullTrainer
 from testbed.gnn.graph import GraphData
+from testbed.gnn.options import ModelSpec, TrainingSpec
 from testbed.gnn.partition import Owners
 from testbed.gnn.result import FullResult
-from testbed.spec.scenario import ModelSpec, TrainingSpec
 
 __all__ = ["Ranks", "train"]
 

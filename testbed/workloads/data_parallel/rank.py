@@ -1,12 +1,9 @@
-"""What a worker does in a data-parallel run, as functions that the controller calls.
+"""What a worker does in data-parallel training, as functions that the controller calls."""
 
-Opening, training and closing are calls of their own, so that no rank takes its transport down while another
-still needs an answer from it.
-"""
+from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +11,15 @@ from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
 from testbed.collectives.transport import Transport
 from testbed.gnn.graph import GraphData
-from testbed.spec.scenario import Scenario
+from testbed.workloads.data_parallel.scenario import DataParallelScenario
+from testbed.workloads.rank import closing
 
 if TYPE_CHECKING:
     from testbed.gnn.result import EpochResult
     from testbed.gnn.train import Trainer
     from testbed.worker import WorkerContext
 
-__all__ = ["StepDone", "close_rank", "closing", "open_rank", "prepare_rank", "test_rank", "train_rank"]
+__all__ = ["StepDone", "open_rank", "prepare_rank", "test_rank", "train_rank"]
 
 STEP_INTERVAL = 0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
 
@@ -34,41 +32,51 @@ class StepDone:
     steps: int
 
 
-def prepare_rank(context: "WorkerContext", transport: str, scenario: Scenario, graph: str, rank: int, seed: int) -> None:
+@dataclass
+class State:
+    """What a rank keeps.
+
+    :param trainers: Its models in training, by transport.
+    :param transport: What is open.
+    """
+
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+    transport: Transport | None = None
+    warm: bool = False
+
+
+def prepare_rank(
+    context: WorkerContext, transport: str, scenario: DataParallelScenario, graph: str, rank: int, seed: int
+) -> None:
     """Map the graph and make the model that is trained with a transport, with its first weights.
 
     :param graph: Folder of the graph.
     """
     from testbed.gnn.train import Trainer
 
+    state, data = context.state(State), GraphData.load(Path(graph))
+
     def make() -> Trainer:
         return Trainer(data, scenario.model, scenario.training, rank, scenario.fabric.hosts, seed)
 
-    data = GraphData.load(Path(graph))
-    if not context.objects.setdefault("warm", False):
+    if not state.warm:
         make().warm_up()  # once a process
-        context.objects["warm"] = True
-    trainers(context)[transport] = make()
+        state.warm = True
+    state.trainers[transport] = make()
 
 
-def open_rank(context: "WorkerContext", transport: str, group: GroupSpec) -> None:
+def open_rank(context: WorkerContext, transport: str, group: GroupSpec) -> None:
     """Open the transport and meet the other ranks; a collective."""
     opened = closing(context).enter_context(open_transport(transport, context, group))
-    context.objects["transport"] = opened
+    context.state(State).transport = opened
     opened.connect()
 
 
-def closing(context: "WorkerContext") -> ExitStack:
-    """Return a new stack of what `close_rank` closes, or the worker when it ends."""
-    context.objects["open"] = context.resources.enter_context(ExitStack())
-    opened: ExitStack = context.objects["open"]
-    return opened
-
-
-def train_rank(context: "WorkerContext", transport: str, epoch: int) -> "EpochResult":
+def train_rank(context: WorkerContext, transport: str, epoch: int) -> EpochResult:
     """Train the transport's model for an epoch; a collective. Rank 0 tells its steps as progress."""
-    trainer = trainers(context)[transport]
-    opened: Transport = context.objects["transport"]
+    state = context.state(State)
+    trainer, opened = state.trainers[transport], state.transport
+    assert opened
     told = 0.0
 
     def on_step(step: int, steps: int) -> None:
@@ -80,19 +88,8 @@ def train_rank(context: "WorkerContext", transport: str, epoch: int) -> "EpochRe
     return trainer.epoch(opened, epoch, on_step)
 
 
-def close_rank(context: "WorkerContext") -> None:
-    """Close what has been opened."""
-    context.objects.pop("open").close()
-
-
-def test_rank(context: "WorkerContext", transport: str) -> tuple[float, float]:
+def test_rank(context: WorkerContext, transport: str) -> tuple[float, float]:
     """Return the trained model's accuracy on the test set, 0..1, and the seconds that this took."""
-    trainer = trainers(context)[transport]
+    trainer = context.state(State).trainers[transport]
     started = time.perf_counter()
     return trainer.test_accuracy(), time.perf_counter() - started
-
-
-def trainers(context: "WorkerContext") -> "dict[str, Trainer]":
-    """Return this rank's models in training, by transport."""
-    found: dict[str, Trainer] = context.objects.setdefault("trainers", {})
-    return found

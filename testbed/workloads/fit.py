@@ -11,7 +11,7 @@ from testbed.faults.spec import events_of, hosts_of, limits_of, rules_of
 from testbed.plan import FabricPlan, plan_fabric
 
 if TYPE_CHECKING:
-    from testbed.spec.scenario import Scenario
+    from testbed.workloads.scenario import Scenario
 
 __all__ = ["check_faults"]
 

@@ -1,0 +1,31 @@
+"""What was run: a run's workload, and what its transports are."""
+
+from testbed.collectives.registry import Entry
+from testbed.results import Run
+from testbed.workloads.interface import Report, Workload
+from testbed.workloads.registry import WORKLOADS
+
+__all__ = ["entry_of", "in_kernel", "report_of", "workload_of"]
+
+
+def workload_of(run: Run) -> Workload:
+    """Return the workload.
+
+    :raises SpecError: It is another package's, which is not there any more.
+    """
+    return WORKLOADS[run.kind]
+
+
+def report_of(run: Run) -> Report:
+    """Return what a report calls things."""
+    return workload_of(run).report
+
+
+def entry_of(run: Run, transport: str) -> Entry:
+    """Return what a transport of a run is."""
+    return workload_of(run).entry(transport)
+
+
+def in_kernel(run: Run, transport: str) -> bool:
+    """Tell whether a transport works inside the kernel; all others are sockets."""
+    return entry_of(run, transport).in_kernel

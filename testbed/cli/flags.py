@@ -1,0 +1,92 @@
+"""Flags made of models: one for each key, with the model's default, bounds and help text.
+
+A verb takes a model as one parameter, and gets it checked::
+
+    @app.command()
+    @flags.expand
+    def up(fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions()) -> None: ...
+"""
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic.fields import FieldInfo
+
+from testbed.cli import options
+from testbed.tables import Table, allowed, checked, choices
+
+__all__ = ["Of", "expand", "flag"]
+
+
+@dataclass(frozen=True)
+class Of:
+    """In the annotation of a verb's parameter, a model: its keys are flags, and the parameter's default has theirs.
+
+    :param omit: Keys that are none.
+    """
+
+    omit: tuple[str, ...] = ()
+
+
+def flag(key: str) -> str:
+    """Return the flag of a key."""
+    return f"--{key.replace('_', '-')}"
+
+
+def expand(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls it with the models.
+
+    :raises SpecError: By the verb that is returned: a value is wrong; the text names the flag, the value and what is allowed.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    models: dict[str, tuple[Table, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        found = [each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Of)]
+        if not found:
+            parameters.append(parameter)
+            continue
+        default: Table = parameter.default
+        keys = [key for key in type(default).model_fields if key not in found[0].omit]
+        models[name] = default, keys
+        parameters += [_parameter(key, type(default).model_fields[key], getattr(default, key)) for key in keys]
+
+    @functools.wraps(verb)
+    def expanded(**given: Any) -> None:
+        made = {}
+        for name, (default, keys) in models.items():
+            values = {**default.model_dump(), **{key: given.pop(key) for key in keys}}
+            made[name] = checked(type(default), values, lambda place: f"{flag(str(place[0]))}:")
+        verb(**given, **made)
+
+    expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def _parameter(key: str, field: FieldInfo, default: Any) -> inspect.Parameter:
+    kind, optional = _kind(field.annotation)
+    text = field.description or key
+    names = choices(field)
+    if range_ := None if names and all(name in text for name in names) else allowed(field):
+        text += f" ({range_})"
+    text = f"{text[:1].upper()}{text[1:]}."
+    parser = {int: options.WHOLE, float: options.REAL}.get(kind)
+    option = typer.Option(flag(key), parser=parser, help=text)
+    value = kind | None if optional else kind
+    annotation = Annotated[value, option]  # type: ignore[valid-type]  # made at run time
+    return inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def _kind(annotation: Any) -> tuple[Any, bool]:
+    """Return the type of a flag's value, and whether it may be left out."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        (kind,) = (part for part in typing.get_args(annotation) if part is not type(None))
+        return _kind(kind)[0], True
+    return (str if typing.get_origin(annotation) is Literal else annotation), False

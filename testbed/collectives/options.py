@@ -1,0 +1,54 @@
+"""What a user may set of collectives: each option once, with its bounds, default and meaning.
+
+Groups, scenario files, benches and soaks embed these models; the command line's flags are made of them (`testbed.cli.options`).
+Defaults are what most users want; where one of those differs, it says so beside the name. Constraints that are no bounds of one
+option are checked by what takes them. Light: imported for help texts.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from testbed.tables import Table
+
+__all__ = ["Affinity", "CollectiveOptions", "GroupOptions", "Lanes", "OnOverflow", "RecoveryFrom"]
+
+Lanes = Literal["int16", "int32"]
+OnOverflow = Literal["error", "saturate"]
+Affinity = Literal["none", "rank"]
+RecoveryFrom = Literal["origin", "upstream"]
+
+Window = Annotated[int, Field(ge=1, le=256, description="frames in flight a rank, of collectives in the kernel")]
+Timeout = Annotated[float, Field(gt=0, le=3600, description="seconds that a collective may go without an answer")]
+LanesOf = Annotated[Lanes, Field(description="integer type of a quantized value, of collectives in the kernel")]
+AffinityOf = Annotated[Affinity, Field(description="where ranks run: rank pins rank r to CPU r modulo CPUs, none does not")]
+
+
+class GroupOptions(Table):
+    """On what terms ranks work together, whatever the collective."""
+
+    lanes: LanesOf = "int32"
+    window: Window = 8
+    timeout: Timeout = 10.0
+    affinity: AffinityOf = "none"
+
+
+class CollectiveOptions(GroupOptions):
+    """The terms of an all-reduce."""
+
+    recovery: RecoveryFrom = Field(
+        default="upstream",
+        description="whom a rank of xdp-ring asks for what it lacks: origin, the chunk's owner, who sends the result, or sends "
+        "the chunk round again; or upstream, the rank before it, who sends again what it has sent: its input, a partial sum, "
+        "or the result",
+    )
+    gap: int = Field(
+        default=1,
+        ge=0,
+        le=4096,
+        description="later frames of a lane that make xdp-ring's kernel half ask for a missing one; 0: only the timer does",
+    )
+    on_overflow: OnOverflow = Field(
+        default="error",
+        description="what comes of a value that lanes cannot hold: an error, or, with saturate, it is clamped and counted",
+    )

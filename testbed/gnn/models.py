@@ -1,0 +1,47 @@
+"""The models by name."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from testbed.registry import Registry
+
+if TYPE_CHECKING:
+    from testbed.gnn.options import ModelSpec
+
+__all__ = ["MODELS", "ModelKind", "parameter_count"]
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """Where a model is and what it is.
+
+    :param layer: ``module:class`` of a layer on a rank's part of a graph, as `testbed.gnn.full.model` makes them.
+    :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is trained on whole graphs alone.
+    :param matrices: Weight matrices a layer, beside a bias.
+    :param drops_features: Whether there is dropout before the first layer, too.
+    :param decays_first: Whether ``weight_decay`` is of the first layer alone.
+    """
+
+    layer: str
+    sampled: str | None = None
+    matrices: int = 2
+    drops_features: bool = False
+    decays_first: bool = False
+
+
+MODELS: Registry[ModelKind] = Registry(
+    "model",
+    f"{__name__}:ModelKind",
+    {
+        "sage": ModelKind("testbed.gnn.full.model:Sage", "testbed.gnn.model:Sage"),
+        "gcn": ModelKind("testbed.gnn.full.model:Gcn", matrices=1, drops_features=True, decays_first=True),
+    },
+    group="testbed.models",
+)
+
+
+def parameter_count(spec: "ModelSpec", feature_dim: int, num_classes: int) -> int:
+    """Return the number of float32 in a gradient: each layer has a bias and its matrices."""
+    matrices = MODELS[spec.name].matrices
+    return sum(matrices * a * b + b for a, b in pairwise(spec.widths(feature_dim, num_classes)))

@@ -1,0 +1,30 @@
+"""The tables of a scenario of data-parallel training."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from testbed.collectives.options import CollectiveOptions
+from testbed.collectives.registry import TRANSPORTS
+from testbed.gnn.options import MinibatchSpec, SampledModelSpec
+from testbed.tables import Named
+from testbed.workloads.scenario import SystemTable
+from testbed.workloads.training.scenario import TrainingScenario
+
+__all__ = ["CollectiveSpec", "DataParallelScenario"]
+
+
+class CollectiveSpec(SystemTable, CollectiveOptions):
+    """``[collective]``: the transports that take turns, and the terms that they all get."""
+
+    transports: tuple[Annotated[str, Named(TRANSPORTS)], ...] = Field(
+        default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False
+    )
+
+
+class DataParallelScenario(TrainingScenario):
+    """A scenario of kind ``ddp``."""
+
+    collective: CollectiveSpec = CollectiveSpec()
+    model: SampledModelSpec = SampledModelSpec()
+    training: MinibatchSpec = MinibatchSpec()

@@ -1,0 +1,49 @@
+"""Full-graph training: exchanges between neighbours, and a transport beside them that sums gradients."""
+
+from typing import TYPE_CHECKING
+
+from testbed.exchange.registry import EXCHANGES
+from testbed.workloads.full_graph.scenario import FullGraphScenario
+from testbed.workloads.interface import Report, Workload
+
+if TYPE_CHECKING:
+    from testbed.results import Run
+
+__all__ = ["WORKLOAD"]
+
+
+def about(run: "Run") -> list[str]:
+    """See `Report.about`."""
+    from testbed.workloads.training.report import gradient
+
+    scenario = run.manifest["scenario"]
+
+    def worth(metric: str) -> float:
+        return float(run.metric(metric)["value"].iloc[0])
+
+    return [
+        f"full-graph training of {scenario['model']['name']}, dealt out by {scenario['exchange']['partitioner']}: "
+        f"{worth('edge_cut'):,.0f} edges cut ({100 * worth('edge_cut_share'):.1f} %), replication factor "
+        f"{worth('replication_factor'):.2f}, the largest part has {worth('vertex_balance'):.2f}× the mean number of vertices "
+        f"and {worth('edge_balance'):.2f}× that of edges",
+        gradient(run, "epoch"),
+    ]
+
+
+WORKLOAD = Workload(
+    table="exchange",
+    scenario=FullGraphScenario,
+    transports=EXCHANGES,
+    session="testbed.workloads.full_graph.session:FullGraph",
+    report=Report(
+        compute=("forward", "backward", "update"),
+        communication=("quantize", "send", "wait", "aggregate", "dequantize", "all_reduce"),
+        noun="communication",
+        every="an epoch",
+        about=about,
+        captions={
+            "loss": "All transports train on the whole graph from the same weights, so that the lines should coincide.",
+            "validation_accuracy": "From whole neighbourhoods, after each epoch.",
+        },
+    ),
+)

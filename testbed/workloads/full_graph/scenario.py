@@ -1,0 +1,43 @@
+"""The tables of a scenario of full-graph training."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from testbed.collectives.options import Window
+from testbed.exchange.options import ExchangeTerms
+from testbed.exchange.registry import EXCHANGES
+from testbed.gnn.partition.registry import PARTITIONERS
+from testbed.tables import Named
+from testbed.workloads.scenario import SystemTable
+from testbed.workloads.training.scenario import TrainingScenario
+
+__all__ = ["FullGraphScenario", "FullGraphSpec"]
+
+
+class FullGraphSpec(SystemTable, ExchangeTerms):
+    """``[exchange]``: the exchanges that take turns, and the terms that they all get."""
+
+    transports: tuple[Annotated[str, Named(EXCHANGES)], ...] = Field(
+        default=("pinch", "tcp-pull", "tcp-push", "gloo"), min_length=1, strict=False
+    )
+    window: Window = 32
+    partitioner: Annotated[str, Named(PARTITIONERS)] = "metis"
+    turn: int = Field(default=5, ge=1, le=10_000, description="epochs that a transport's turn lasts")
+
+
+class FullGraphScenario(TrainingScenario):
+    """A scenario of kind ``gnn``."""
+
+    exchange: FullGraphSpec = FullGraphSpec()
+
+    @property
+    def epochs_a_turn(self) -> int:
+        """See `Scenario.epochs_a_turn`."""
+        return self.exchange.turn
+
+    @model_validator(mode="after")
+    def _somebody_to_exchange_with(self) -> Self:
+        if self.fabric.hosts == 1:
+            raise ValueError("fabric.hosts = 1: allowed is at least 2 with [exchange]")
+        return self

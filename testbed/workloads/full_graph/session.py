@@ -1,0 +1,126 @@
+"""The controller's side of full-graph training."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from testbed import memory
+from testbed.collectives.options import GroupOptions
+from testbed.errors import SpecError
+from testbed.exchange.interface import MAX_DIM
+from testbed.exchange.options import ExchangeTerms
+from testbed.exchange.registry import EXCHANGES
+from testbed.gnn.full.channel import Slot, plan_exchanges
+from testbed.gnn.partition import measure
+from testbed.gnn.result import FullResult
+from testbed.workloads.full_graph import rank
+from testbed.workloads.full_graph.scenario import FullGraphScenario
+from testbed.workloads.interface import Stage, Turn
+from testbed.workloads.measures import record_counts
+from testbed.workloads.training.measures import record_epoch, record_test
+from testbed.workloads.training.session import TrainingSession
+
+__all__ = ["FullGraph"]
+
+
+class FullGraph(TrainingSession[FullGraphScenario]):
+    """Trains by ``[exchange]``."""
+
+    # The last is what torch's optimizers import when the first of them is made.
+    modules = (rank.__name__, "testbed.gnn.full.train", "torch._dynamo")
+
+    def __init__(self, scenario: FullGraphScenario) -> None:
+        super().__init__(scenario)
+        self.planned: dict[Slot, int] = {}
+        self.last: dict[str, list[FullResult]] = {}
+
+    def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
+        """See `TrainingSession.estimate`."""
+        planned = self.plan(graph.features, classes)
+        return memory.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())), {}
+
+    def plan(self, features: int, classes: int) -> dict[Slot, int]:
+        """Return the exchanges that the model takes, with their dimensions."""
+        return plan_exchanges(self.scenario.model, features, classes, cached=self.scenario.exchange.bound is not None)
+
+    def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Partition the graph, too, and see whether its embeddings can travel; see `Session.prepare`.
+
+        :raises StorageError: As :func:`testbed.gnn.partition.cached_owners`.
+        """
+        facts, data, hidden = super().prepare(say), self.data, self.scenario.model.hidden
+        owners = rank.partition(self.scenario, self.folder)
+        self.planned = self.plan(data.feature_dim, data.num_classes)
+        if (longest := max(self.planned.values())) > MAX_DIM:
+            raise SpecError(f"model.hidden = {hidden}: embeddings of {longest} elements travel: allowed is {MAX_DIM}")
+        self.quality = measure(data.indptr, data.indices, owners, self.scenario.fabric.hosts)
+        return facts
+
+    @contextmanager
+    def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
+        """See `Session.ranks`."""
+        for transport in self.scenario.transports:
+            seed = self.scenario.scenario.seed + trial
+            shared = {"transport": transport, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
+            stage.workers.call_all(
+                rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)}
+            )
+            for metric, value in vars(self.quality).items():
+                stage.table.add(trial, transport, metric, value, "edges" if metric == "edge_cut" else "1")
+        yield dict.fromkeys(self.scenario.transports, stage.hosts)
+
+    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
+        """See `Session.open`."""
+        options = self.scenario.exchange.only(GroupOptions)
+        # Ranks come at different times, from computing: giving way to each other would be system calls for nothing.
+        reduce = stage.groups(capacity=self.capacity, yields=0, **options)
+        groups = {slot: stage.groups(**options) for slot in self.planned}
+        calls = {
+            name: {
+                "transport": EXCHANGES[transport].all_reduce,
+                "group": reduce[number],
+                "exchange": transport,
+                "exchanges": {slot: {"group": groups[slot][number], **self._terms(slot)} for slot in self.planned},
+            }
+            for number, name in enumerate(names)
+        }
+        stage.workers.call_all(rank.open_rank, calls)
+
+    def _terms(self, slot: Slot) -> dict[str, Any]:
+        """Return a slot's fields of `testbed.exchange.interface.ExchangeSpec`.
+
+        A bound is one for embeddings in training. Gradients are too small for it: only those that have not changed at all are
+        left out. Evaluation takes everything.
+        """
+        terms = self.scenario.exchange.only(ExchangeTerms)
+        bound = terms["bound"]
+        bounds = {"forward": bound, "backward": None if bound is None else 0.0, "evaluation": None}
+        return {**terms, "dim": self.planned[slot], "bound": bounds[slot.use]}
+
+    def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
+        """See `Session.train`."""
+        call = {"transport": turn.transport, "epoch": turn.epoch}
+        answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
+        self.last[turn.transport] = results = [answers[name] for name in names]
+        return record_epoch(stage.table, turn, results)
+
+    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
+        """Record the accuracy after the last epoch, and what a further one asks of the kernel; see `Session.finish`.
+
+        That epoch is one of its own, without faults, since counting makes every system call slower; and the second of its turn,
+        when connections and caches are warm.
+        """
+        results = self.last[transport]
+        total = sum(result.test_total for result in results)
+        accuracy = sum(result.test_correct for result in results) / total if total else 0.0
+        stage.say(record_test(stage.table, trial, transport, accuracy, results[0].times["validation_time"]))
+        epochs = self.scenario.epochs
+        with self.opened(stage, transport, names):
+            for epoch, counted in ((epochs, False), (epochs + 1, True)):
+                call = {"transport": transport, "epoch": epoch, "counted": counted}
+                answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
+        for number, name in enumerate(names):
+            counts = answers[name].counts
+            crossings = {key: counts[key] for key in ("syscalls", "page_faults")}
+            crossings["crossings"] = sum(crossings.values())
+            record_counts(stage.table, trial, transport, number, None, crossings)

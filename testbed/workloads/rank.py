@@ -1,0 +1,30 @@
+"""What workers do in every workload.
+
+Opening, working and closing are calls of their own, so that no rank takes its transport down while another still needs an
+answer from it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["close_rank", "closing"]
+
+
+class Opened(ExitStack):
+    """What a rank has open."""
+
+
+def closing(context: WorkerContext) -> ExitStack:
+    """Return a new stack of what `close_rank` closes, or the worker when it ends."""
+    return context.keep(context.resources.enter_context(Opened()))
+
+
+def close_rank(context: WorkerContext) -> None:
+    """Close what has been opened."""
+    if opened := context.drop(Opened):
+        opened.close()

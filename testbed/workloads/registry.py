@@ -1,0 +1,35 @@
+"""The workloads by name, which is a scenario's ``kind``."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from testbed.errors import SpecError
+from testbed.registry import Registry
+
+if TYPE_CHECKING:
+    from testbed.workloads.interface import Workload
+
+__all__ = ["WORKLOADS", "choose"]
+
+WORKLOADS: "Registry[Workload]" = Registry(
+    "workload",
+    "testbed.workloads.interface:Workload",
+    {"ddp": "testbed.workloads.data_parallel:WORKLOAD", "gnn": "testbed.workloads.full_graph:WORKLOAD"},
+    group="testbed.workloads",
+)
+DEFAULT = "ddp"
+
+
+def choose(tables: dict[str, Any]) -> str:
+    """Return what a scenario is to be read as: the kind that it names, else the workload whose table is there, else `DEFAULT`.
+
+    Workloads of other packages are imported only where they are named, or there is a table that the default does not know. A
+    kind that is none is as good as not named; the schema refuses it.
+    """
+    named = tables.get("scenario")
+    kind = named.get("kind") if isinstance(named, dict) else None
+    with suppress(SpecError):
+        if isinstance(kind, str) and WORKLOADS[kind]:
+            return kind
+    strange = tables.keys() - WORKLOADS[DEFAULT].scenario.model_fields.keys()
+    return next((name for name in WORKLOADS if WORKLOADS[name].table in strange), DEFAULT) if strange else DEFAULT

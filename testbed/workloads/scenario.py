@@ -1,0 +1,110 @@
+"""`Scenario`: the tables of a scenario file that all workloads have; each adds its own."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field, field_serializer, model_validator
+
+from testbed.collectives.options import AffinityOf, GroupOptions, Timeout
+from testbed.faults.spec import Fault, words
+from testbed.plan import FabricOptions
+from testbed.tables import Named, Table
+from testbed.workloads.fit import check_faults
+from testbed.workloads.interface import Workload
+from testbed.workloads.registry import WORKLOADS
+
+if TYPE_CHECKING:
+    from testbed.collectives.transport import Datapath
+
+__all__ = ["Scenario", "ScenarioSpec", "SystemTable"]
+
+
+class ScenarioSpec(Table):
+    """``[scenario]``: what is run, and how often."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
+    kind: Annotated[str, Named(WORKLOADS)] = Field(description="the workload; if not given, that whose table is there")
+    description: str = ""
+    seed: int = Field(default=1, ge=0, lt=1 << 32)
+    trials: int = Field(default=1, ge=1, le=100)
+    fault_seed: int | None = Field(default=None, ge=0, lt=1 << 64, description="of the faults' fate; without it, `seed`")
+
+
+class SystemTable(GroupOptions):
+    """The table that stands for a workload: what takes turns, and the terms that all of it gets.
+
+    A workload's own says what `transports` are names of (`testbed.tables.Named`), and its defaults.
+    """
+
+    transports: tuple[str, ...] = Field(min_length=1, strict=False, description="what takes turns")
+    timeout: Timeout = 30.0
+    affinity: AffinityOf = "rank"
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Self:
+        if len(set(self.transports)) != len(self.transports):
+            raise ValueError("transports: each may be named once")
+        return self
+
+
+class Scenario(Table):
+    """A whole scenario file. A workload's own has its table beside these, under the name that `Workload.table` says."""
+
+    scenario: ScenarioSpec
+    fabric: FabricOptions = FabricOptions()
+    faults: tuple[Fault, ...] = Field(default=(), strict=False)
+
+    @property
+    @abstractmethod
+    def epochs(self) -> int:
+        """How many epochs each transport works in a trial."""
+
+    @property
+    def epochs_a_turn(self) -> int:
+        """How long a transport's turn lasts."""
+        return 1
+
+    @property
+    def workload(self) -> Workload:
+        """What is run."""
+        return WORKLOADS[self.scenario.kind]
+
+    @property
+    def system(self) -> SystemTable:
+        """The table that stands for the workload."""
+        found: SystemTable = getattr(self, self.workload.table)
+        return found
+
+    @property
+    def fault_seed(self) -> int:
+        """What faults draw their fate from."""
+        return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The names of what takes turns."""
+        return self.system.transports
+
+    def needs(self, transport: str) -> "Datapath":
+        """Return the datapath that one of `transports` works on."""
+        return self.workload.entry(transport).needs
+
+    def resolve(self, base: Path) -> Self:
+        """Return the scenario with relative paths taken from the folder `base`."""
+        return self
+
+    @field_serializer("faults")
+    def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:
+        return [words(fault) for fault in faults]
+
+    @model_validator(mode="after")
+    def _shape_fits(self) -> Self:
+        if self.fabric.k is not None and self.fabric.topology != "leaf-spine":
+            raise ValueError(f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}")
+        return self
+
+    @model_validator(mode="after")
+    def _faults_fit(self) -> Self:
+        check_faults(self)
+        return self

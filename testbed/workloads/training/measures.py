@@ -1,0 +1,65 @@
+"""What training records besides times, and the check that all ranks hold the same weights."""
+
+from collections.abc import Sequence
+
+from testbed.errors import CollectiveError
+from testbed.gnn.result import EpochResult
+from testbed.results import Table
+from testbed.workloads.interface import Turn
+from testbed.workloads.measures import record_times
+
+__all__ = ["check_agreement", "mean_loss", "record_epoch", "record_test", "validation_accuracy"]
+
+
+def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
+    """Check that all ranks ended an epoch with the same weights.
+
+    :param ranks: One epoch's results, in rank order.
+    :raises CollectiveError: They did not; the text names the ranks that differ from rank 0.
+    """
+    differing = [str(rank) for rank, result in enumerate(ranks) if result.digest != ranks[0].digest]
+    if differing:
+        raise CollectiveError(
+            f"{transport}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)} differ "
+            "from rank 0's: an all-reduce gave ranks different sums"
+        )
+
+
+def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
+    """Check and add one epoch: each rank's times, counts and loss, and what all ranks together reached.
+
+    :param ranks: One epoch's results, in rank order.
+    :returns: What to tell the user.
+    :raises CollectiveError: As `check_agreement`.
+    """
+    trial, transport, epoch = turn.trial, turn.transport, ranks[0].epoch
+    check_agreement(transport, ranks)
+    record_times(table, trial, transport, ranks)
+    for rank, result in enumerate(ranks):
+        table.add(trial, transport, "loss", result.loss, "nat", rank=rank, epoch=epoch)
+    loss, accuracy = mean_loss(ranks), validation_accuracy(ranks)
+    table.add(trial, transport, "loss", loss, "nat", epoch=epoch)
+    table.add(trial, transport, "validation_accuracy", accuracy, "1", epoch=epoch)
+    seconds = max(result.times["epoch_time"] for result in ranks)
+    return f"loss {loss:.3f}, validation {accuracy:.1%}, {seconds:.2f} s"
+
+
+def record_test(table: Table, trial: int, transport: str, accuracy: float, seconds: float) -> str:
+    """Add the trained model's accuracy on the test set, and the seconds that finding it took on rank 0.
+
+    :returns: What to tell the user.
+    """
+    table.add(trial, transport, "test_accuracy", accuracy, "1")
+    table.add(trial, transport, "inference_time", seconds, "s", rank=0)
+    return f"{transport}: test accuracy {accuracy:.2%}"
+
+
+def mean_loss(ranks: Sequence[EpochResult]) -> float:
+    """Return the mean loss over all ranks' training vertices."""
+    return sum(result.share * result.loss for result in ranks)
+
+
+def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
+    """Return the share of right answers on the validation set, dealt out over the ranks; 0 if empty."""
+    total = sum(result.val_total for result in ranks)
+    return sum(result.val_correct for result in ranks) / total if total else 0.0

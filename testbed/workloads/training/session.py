@@ -1,0 +1,90 @@
+"""The controller's side of training: the data, how much memory it all takes, and what the manifest says."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from testbed import memory
+from testbed.errors import SpecError
+from testbed.gnn.graph import GraphData
+from testbed.gnn.models import parameter_count
+from testbed.workloads.interface import Session
+from testbed.workloads.training.scenario import TrainingScenario
+
+__all__ = ["TrainingSession"]
+
+S = TypeVar("S", bound=TrainingScenario)
+
+
+class TrainingSession(Session[S]):
+    """Trains one model a transport from the same seed.
+
+    :ivar folder: Of the graph, which workers map; `data`: the graph. Both after `prepare`.
+    """
+
+    folder: Path
+    data: GraphData
+
+    def check(self, data: GraphData | None = None) -> None:
+        """Check that there is memory.
+
+        :param data: The graph; without it, a graph is estimated that is yet to be drawn, and others are not looked at.
+        :raises SpecError: There is not; the text has the estimate and what is allowed.
+        """
+        scenario, model = self.scenario, self.scenario.model
+        if data is not None:
+            graph, classes = sizes(data), data.num_classes
+        elif estimate := scenario.dataset.estimate():
+            graph, classes = estimate
+        else:
+            return
+        widths = model.widths(graph.features, classes)
+        made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.transports))
+        keys = {"fabric.hosts": scenario.fabric.hosts, "model.hidden": model.hidden}
+        keys |= {f"dataset.{key}": getattr(scenario.dataset, key) for key in scenario.dataset.keys}
+        need, more = self.estimate(graph, made, classes)
+        memory.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
+
+    @abstractmethod
+    def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the bytes that training takes, by what they are for, and further keys that these depend on."""
+
+    def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Read the data set; see `Session.prepare`."""
+        scenario = self.scenario
+        say(f"reading data set {scenario.dataset.name}")
+        self.folder = scenario.dataset.prepare()
+        self.data = data = GraphData.load(self.folder)
+        if len(data.train) < scenario.fabric.hosts:
+            raise SpecError(
+                f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
+            )
+        self.check(data)
+        return {
+            "parameters": self.capacity,
+            "gradient_bytes": 4 * self.capacity,
+            "dataset": {
+                "name": data.name,
+                "vertices": data.num_vertices,
+                "edges": data.num_edges // 2,
+                "features": data.feature_dim,
+                "classes": data.num_classes,
+                "train": len(data.train),
+                "val": len(data.val),
+                "test": len(data.test),
+                **data.facts,
+            },
+        }
+
+    @property
+    def capacity(self) -> int:
+        """Elements of a gradient."""
+        return parameter_count(self.scenario.model, self.data.feature_dim, self.data.num_classes)
+
+
+def sizes(data: GraphData) -> memory.Graph:
+    """Return the sizes of a graph, exactly."""
+    batch = min(memory.EVALUATION_BATCH, data.num_vertices)
+    crowd = int((data.indptr[batch:] - data.indptr[:-batch]).max(initial=0))
+    return memory.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)

@@ -1,0 +1,105 @@
+"""Flags that are made of models: each has its key's default, bounds and help, and is refused by name."""
+
+from typing import Annotated, Any
+
+import pytest
+import typer
+from pydantic import Field
+from typer.testing import CliRunner
+
+from testbed.cli import app, flags
+from testbed.collectives.options import CollectiveOptions
+from testbed.errors import SpecError
+from testbed.exchange.options import ExchangeOptions
+from testbed.plan import FabricOptions
+from testbed.tables import Table
+
+MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
+    "bench allreduce": ((FabricOptions, CollectiveOptions), set()),
+    "bench faults": ((FabricOptions, CollectiveOptions), {"recovery"}),
+    "bench broadcast": ((FabricOptions, ExchangeOptions), {"hosts", "bound", "staleness"}),
+    "bench aggregate": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
+    "up": ((FabricOptions,), set()),
+}
+"""The models whose keys are flags of a command, and the keys that are none there: what it varies itself."""
+
+
+class Sizes(Table):
+    """What nobody else has."""
+
+    wide_open: int | None = Field(default=None, ge=2, le=5, description="how wide")
+    share: float = Field(default=0.5, gt=0, lt=1, description="how much")
+    way: Annotated[str, Field(pattern="^[lr]$", description="where to")] = "l"
+
+
+def verb(seen: list[Any]) -> typer.Typer:
+    made = typer.Typer()
+
+    @made.command()
+    @flags.expand
+    def work(first: int = 1, sizes: Annotated[Sizes, flags.Of(omit=("way",))] = Sizes(share=0.25, way="r")) -> None:  # noqa: B008
+        """Do it."""
+        seen.append((first, sizes))
+
+    return made
+
+
+def test_a_verb_gets_the_model() -> None:
+    seen: list[Any] = []
+    for arguments in ([], ["--first", "2", "--wide-open", "3", "--share", ".75"]):
+        assert CliRunner().invoke(verb(seen), arguments).exit_code == 0
+    assert seen == [(1, Sizes(share=0.25, way="r")), (2, Sizes(wide_open=3, share=0.75, way="r"))]
+
+
+def test_help_is_the_models() -> None:
+    shown = " ".join(CliRunner().invoke(verb([]), ["--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert "--wide-open <int> How wide (at least 2, at most 5)." in shown
+    assert "--share <float> How much (more than 0, less than 1). [default: 0.25]" in shown
+    assert "--way" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--wide-open", "6"], "--wide-open: 6: allowed is at least 2, at most 5"),
+        (["--share", "1"], "--share: 1.0: allowed is more than 0, less than 1"),
+        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: allowed is at least 2, at most 5\n--share: 1.0: "
+         "allowed is more than 0, less than 1"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(arguments: list[str], text: str) -> None:
+    seen: list[Any] = []
+    result = CliRunner().invoke(verb(seen), arguments)
+    assert isinstance(result.exception, SpecError)
+    assert (str(result.exception), seen) == (text, [])
+
+
+@pytest.mark.parametrize("path", MODELS)
+def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
+    command: Any = typer.main.get_command(app)
+    for name in path.split():
+        command = command.commands[name]
+    models, omitted = MODELS[path]
+    helps = {name: option.help for option in command.params for name in option.opts}
+    keys = {key for model in models for key in model.model_fields}
+    assert all(helps[flags.flag(key)] for key in keys - omitted)
+    assert helps.keys().isdisjoint(map(flags.flag, omitted))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--lanes", "int8"], '--lanes: "int8": allowed is int16 or int32; did you mean int32?'),
+        (["--window", "257"], "--window: 257: allowed is at least 1, at most 256"),
+        (["--recovery", "owner"], '--recovery: "owner": allowed is origin or upstream'),
+        (["--gap", "4097"], "--gap: 4097: allowed is at least 0, at most 4096"),
+        (["--affinity", "core"], '--affinity: "core": allowed is none or rank'),
+        (["--mtu", "100"], "--mtu: 100: allowed is at least 576, at most 9000"),
+        (["--offload", "no"], '--offload: "no": allowed is on or off'),
+        (["--topology", "mesh"], '--topology: "mesh": allowed is star, ring or leaf-spine'),
+    ],
+)
+def test_options_of_a_bench_are_refused_by_their_flags(arguments: list[str], text: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "allreduce", *arguments])
+    assert isinstance(result.exception, SpecError)
+    assert str(result.exception) == text
