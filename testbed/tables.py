@@ -188,7 +188,7 @@ def explain(
             noun = None if kind == "float_type" and type(value) is int else NOUNS.get(kind)  # one that no double can hold
             length = LENGTHS[kind][1].format(context[LENGTHS[kind][0]]) if kind in LENGTHS else None
             text = noun or _bounds(model, place) or length or detail["msg"]
-            if kind == "finite_number" and "at most" not in text:
+            if kind == "finite_number" and not (" to " in text or "at most" in text):
                 text += ", finite"
             return wrong(write(place), value, text)
 
@@ -237,6 +237,8 @@ def _bounds(model: type[BaseModel], place: Location) -> str | None:
 
 def _range(constraints: Sequence[Any]) -> str | None:
     found = {type(constraint): constraint for constraint in constraints}
+    if Ge in found and Le in found:
+        return f"{found[Ge].ge} to {found[Le].le}"
     words = []
     if Gt in found:
         words.append(f"more than {found[Gt].gt}")

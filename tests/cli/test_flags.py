@@ -53,7 +53,7 @@ def test_a_verb_gets_the_model() -> None:
 
 def test_help_is_the_models() -> None:
     shown = " ".join(CliRunner().invoke(verb([]), ["--help"], env={"COLUMNS": "200"}).stdout.split())
-    assert "--wide-open <int> How wide (at least 2, at most 5)." in shown
+    assert "--wide-open <int> How wide (2 to 5)." in shown
     assert "--share <float> How much (more than 0, less than 1). [default: 0.25]" in shown
     assert "--way" not in shown
 
@@ -61,9 +61,9 @@ def test_help_is_the_models() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--wide-open", "6"], "--wide-open: 6: allowed is at least 2, at most 5"),
+        (["--wide-open", "6"], "--wide-open: 6: allowed is 2 to 5"),
         (["--share", "1"], "--share: 1.0: allowed is more than 0, less than 1"),
-        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: allowed is at least 2, at most 5\n--share: 1.0: "
+        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: allowed is 2 to 5\n--share: 1.0: "
          "allowed is more than 0, less than 1"),
     ],
 )  # fmt: skip
@@ -90,11 +90,11 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
     ("arguments", "text"),
     [
         (["--lanes", "int8"], '--lanes: "int8": allowed is int16 or int32; did you mean int32?'),
-        (["--window", "257"], "--window: 257: allowed is at least 1, at most 256"),
+        (["--window", "257"], "--window: 257: allowed is 1 to 256"),
         (["--recovery", "owner"], '--recovery: "owner": allowed is origin or upstream'),
-        (["--gap", "4097"], "--gap: 4097: allowed is at least 0, at most 4096"),
+        (["--gap", "4097"], "--gap: 4097: allowed is 0 to 4096"),
         (["--affinity", "core"], '--affinity: "core": allowed is none or rank'),
-        (["--mtu", "100"], "--mtu: 100: allowed is at least 576, at most 9000"),
+        (["--mtu", "100"], "--mtu: 100: allowed is 576 to 9000"),
         (["--offload", "no"], '--offload: "no": allowed is on or off'),
         (["--topology", "mesh"], '--topology: "mesh": allowed is star, ring or leaf-spine'),
     ],

@@ -1,0 +1,48 @@
+"""A workload of another package: sums of whole numbers, checked, without any training. One folder, and nothing else."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from testbed.collectives.options import CollectiveOptions
+from testbed.collectives.registry import TRANSPORTS
+from testbed.tables import Named
+from testbed.workloads.interface import Report, Workload
+from testbed.workloads.scenario import Scenario, SystemTable
+
+__all__ = ["WORKLOAD"]
+
+
+class SummingTable(SystemTable, CollectiveOptions):
+    """``[summing]``."""
+
+    transports: tuple[Annotated[str, Named(TRANSPORTS)], ...] = Field(default=("gloo",), min_length=1, strict=False)
+    rounds: int = Field(default=3, ge=1, le=100, description="epochs")
+    sums: int = Field(default=4, ge=1, le=1000, description="all-reduces an epoch")
+    elements: int = Field(default=1000, ge=1, le=1 << 20, description="of a tensor")
+
+
+class SummingScenario(Scenario):
+    """A scenario of sums."""
+
+    summing: SummingTable = SummingTable()
+
+    @property
+    def epochs(self) -> int:
+        """See `Scenario.epochs`."""
+        return self.summing.rounds
+
+
+WORKLOAD = Workload(
+    table="summing",
+    scenario=SummingScenario,
+    transports=TRANSPORTS,
+    session=f"{__name__}.session:Summing",
+    report=Report(
+        compute=("drawing", "checking"),
+        communication=("quantize", "communicate", "wait", "dequantize"),
+        noun="all-reduce",
+        every="a sum",
+        about=lambda run: [f"{run.manifest['elements']:,} numbers summed at a time"],
+    ),
+)

@@ -1,0 +1,76 @@
+"""What a worker does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.collectives.group import GroupSpec
+from testbed.collectives.registry import open_transport
+from testbed.collectives.transport import PHASES, Transport
+from testbed.worker import WorkerContext
+from testbed.workloads.rank import closing
+
+__all__ = ["open_rank", "seed", "work"]
+
+
+@dataclass
+class State:
+    """What a rank keeps."""
+
+    seed: int = 0
+    transport: Transport | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a rank has seen of an epoch; see `testbed.workloads.measures.RankEpoch`."""
+
+    epoch: int
+    times: dict[str, float]
+    entered: NDArray[np.float64]
+    left: NDArray[np.float64]
+    counts: dict[str, float]
+
+
+def seed(context: WorkerContext, seed: int) -> None:
+    """Begin a trial."""
+    context.state(State).seed = seed
+
+
+def open_rank(context: WorkerContext, transport: str, group: GroupSpec) -> None:
+    """Open a transport and meet the other ranks."""
+    opened = context.state(State).transport = closing(context).enter_context(open_transport(transport, context, group))
+    opened.connect()
+
+
+def work(context: WorkerContext, epoch: int, sums: int, elements: int) -> Epoch:
+    """Sum and check, several times."""
+    state = context.state(State)
+    assert state.transport
+    transport, spec = state.transport, state.transport.spec
+    begun, phases, sent = time.monotonic(), dict(transport.phases), transport.counters()
+    spent, cpu, entered, left, wrong = {"drawing": 0.0, "checking": 0.0}, 0.0, [], [], 0
+    for number in range(sums):
+        started = time.monotonic()
+        draws = (np.random.default_rng([state.seed, epoch, number, rank]) for rank in range(spec.size))
+        inputs = [draw.integers(-9, 10, elements) for draw in draws]
+        tensor = inputs[spec.rank].astype(np.float32)
+        spent["drawing"] += time.monotonic() - started
+        entered.append(time.monotonic())
+        used = time.process_time()
+        result = transport.all_reduce(tensor)
+        cpu += time.process_time() - used
+        left.append(time.monotonic())
+        wrong += int(np.count_nonzero(np.abs(result - np.sum(inputs, axis=0)) > transport.error_bound(9.0)))
+        spent["checking"] += time.monotonic() - left[-1]
+    whole = time.monotonic() - begun
+    parts = {name: transport.phases[name] - phases[name] for name in PHASES} | spent
+    times = {**parts, "other": whole - sum(parts.values()), "epoch_time": whole}
+    times |= {"communication_time": float(np.sum(np.subtract(left, entered))), "communication_cpu_time": cpu}
+    counts: dict[str, float] = {"steps": sums, **asdict(transport.counters() - sent)}
+    counts |= {"wrong_numbers": wrong, "right_sums": sums - bool(wrong)}
+    return Epoch(epoch, times, np.array(entered), np.array(left), counts)

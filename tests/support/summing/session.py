@@ -1,0 +1,60 @@
+"""The controller's side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from testbed.collectives.options import CollectiveOptions
+from testbed.errors import SpecError
+from testbed.workloads.interface import Session, Stage, Turn
+from testbed.workloads.measures import record_times
+
+from . import rank
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Summing"]
+
+
+class Summing(Session["SummingScenario"]):
+    """Sums."""
+
+    modules = (rank.__name__,)
+
+    def check(self) -> None:
+        """See `Session.check`."""
+        table = self.scenario.summing
+        if table.sums * table.elements > 1 << 24:
+            raise SpecError(f"summing.sums = {table.sums}: allowed is 2^24 elements in all")
+
+    def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """See `Session.prepare`."""
+        return {"elements": self.scenario.summing.elements}
+
+    @contextmanager
+    def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
+        """See `Session.ranks`."""
+        call = {"seed": self.scenario.scenario.seed + trial}
+        stage.workers.call_all(rank.seed, dict.fromkeys(stage.hosts, call))
+        yield dict.fromkeys(self.scenario.transports, stage.hosts)
+
+    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
+        """See `Session.open`."""
+        groups = stage.groups(capacity=self.scenario.summing.elements, **self.scenario.summing.only(CollectiveOptions))
+        calls = {name: {"transport": transport, "group": group} for name, group in zip(names, groups, strict=True)}
+        stage.workers.call_all(rank.open_rank, calls)
+
+    def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
+        """See `Session.train`."""
+        table = self.scenario.summing
+        call = {"epoch": turn.epoch, "sums": table.sums, "elements": table.elements}
+        answers = stage.workers.call_all(rank.work, dict.fromkeys(names, call))
+        record_times(stage.table, turn.trial, turn.transport, list(answers.values()))
+        return f"{table.sums} sums"
+
+    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
+        """See `Session.finish`."""
+        stage.say(f"{transport}: done")
