@@ -5,11 +5,14 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["caution", "cpu_model", "describe", "free_memory", "git_commit", "load_average", "versions"]
+__all__ = ["Affinity", "caution", "cpu_model", "describe", "free_memory", "git_commit", "load_average", "versions"]
 
 PACKAGES = ("collective-testbed", "numpy", "torch", "torch-geometric", "pandas", "mininet", "mpi4py")
+
+Affinity = Literal["none", "rank"]
+"""Where ranks run: ``rank`` pins the processes of rank r to CPU r modulo CPUs, ``none`` leaves that to the scheduler."""
 
 BUSY = 0.5  # load average a processor; a machine that is left alone is far below
 

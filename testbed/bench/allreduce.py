@@ -49,7 +49,7 @@ class Options:
     iterations: int
     warmup: int
     check: bool
-    collective: CollectiveOptions = CollectiveOptions(affinity="rank")
+    collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
 
     def __post_init__(self) -> None:

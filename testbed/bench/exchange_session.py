@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 MAX_TURNS = 5  # into which each exchange's iterations of a case are cut
 TURN_TIMEOUT = 300.0  # seconds
-SILENCE = 60.0  # seconds that an exchange may take
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Options:
     exchanges: Sequence[str]
     iterations: int = 20
     warmup: int = 3
-    terms: ExchangeOptions = ExchangeOptions(affinity="rank", timeout=SILENCE)
+    terms: ExchangeOptions = ExchangeOptions()
     seed: int = 0
 
     def __post_init__(self) -> None:

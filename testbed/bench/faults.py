@@ -64,7 +64,7 @@ class Options:
     losses: Sequence[float]
     iterations: int = 20
     budget: float = 30.0
-    collective: CollectiveOptions = CollectiveOptions(lanes="int16", affinity="rank", timeout=SETTLING)
+    collective: CollectiveOptions = CollectiveOptions()
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from testbed.machine import Affinity
 from testbed.tables import Table
 
-__all__ = ["Affinity", "CollectiveOptions", "GroupOptions", "Lanes", "OnOverflow", "RecoveryFrom"]
+__all__ = ["CollectiveOptions", "GroupOptions", "Lanes", "OnOverflow", "RecoveryFrom"]
 
 Lanes = Literal["int16", "int32"]
 OnOverflow = Literal["error", "saturate"]
-Affinity = Literal["none", "rank"]
 RecoveryFrom = Literal["origin", "upstream"]
 
 Window = Annotated[int, Field(ge=1, le=256, description="frames in flight a rank, of collectives in the kernel")]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from testbed.errors import SpecError
 from testbed.faults.events import Hosts
 from testbed.faults.units import parse_bytes, parse_rate
-from testbed.plan import FabricPlan, HostPlan
+from testbed.plan import MIN_MTU, FabricPlan, HostPlan
 
 __all__ = ["Direction", "Limit", "bucket_table", "each_limited", "tbf_options"]
 
@@ -68,7 +68,7 @@ class Limit(BaseModel):
     )
     queue: Annotated[int, _text(parse_bytes)] = Field(
         65536,
-        ge=576,
+        ge=MIN_MTU,
         le=MOST_QUEUE,
         description="a size with a unit, such as 64KiB (whole bytes), of a frame at least and 64MiB at most",
     )

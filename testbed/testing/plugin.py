@@ -26,7 +26,7 @@ MakeFaults = Callable[..., "FaultsInForce"]
 _MARKERS = (
     "fabric(hosts=4, topology='star', switch='xdp', mtu=1500, offload=True, queues=None, k=None, datapath=None): "
     "what the fixture `fabric` builds",
-    "group(transport='xdp-ring', lanes='int32', recovery='upstream', timeout=10.0, ...): what the fixture `group` opens",
+    "group(transport='xdp-ring', ...): what the fixture `group` opens, and its testbed.collectives.options.CollectiveOptions",
 )
 _FABRIC_KEYS = ("hosts", "topology", "switch", "mtu", "offload", "queues", "k", "datapath")
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from testbed.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
+from testbed.machine import Affinity
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 from testbed.worker.nursery import Nursery
 from testbed.worker.process import Worker
@@ -24,9 +25,6 @@ __all__ = ["Workers"]
 
 START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
 STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
-
-Affinity = Literal["rank", "none"]
-AFFINITIES: tuple[Affinity, ...] = ("rank", "none")
 
 # What workers of most fabrics use: their programs on links, and the testbed's own transport.
 MODULES = ("testbed.fabric.datapath", "testbed.collectives.xdp_ring")
@@ -49,8 +47,8 @@ class Workers(Mapping[str, Worker]):
     """
 
     def __init__(self, fabric: "Fabric", affinity: Affinity = "none", modules: Iterable[str] = ()) -> None:
-        if affinity not in AFFINITIES:
-            raise SpecError(f"affinity: {affinity!r} is unknown; allowed are {', '.join(AFFINITIES)}")
+        if affinity not in get_args(Affinity):
+            raise SpecError(f"affinity: {affinity!r} is unknown; allowed are {', '.join(get_args(Affinity))}")
         self.fabric = fabric
         #: The socket that workers connect to.
         self.path = fabric.directory / "workers.sock"
