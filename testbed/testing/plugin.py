@@ -28,7 +28,6 @@ _MARKERS = (
     "what the fixture `fabric` builds",
     "group(transport='xdp-ring', ...): what the fixture `group` opens, and its testbed.collectives.options.CollectiveOptions",
 )
-_FABRIC_KEYS = ("hosts", "topology", "switch", "mtu", "offload", "queues", "k", "datapath")
 
 _faults: pytest.StashKey[list[FaultsInForce]] = pytest.StashKey()
 _lease: pytest.StashKey[Lease] = pytest.StashKey()
@@ -107,14 +106,15 @@ def testbed_fabrics() -> Iterator[Fabrics]:
 def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> Iterator[Lease]:
     """Lend a fabric to a test, as its marker ``fabric`` says; the datapath is that of its group, if it has one."""
     from testbed.collectives.registry import TRANSPORTS, check_names
-    from testbed.plan import plan_fabric
+    from testbed.plan import FabricOptions, plan_fabric
     from testbed.probes import lacking
 
     if findings := lacking("net"):
         pytest.skip("; ".join(map(str, findings)))
     options = _options(request.node, "fabric")
-    if unknown := options.keys() - set(_FABRIC_KEYS):
-        allowed = ", ".join(_FABRIC_KEYS)
+    known = (*FabricOptions.model_fields, "datapath")
+    if unknown := options.keys() - set(known):
+        allowed = ", ".join(known)
         raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown; allowed are {allowed}")
     datapath = options.pop("datapath", None)
     if datapath is None and "group" in request.fixturenames:
