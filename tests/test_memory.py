@@ -36,7 +36,7 @@ def scenario(**tables: Mapping[str, Any]) -> Scenario:
 
 
 def check(scenario: Scenario) -> None:
-    scenario.workload.open(scenario).check()
+    scenario.workload.begin(scenario).check()
 
 
 def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ from testbed.spec import parse_scenario
 def estimate(scenario, data):
     found = {}
     memory.check = lambda need, cause: found.update(need)
-    scenario.workload.open(scenario).check(data)
+    scenario.workload.begin(scenario).check(data)
     return found
 
 kind, folder, tables = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])

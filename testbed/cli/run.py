@@ -75,10 +75,9 @@ def run(
     out = out or default_folder(scenario)
 
     from testbed.rights import require_root
-    from testbed.run import plan_of, run_into
+    from testbed.run import check, run_into
 
-    plan_of(scenario)
-    scenario.workload.open(scenario).check()
+    check(scenario)
     require_root()
 
     from analysis.report import make_report

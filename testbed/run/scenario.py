@@ -19,7 +19,7 @@ from testbed.worker import Workers
 from testbed.workloads.interface import Stage
 from testbed.workloads.scenario import Scenario
 
-__all__ = ["plan_of", "run_into", "run_scenario"]
+__all__ = ["check", "plan_of", "run_into", "run_scenario"]
 
 
 def plan_of(scenario: Scenario) -> FabricPlan:
@@ -29,6 +29,15 @@ def plan_of(scenario: Scenario) -> FabricPlan:
     """
     check_mtu(scenario.fabric.mtu, scenario.transports, "fabric.mtu", scenario.workload.transports)
     return scenario.fabric.plan()
+
+
+def check(scenario: Scenario) -> None:
+    """Refuse what can be refused before anything is read or made.
+
+    :raises SpecError: The fabric cannot be as asked, or the workload asks for too much.
+    """
+    plan_of(scenario)
+    scenario.workload.begin(scenario).check()
 
 
 def run_scenario(
@@ -47,8 +56,7 @@ def run_scenario(
     :raises SpecError: The folder holds something, or another run is being written there.
     :raises TestbedError: As `run_into`.
     """
-    plan_of(scenario)
-    scenario.workload.open(scenario).check()
+    check(scenario)
     with RunFolder(out, overwrite) as folder:
         run_into(folder, scenario, quiet=quiet, command=command)
         folder.publish()
@@ -63,7 +71,7 @@ def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, comm
     :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
     """
     plan = plan_of(scenario)
-    session = scenario.workload.open(scenario)
+    session = scenario.workload.begin(scenario)
     session.check()
     with Display(quiet) as display:
         prepared = session.prepare(lambda text: display.say(f"{scenario.scenario.name}: {text}"))

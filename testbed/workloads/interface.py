@@ -72,8 +72,8 @@ class Workload:
         found: Entry = self.transports[transport]
         return found
 
-    def open(self, scenario: Scenario) -> Session[Any]:
-        """Begin a run."""
+    def begin(self, scenario: Scenario) -> Session[Any]:
+        """Return a session of a scenario."""
         made: Session[Any] = load(self.session)(scenario)
         return made
 

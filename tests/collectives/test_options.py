@@ -1,4 +1,4 @@
-"""An option is stated once: a field of its model is a key of scenarios, a field of groups and a flag of benches, all checked."""
+"""An option is stated once: a field of its model is a key of scenarios, a field of groups and a flag of benches."""
 
 import json
 import os
