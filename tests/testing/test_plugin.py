@@ -17,7 +17,6 @@ WRONG = """
 import numpy as np
 import pytest
 from testbed.testing import assert_exact
-from tests.support.kept import kept
 
 @pytest.mark.fabric(hosts=2)
 @pytest.mark.group(lanes="int32")
@@ -32,18 +31,22 @@ def test_wrong(group, faults):
 runs_seen = []
 
 
+class Left:
+    """Something."""
+
+
 def leave(context):
-    kept(context)["left"] = "something"
-    context.resources.callback(kept(context).clear)
+    context.keep(Left())
+    context.resources.callback(context.drop, Left)
 
 
-def kept(context):
-    return "left" in kept(context)
+def keeps(context):
+    return context.find(Left) is not None
 
 
 @pytest.mark.parametrize("turn", [1, 2])
 def test_a_fabric_is_used_again_and_workers_forget(fabric, workers, turn):
-    assert not any(workers.call_all(kept, list(workers)).values())
+    assert not any(workers.call_all(keeps, list(workers)).values())
     workers.call_all(leave, list(workers))
     runs_seen.append(fabric.run_id)
     assert len(set(runs_seen)) == 1
@@ -162,7 +165,7 @@ def test_without_a_failure_nothing_is_kept(tmp_path):
 def test_markers_are_checked(tmp_path):
     source = "import pytest\n@pytest.mark.fabric({})\ndef test_it(fabric): pass\n"
     done = run_pytest(tmp_path, source.format("host=3"))
-    assert "marker fabric: host is unknown; allowed are hosts, topology, switch," in done.stdout
+    assert "marker fabric: host is unknown; allowed are hosts, topology, k, switch," in done.stdout
     assert "marker fabric: (3,): allowed are keywords only" in run_pytest(tmp_path, source.format("3")).stdout
 
 

@@ -171,7 +171,7 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
     assert bound["h1"] == {available[0]}
     assert bound["h2"] == {available[1 % len(available)]}
     assert bound["s1"] == set(available)
-    with pytest.raises(SpecError, match="affinity: 'core' is unknown; allowed are rank, none"):
+    with pytest.raises(SpecError, match="affinity: 'core' is unknown; allowed are none, rank"):
         Workers(fabric, affinity="core")  # type: ignore[arg-type]
 
 
