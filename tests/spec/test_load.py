@@ -39,6 +39,13 @@ def test_full_graph_training_has_keys_of_its_own() -> None:
     assert "exchange" not in parse_scenario(LEAST).model_dump()
 
 
+def test_the_kind_alone_says_what_is_run() -> None:
+    named = parse_scenario({**LEAST, "scenario": {"name": "least", "kind": "gnn"}})
+    assert named == parse_scenario({**LEAST, "exchange": {}})
+    assert (named.workload.table, named.transports[0]) == ("exchange", "pinch")
+    assert parse_scenario(LEAST).scenario.kind == "ddp"
+
+
 def test_override_parses_toml_and_bare_words() -> None:
     table = override(
         LEAST,
