@@ -112,8 +112,8 @@ def test_an_error_after_up_is_shown_until_clean() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["up", "--hosts", "40"], 2, "hosts: 40: allowed is 1 to 32"),
-        (["up", "--offload", "maybe"], 2, "--offload: 'maybe': allowed is on or off"),
+        (["up", "--hosts", "40"], 2, "--hosts: 40: allowed is 1 to 32"),
+        (["up", "--offload", "maybe"], 2, '--offload: "maybe": allowed is on or off'),
         (["up", "--run-id", "a/b"], 2, "run id: 'a/b' is not 1 to 32 letters, digits, '-' or '_'"),
         (["exec", "--run", "none", "h1", "--", "true"], 2, "there is no run 'none': "),
         (["down", "none"], 2, "there is no run 'none': "),
