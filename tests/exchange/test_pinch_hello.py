@@ -10,10 +10,10 @@ from testbed.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired
+from testbed.testing.aggregates import Format, exact
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from testbed.worker import WorkerContext
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
-from tests.exchange.pinch_twin import Format, exact
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
 

@@ -13,7 +13,7 @@ from testbed.exchange.pinch_maps import LEAST_BYTES, SENT, Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]

@@ -13,7 +13,7 @@ from testbed.exchange.pinch_numbers import EXPONENTS
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch_packet import BELL_FOR_ALL, ORDER_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
-from tests.exchange.reference import draw_partitioned, embeddings
+from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.kernel.pinch import ETH_P_ALL, GENERATION, Loaded, first_bell, hello, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]

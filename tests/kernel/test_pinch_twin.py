@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testbed.protocol.generation import NEWEST
-from tests.exchange.reference import Partitioned, draw_partitioned
+from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.kernel.pinch_twins import Twins
 
 pytestmark = pytest.mark.kernel

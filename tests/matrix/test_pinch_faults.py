@@ -9,8 +9,8 @@ import pytest
 
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_faults_fired, pairwise
+from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
-from tests.exchange.reference import draw_partitioned, embeddings
 
 pytestmark = pytest.mark.net
 
