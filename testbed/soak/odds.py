@@ -4,6 +4,7 @@ The model is coarse: it counts the hops of a collective that nothing overlaps wi
 constants were fitted to what soaks took on the reference machine.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,12 +64,12 @@ class Odds:
 
     def lap(self, ranks: int) -> float:
         """Probability that a chunk's first lap gets through without a loss."""
-        return float(self.once * self.passes ** (ranks - 1))
+        return self.once * math.pow(self.passes, ranks - 1)
 
     def all_reduce(self, group: Group, elements: int, mtu: int) -> float:
         """Seconds that an all-reduce takes."""
         ranks = len(group.members)
-        chunks = Layout.plan(elements, lanes_of(group.lanes, ranks), chunk_bytes_for(mtu)).total
+        chunks: int = Layout.plan(elements, lanes_of(group.lanes, ranks), chunk_bytes_for(mtu)).total
         in_a_row = max(1.0, chunks / min(group.window * ranks, _TOKENS))
         hops = 2 * (ranks - 1)
         lost = hops * (1 / self.passes - 1) + 2 * (1 / self.once - 1)
