@@ -1,6 +1,7 @@
 """A fabric on which scenarios are played one after the other, each with all its checks."""
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 from testbed.collectives.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import FaultError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import modules_of
@@ -23,7 +25,8 @@ from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of
 from testbed.faults.timeline import Timeline
 from testbed.soak import rank, tap
 from testbed.soak.findings import Finding, accused
-from testbed.soak.rank import Closed, Spec, Work
+from testbed.soak.holdings import Holdings, Object, outlived, trim
+from testbed.soak.rank import Spec, Work
 from testbed.soak.reference import Answer, answers, describe_difference, known_exponent
 from testbed.soak.report import Report
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, make_graph
@@ -37,7 +40,6 @@ DEADLINE = 120.0  # seconds for a scenario's collectives: many times what they t
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
 MOST_RECORDS = 100_000  # of the faults' log are judged anew, evenly spaced: some three seconds' work
-MOST_GROWTH = 24 << 20  # bytes of a rank's memory, from one scenario on a fabric to the others of its kind
 
 
 AnyTask = TypeVar("AnyTask", Group, Exchange)
@@ -55,14 +57,16 @@ class Arena:
         self.spent = False
         self.fabric = Fabric(shape.plan(), run_id)
         self._groups = itertools.cycle(range(1, MAX_GROUP_ID + 1))
-        self._memory: dict[str, int] = {}
-        self._systems: set[str] = set()
+        self._baseline: dict[Datapath, dict[str, Holdings]] = {}
+        self._loaded: set[str] = set()
 
     def __enter__(self) -> "Arena":
         modules = (rank.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
+            for switch in self.fabric.switches:
+                self.fabric.flooding(switch)  # is made when it is first asked for, and then lasts: before anything is compared
             self._stack = stack.pop_all()
         return self
 
@@ -95,6 +99,7 @@ class Arena:
                 phase.work()
             report.fired.update(occurrence.event.action for occurrence in timeline.log())
             report.fired["limit"] = limits()
+            objects = self._objects()
             phase.close(report)
             if scenario.ending != "whole":
                 calm = self._regrouped(scenario, events)
@@ -102,11 +107,12 @@ class Arena:
                     phase = Phase(self, calm)
                     phase.open()
                     phase.work()
+                    objects |= self._objects()
                     phase.close(report)
             if strays:
                 report.fired["strays"] = strays.sent
         self._judge(injector, report)
-        report.growth = self._grown(scenario, phase)
+        report.growth = self._grown(scenario, objects)
         report.fired = Counter({action: count for action, count in report.fired.items() if count})
         report.seconds = time.monotonic() - started
         return report
@@ -148,29 +154,45 @@ class Arena:
         if blocked:
             report.fired["partition"] += blocked
 
-    def _grown(self, scenario: Scenario, phase: "Phase") -> int:
-        """By how many bytes a rank has grown at most since the last scenario that was the first of its kind here.
+    @property
+    def _alive(self) -> list[str]:
+        """Names of the workers that have not been killed, of all nodes."""
+        return [name for name, worker in self._workers.items() if not worker.may_die]
 
-        What works for the first time loads what it needs, so sizes are compared from there on.
+    def _holdings(self) -> dict[str, Holdings]:
+        """What the processes hold that are there: the nodes' workers and this one, the controller."""
+        found = {name: Holdings.of(self._workers[name].pid) for name in self._alive}
+        return found | {"the controller": Holdings.of(os.getpid())}
 
-        :raises Finding: By more than what may remain of a scenario.
+    def _objects(self) -> frozenset[Object]:
+        return frozenset().union(*(holdings.objects for holdings in self._holdings().values()))
+
+    def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
+        """Look for what a scenario should have given back.
+
+        A datapath holds what it needs, and what works for the first time loads what it needs: scenarios are compared with the
+        first on the same datapath since then.
+
+        :param objects: BPF objects that processes held when all was open.
+        :returns: Bytes by which a process has grown at most.
+        :raises Finding: Something is held that was not before.
         """
-        if scenario.system not in self._systems:
-            self._systems.add(scenario.system)
-            self._memory.update(phase.memory)
-        grown = {name: size - self._memory.setdefault(name, size) for name, size in phase.memory.items()}
-        most = max(grown, key=lambda name: grown[name])
-        if grown[most] > MOST_GROWTH:
-            raise Finding(f"{most} has grown by {grown[most] / 2**20:.1f} MiB since earlier scenarios: it leaks")
-        return max(grown[most], 0)
+        self._workers.call_all(rank.trim, self._alive, timeout=GRACE)
+        trim()
+        now = self._holdings()
+        if left := outlived(objects.difference(*(holdings.objects for holdings in now.values()))):
+            what = ", ".join(f"{kind} {number}" for kind, number in left)
+            raise Finding(f"nobody holds them, and they are still in the kernel: {what}")
+        if not self._loaded.issuperset(scenario.systems):
+            self._loaded.update(scenario.systems)
+            self._baseline.clear()
+        before = self._baseline.setdefault(TRANSPORTS[scenario.transport].needs, now)
+        return max(holdings.growth(name, before[name]) for name, holdings in now.items())
 
 
 @dataclass
 class Phase:
-    """A scenario's groups and exchanges, from opening to closing.
-
-    :ivar memory: Bytes of each rank's process once all is closed, by its host.
-    """
+    """A scenario's groups and exchanges, from opening to closing."""
 
     arena: Arena
     scenario: Scenario
@@ -180,7 +202,6 @@ class Phase:
         #: Names of the hosts that have anything to do.
         self.names = list(dict.fromkeys(hosts[member].name for task in self.scenario.tasks for member in task.members))
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
-        self.memory: dict[str, int] = {}
 
     def open(self) -> None:
         """Open all that is opened once, on all hosts; hand out what the others need."""
@@ -210,9 +231,8 @@ class Phase:
         killed = self._victim if self.scenario.ending == "kill" else None
         alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
         timeout = self.scenario.timeout + GRACE
-        closed: dict[str, Closed] = self.arena.workers.call_all(rank.close_tasks, alive, timeout=timeout)
-        report.sent = sum((one.sent for one in closed.values()), report.sent)
-        self.memory = {name: one.memory for name, one in closed.items()}
+        closed: dict[str, Counters] = self.arena.workers.call_all(rank.close_tasks, alive, timeout=timeout)
+        report.sent = sum(closed.values(), report.sent)
 
     def _specs(self, index: int) -> Sequence[Spec]:
         """What each rank of a task has to know to open it."""

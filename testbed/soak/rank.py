@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from testbed.collectives.group import GroupSpec
@@ -17,13 +14,14 @@ from testbed.collectives.transport import Counters, Tensor, Transport
 from testbed.errors import CollectiveError
 from testbed.exchange.interface import Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
+from testbed.soak import holdings
 from testbed.soak.reference import digest
 from testbed.soak.scenario import Scenario, make_embeddings, make_input
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["Closed", "Spec", "Work", "close_tasks", "fetch", "open_tasks", "work"]
+__all__ = ["Spec", "Work", "close_tasks", "fetch", "open_tasks", "trim", "work"]
 
 _KEY = "soak"
 
@@ -42,18 +40,6 @@ class Work:
     digests: list[bytes] = field(default_factory=list)
     error: str | None = None
     sent: Counters = field(default_factory=Counters)
-
-
-@dataclass(frozen=True)
-class Closed:
-    """What a worker has when all is closed.
-
-    :param sent: By what was still open.
-    :param memory: Bytes of its resident set.
-    """
-
-    sent: Counters
-    memory: int
 
 
 @dataclass
@@ -106,15 +92,20 @@ def fetch(context: WorkerContext, task: int, digest: bytes) -> Tensor:
     return rank.results[digest]
 
 
-def close_tasks(context: WorkerContext) -> Closed:
-    """Close all that is open, and give back what memory there is to give."""
+def close_tasks(context: WorkerContext) -> Counters:
+    """Close all that is open.
+
+    :returns: What it has sent.
+    """
     ranks: dict[int, _Rank] = context.objects[_KEY]
     sent = sum((rank.end.counters() for rank in ranks.values() if rank.end), Counters())
-    del ranks
     _close(context)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return Closed(sent, _resident())
+    return sent
+
+
+def trim(_context: WorkerContext) -> None:
+    """Give back what memory there is to give."""
+    holdings.trim()
 
 
 def _inputs(scenario: Scenario, index: int, spec: Spec) -> list[Tensor]:
@@ -168,9 +159,3 @@ def _close(context: WorkerContext) -> None:
         for rank in context.objects.pop(_KEY, {}).values():
             if rank.end:
                 stack.enter_context(rank.end)
-
-
-def _resident() -> int:
-    """Bytes of this process's memory."""
-    found = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
-    return int(found.split()[1]) * 1024

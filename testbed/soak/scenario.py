@@ -187,9 +187,14 @@ class Scenario:
         return *self.groups, *self.exchanges
 
     @property
-    def system(self) -> str:
+    def systems(self) -> list[str]:
         """What is at work."""
-        return " and ".join([self.transport] * bool(self.groups) + ["pinch"] * bool(self.exchanges))
+        return [self.transport] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
+
+    @property
+    def system(self) -> str:
+        """The same in words."""
+        return " and ".join(self.systems)
 
     def label(self, task: int) -> str:
         """What a task, by index, is called."""

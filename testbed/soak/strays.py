@@ -108,11 +108,11 @@ class Strays:
         with ExitStack() as stack:
             frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
             stack.callback(os.close, frames.fd)
-            self._reader = RingReader(frames, tap.TAPPED)
             self._wires = {name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts}
             stack.push(self._detach)
             self._fabric.workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
-            thread = threading.Thread(target=self._run, name="strays", daemon=True)
+            # The reader goes with the thread, and with it the ring buffer's memory.
+            thread = threading.Thread(target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True)
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._over.set)
@@ -139,29 +139,29 @@ class Strays:
             if kind is None:  # else what has gone wrong already says more
                 raise
 
-    def _run(self) -> None:
+    def _run(self, reader: RingReader) -> None:
         try:
             due, moment = 0.0, time.monotonic()
             while not self._over.wait(_TICK):
                 before, moment = moment, time.monotonic()
                 due += self._rate * min(moment - before, _MOST_BEHIND * _TICK)
-                self._look(max(1, int(due)))
+                self._look(reader, max(1, int(due)))
                 while due >= 1:
                     due -= 1
                     self._send()
         except Exception as error:  # raised again in the thread that leaves the context
             self._error = error
 
-    def _look(self, most: int) -> None:
+    def _look(self, reader: RingReader, most: int) -> None:
         """Take in the latest of what has been copied.
 
         :param most: Frames of it.
         """
-        seen = self._reader.peek()
+        seen = reader.peek()
         for record in seen[-most:]:
             if length := int(record["length"]):
                 self._herd.add(record["data"][:length].tobytes())
-        self._reader.advance(seen.size)
+        reader.advance(seen.size)
 
     def _send(self) -> None:
         if stray := self._herd.stray():

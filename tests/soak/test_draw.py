@@ -75,7 +75,7 @@ def test_the_whole_space_is_drawn():
     rates = {action: [float(p) for s in scenarios for fault in s.faults if s.transport == "xdp-ring"
                       for p in re.findall(rf"^{action} p=([\d.]+)", fault)] for action in ("drop", "corrupt")}  # fmt: skip
     assert 0.25 < max(rates["drop"]) <= 0.3
-    assert 0.19 < max(p for p in rates["corrupt"] if p < 0.3), "beside results of which most are damaged"
+    assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, "beside results of which most are damaged"
 
 
 def test_floods_meet_both_systems_on_both_switches():
