@@ -181,9 +181,7 @@ def plan_fabric(
     _between("mtu", mtu, MIN_MTU, MAX_MTU)
     _between("net", net, 0, 255)
     if switch == "xdp" and mtu > MAX_XDP_MTU:
-        raise SpecError(
-            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'"
-        )
+        raise SpecError(f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'")
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
     _between("queues", queues, 1, MAX_QUEUES)
@@ -225,9 +223,7 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
     )
 
 
-def _switch_plans(
-    names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
-) -> tuple[SwitchPlan, ...]:
+def _switch_plans(names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]) -> tuple[SwitchPlan, ...]:
     """Shortest paths, one breadth-first search a host; every hop gets nearer, so cycles do no harm."""
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
     ports: dict[str, set[int]] = {name: set() for name in names}

@@ -100,9 +100,7 @@ class GroupSpec:
         if not 1 <= len(self.members) <= MAX_RANKS:
             raise SpecError(f"group: {len(self.members)} members: allowed is 1..{MAX_RANKS}")
         if [member.rank for member in self.members] != list(range(len(self.members))):
-            raise SpecError(
-                f"group: members have ranks {[m.rank for m in self.members]}: allowed is 0..n-1 in order"
-            )
+            raise SpecError(f"group: members have ranks {[m.rank for m in self.members]}: allowed is 0..n-1 in order")
         if len({member.ip for member in self.members}) != len(self.members):
             raise SpecError("group: two members share an IP address")
         require(0 <= self.rank < len(self.members), "rank", f"0..{len(self.members) - 1}")

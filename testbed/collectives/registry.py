@@ -38,9 +38,7 @@ TRANSPORTS: dict[str, Entry] = {
         "xdp",
         "ring all-reduce inside the kernel, summed by XDP programs",
     ),
-    "tcp-ring": Entry(
-        "testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"
-    ),
+    "tcp-ring": Entry("testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"),
     "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend"),
     "mpi": Entry("testbed.collectives.mpi:Mpi", "sockets", "Open MPI's Allreduce over TCP"),
 }

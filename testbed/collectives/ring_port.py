@@ -189,9 +189,7 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def reduce(
-        self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int
-    ) -> Outcome:
+    def reduce(self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
         """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.

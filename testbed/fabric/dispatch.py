@@ -91,9 +91,7 @@ class Dispatcher:
             except KeyError:
                 self._object.maps[table].update(group, program.fd)
             else:
-                raise CollectiveError(
-                    f"this host is in group {group} already: close that one, or choose another group_id"
-                )
+                raise CollectiveError(f"this host is in group {group} already: close that one, or choose another group_id")
         if send:
             self._object.maps["senders"].update(group, send.fd)
 

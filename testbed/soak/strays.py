@@ -99,12 +99,13 @@ class Strays:
     def __enter__(self) -> Self:
         """Begin.
 
-        :raises FabricError: No workers are there.
-        :raises CollectiveError: The datapath is another one.
+        :raises FabricError: No workers are there, or the datapath is another one.
         :raises KernelError: The kernel refused a map or a program.
         """
         if self._fabric.workers is None:
             raise FabricError("strays: hosts' workers copy frames, and none are running")
+        if self._fabric.datapath != "xdp":
+            raise FabricError(f"strays: the datapath is {self._fabric.datapath}: allowed is xdp, where programs copy frames")
         with ExitStack() as stack:
             frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
             stack.callback(os.close, frames.fd)

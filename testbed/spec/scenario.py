@@ -102,9 +102,7 @@ class FullGraphSpec(Table):
     lanes: Lanes = "int32"
     window: int = Field(default=32, ge=1, le=256, description="frames in flight a rank")
     timeout: float = Field(default=30.0, gt=0, le=3600, description="seconds without an answer")
-    bound: float | None = Field(
-        default=None, ge=0, description="pinch sends no vertex again that has changed by no more"
-    )
+    bound: float | None = Field(default=None, ge=0, description="pinch sends no vertex again that has changed by no more")
     staleness: int = Field(default=10, ge=1, le=MAX_STALENESS, description="exchanges after which it sends it all the same")
     processing: Processing = "pinned"
     affinity: Affinity = "rank"
