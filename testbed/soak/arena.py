@@ -66,7 +66,8 @@ class Arena:
             stack.enter_context(self.fabric)
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
             for switch in self.fabric.switches:
-                self.fabric.flooding(switch)  # is made when it is first asked for, and then lasts: before anything is compared
+                # Made, and mapped, when it is first asked for, and then it lasts: before anything is compared.
+                self.fabric.flooding(switch).view()
             self._stack = stack.pop_all()
         return self
 

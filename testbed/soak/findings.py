@@ -17,7 +17,9 @@ class Finding(TestbedError):
 
 
 _RANKS = r"((?:rank \d+ \(\w+\)(?:, )?)+)"
-_GONE = re.compile(rf"{_RANKS} (?:was )?silent|{_RANKS} has closed|in vain for {_RANKS}|no answer from {_RANKS}")
+_GONE = re.compile(
+    rf"{_RANKS} (?:was )?silent|{_RANKS} has closed|(?:in vain for|nothing comes from|no answer from) {_RANKS}",
+)
 
 
 def accused(error: str) -> set[str]:

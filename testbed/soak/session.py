@@ -116,11 +116,12 @@ class Soak:
         """Leave a fabric on which all scenarios have passed: the controller holds no more than after the first."""
         if self._arena is None:
             return
+        shape = self._arena.shape
         self._leave()
         trim()
         now = Holdings.of(os.getpid())
         self._baseline = self._baseline or now
-        now.growth("the controller", self._baseline)
+        now.growth(f"after a fabric of {shape} the controller", self._baseline)
 
     def _leave(self) -> None:
         """Take the fabric down, and see that nothing of it is left."""

@@ -1,6 +1,7 @@
 """A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played again."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -114,6 +115,39 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
     assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..255"]
     assert "gave up" in (folder / "error.txt").read_text()
     assert {path.name for path in folder.iterdir()} > {"h1.log", "s1.log"}
+
+
+def leak_in(context):
+    context.resources.callback(lambda descriptors: [os.close(one) for one in descriptors], os.pipe())
+
+
+def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
+    close = Phase.close
+
+    def close_and_leak(phase, report):
+        close(phase, report)
+        if phase.scenario.number == 1:
+            phase.arena.workers["h2"].call(leak_in)
+
+    monkeypatch.setattr(Phase, "close", close_and_leak)
+    with pytest.raises(TestbedError, match=r"^scenario 1: .*\nh2 goes on holding 2 pipe\n"):
+        play(SCENARIO, SCENARIO)
+
+
+def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
+    exit_, held = Arena.__exit__, []
+
+    def exit_and_leak(arena, *details):
+        exit_(arena, *details)
+        held.extend(os.pipe())
+
+    monkeypatch.setattr(Arena, "__exit__", exit_and_leak)
+    try:
+        with pytest.raises(TestbedError, match=r"after a fabric of Shape\(.*, mtu=1000\) the controller goes on holding 2 pipe"):
+            play(SCENARIO, replace(SCENARIO, shape=replace(SHAPE, mtu=1000)), SCENARIO)
+    finally:
+        for one in held:
+            os.close(one)
 
 
 def test_a_controller_that_ends_by_itself_is_a_finding(play):
