@@ -143,7 +143,7 @@ def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
 
     monkeypatch.setattr(Arena, "__exit__", exit_and_leak)
     try:
-        with pytest.raises(TestbedError, match=r"after a fabric of Shape\(.*, mtu=1000\) the controller goes on holding 2 pipe"):
+        with pytest.raises(TestbedError, match=r"after a fabric of .*mtu=1000\) the controller goes on holding 2 pipe"):
             play(SCENARIO, replace(SCENARIO, shape=replace(SHAPE, mtu=1000)), SCENARIO)
     finally:
         for one in held:
