@@ -82,6 +82,17 @@ class Arena:
         """
         started = time.monotonic()
         report = Report(scenario)
+        objects = self._play(scenario, report)
+        report.growth = self._grown(scenario, objects)
+        report.fired = Counter({action: count for action, count in report.fired.items() if count})
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _play(self, scenario: Scenario, report: Report) -> frozenset[Object]:
+        """Play a scenario, up to where it holds nothing any more.
+
+        :returns: BPF objects that processes held when all was open.
+        """
         self.fabric.set_datapath(TRANSPORTS[scenario.transport].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
         events = events_of(faults)
@@ -113,10 +124,7 @@ class Arena:
             if strays:
                 report.fired["strays"] = strays.sent
         self._judge(injector, report)
-        report.growth = self._grown(scenario, objects)
-        report.fired = Counter({action: count for action, count in report.fired.items() if count})
-        report.seconds = time.monotonic() - started
-        return report
+        return objects
 
     def next_group(self) -> int:
         """A group's id that no open group of this fabric has."""
@@ -174,7 +182,7 @@ class Arena:
         A datapath holds what it needs, and what works for the first time loads what it needs: scenarios are compared with the
         first on the same datapath since then.
 
-        :param objects: BPF objects that processes held when all was open.
+        :param objects: BPF objects that processes held in between.
         :returns: Bytes by which a process has grown at most.
         :raises Finding: Something is held that was not before.
         """
