@@ -65,6 +65,7 @@ class Arena:
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
+            self._workers.call_all(rank.prepare, list(self._workers))
             for switch in self.fabric.switches:
                 # Made, and mapped, when it is first asked for, and then it lasts: before anything is compared.
                 self.fabric.flooding(switch).view()

@@ -21,7 +21,7 @@ from testbed.soak.scenario import Scenario, make_embeddings, make_input
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["Spec", "Work", "close_tasks", "fetch", "open_tasks", "trim", "work"]
+__all__ = ["Spec", "Work", "close_tasks", "fetch", "open_tasks", "prepare", "trim", "work"]
 
 _KEY = "soak"
 
@@ -59,6 +59,12 @@ class _Rank:
     results: dict[bytes, Tensor] = field(default_factory=dict)
 
 
+def prepare(context: WorkerContext) -> None:
+    """Before anything else: have memory given back that is free, and have all closed that is open when the worker ends."""
+    holdings.one_arena()
+    context.resources.callback(_close, context)
+
+
 def open_tasks(context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]) -> None:
     """Draw what this rank works on, and open and connect what is opened only once.
 
@@ -68,7 +74,6 @@ def open_tasks(context: WorkerContext, scenario: Scenario, specs: Mapping[int, S
         index: _Rank(rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times)
         for index, rounds in specs.items()
     }
-    context.resources.callback(_close, context)
     for rank in ranks.values():
         if len(rank.specs) == 1:
             rank.end = _open(context, scenario, rank.specs[0])
