@@ -19,6 +19,7 @@ __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
 _LINGER = 1.0  # seconds
+_DOUBT = 1.5  # times the timeout: till then a rank waits for what tells it who is to blame
 
 
 class Recovery:
@@ -63,10 +64,9 @@ class Recovery:
             if policy.look(seen):
                 moved = now
                 self.timer.progressed()
-            elif now - moved > port.group.timeout:
+            elif now - moved > port.group.timeout and (policy.is_sure(seen) or now - moved > _DOUBT * port.group.timeout):
                 verdict = policy.verdict(seen)
-                if verdict.silent:
-                    port.end(gone=verdict.silent)
+                port.end(gone=verdict.silent or [port.group.rank])
                 raise CollectiveError(self._text(verdict, now - started))
             elif port.flying or now - moved >= self._patience:
                 self.timer.expired()
@@ -115,8 +115,8 @@ class Recovery:
         if odd:
             larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
             return f"exchange: {self._names(odd)} has embeddings that are not finite{larger}"
-        waited = "this rank" if gone == [port.group.rank] else self._names(gone)
-        return f"{self._name(port.group.rank)}: others have waited in vain for {waited} (exchange {port.generation})"
+        lost = "this rank" if gone == [port.group.rank] else self._names(gone)
+        return f"{self._name(port.group.rank)}: the others have given up, as nothing comes from {lost} (exchange {port.generation})"
 
     def _text(self, verdict: Verdict, seconds: float) -> str:
         """The error's text."""

@@ -58,7 +58,7 @@ class Rank(Sender):
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet) if self.verify(packet) else DROP
+            return self.claim(packet, self.is_late(packet.generation)) if self.verify(packet) else DROP
         if packet.kind == PinchKind.ASK:
             return self._acknowledge(packet) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
@@ -73,11 +73,11 @@ class Rank(Sender):
         """Can a frame of the sender's have this number, generation and tag?"""
         if packet.chunk >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
-        if packet.generation != self.generation and not self._is_late(packet.generation):
+        if packet.generation != self.generation and not self.is_late(packet.generation):
             return self._refuse("bad_generation")
         return packet.tag == self.config.tag or self._refuse("bad_tensor")
 
-    def _is_late(self, generation: int) -> bool:
+    def is_late(self, generation: int) -> bool:
         """Was a generation the one before this rank's?"""
         return generation > 0 and generation_after(generation) == self.generation
 
@@ -93,12 +93,15 @@ class Rank(Sender):
         rows = length // (8 * config.words + 4)
         return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
 
-    def claim(self, packet: Packet) -> Out:
-        """Add a verified frame, if it has not come before."""
+    def claim(self, packet: Packet, late: bool) -> Out:
+        """Add a verified frame, if it has not come before.
+
+        :param late: It was of the exchange before, when it was verified.
+        """
         peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
         peer.heard += 1
         # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
-        if self._is_late(generation):
+        if late:
             return self._acknowledge(packet)
         claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
         if claim is Claim.TAKEN:

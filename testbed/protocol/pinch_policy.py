@@ -162,17 +162,28 @@ class Policy:
         self.open[rank] = seen.acked[rank], seen.answers[rank], 0 if enough else times
         return enough
 
-    def _is_silent(self, seen: Seen, rank: int) -> bool:
-        """Has it not been heard of since the wait began, or since so many questions?"""
-        heard, times = self.asked.get(rank, (-1, 0))
-        return seen.heard[rank] == self.heard[rank] or (seen.heard[rank] == heard and times >= self.tries)
+    def _absent(self, seen: Seen) -> list[int]:
+        """Ranks that something is missing from."""
+        strangers = [rank for rank in seen.partners if not seen.hellos[rank]]
+        if strangers:  # nobody has begun to send
+            return strangers
+        return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
+
+    def _silence(self, seen: Seen, rank: int) -> int:
+        """How often it has been asked since it was heard of; as often as it takes, if it was not since the wait began."""
+        heard, times = self.asked.get(rank, (seen.heard[rank], 0))
+        if seen.heard[rank] == self.heard[rank]:
+            return self.tries
+        return times if seen.heard[rank] == heard else 0
+
+    def is_sure(self, seen: Seen) -> bool:
+        """Is it clear of each rank that something is missing from whether it is up? One that was may have died since."""
+        return not any(0 < self._silence(seen, rank) < self.tries for rank in self._absent(seen))
 
     def verdict(self, seen: Seen) -> Verdict:
         """Who is to blame that nothing moves any more."""
-        absent = [rank for rank in seen.partners if not seen.hellos[rank]]
-        if not absent:  # till then nobody has begun to send
-            absent = [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
-        silent = tuple(rank for rank in absent if self._is_silent(seen, rank))
+        absent = self._absent(seen)
+        silent = tuple(rank for rank in absent if self._silence(seen, rank) >= self.tries)
         ranks = range(len(seen.heard))
         up = [
             Up(rank, seen.at[rank], tuple(other for other in ranks if seen.waits[rank] >> other & 1))
