@@ -486,3 +486,57 @@ def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
     opening.join(10)
     assert not opening.is_alive()
     assert not port.flows["next"].any()
+
+
+QUARTER = 1 << 30
+
+
+def walk(loaded: Loaded, rank: int, generation: int) -> None:
+    """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of the range matter."""
+    port = loaded.ports[rank]
+    now = port.generation
+    while now // QUARTER != generation // QUARTER or now > generation:
+        now = (now // QUARTER + 1) % 4 * QUARTER
+        port.open(now - 1 if now else 0xFFFFFFFF)
+        now = max(now, 2)
+        port.open(now)
+    if generation > now:
+        port.open(generation)
+
+
+@pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
+def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None:
+    """With a cache a word of a bitmap may not be used for half of all numbers, or for all of them."""
+    loaded.open(0, 9)
+    loaded.generation = 9
+    for data in loaded.frames_to(0):
+        loaded.link(0, data)
+    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    walk(loaded, 0, later)
+    loaded.generation = later
+    loaded.numbers(0).reset(loaded.ports[0].accumulators)
+    for data in loaded.frames_to(0):
+        loaded.link(0, data)
+    loaded.generation = GENERATION
+    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
+    port, maps = loaded.ports[1], loaded.ports[1]._receive.maps
+    loaded.open(1, QUARTER - 1)
+    kept, old = QUARTER - 1, QUARTER - 2
+    bitmaps = [maps[name].view().ravel() for name in ("seen", "acked", "hub_queue")]
+    for bitmap in bitmaps:
+        bitmap[:] = old << 32 | 7
+        bitmap[0] = kept << 32 | 7
+    port.peers["ours"], port.peers["theirs"] = [old << 32 | 3, kept << 32 | 3], [QUARTER << 32 | 3, 1 << 32]
+    records = sent_records(loaded, 1)
+    records["generation"], records["generation"][0] = old, kept
+    port.open(QUARTER)
+    for bitmap in bitmaps:
+        assert int(bitmap[0]) == kept << 32 | 7
+        assert (bitmap[1:] == kept << 32).all()
+    assert (port.peers["ours"] == [0, kept << 32 | 3]).all()
+    assert (port.peers["theirs"] == [QUARTER << 32 | 3, 0]).all()
+    assert records["generation"].tolist() == [kept] + [0] * (len(records) - 1)
