@@ -116,7 +116,8 @@ class Recovery:
             larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
             return f"exchange: {self._names(odd)} has embeddings that are not finite{larger}"
         lost = "this rank" if gone == [port.group.rank] else self._names(gone)
-        return f"{self._name(port.group.rank)}: the others have given up, as nothing comes from {lost} (exchange {port.generation})"
+        why = f"the others have given up, as nothing comes from {lost}"
+        return f"{self._name(port.group.rank)}: {why} (exchange {port.generation})"
 
     def _text(self, verdict: Verdict, seconds: float) -> str:
         """The error's text."""

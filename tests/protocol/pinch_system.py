@@ -4,9 +4,10 @@ A state is a tuple of numbers: that of each rank's state, those of the frames un
 CPU has verified and not claimed yet, and the faults that are left. What a rank does depends on its own state and on what it is
 given alone, so each is worked out once (`Ranks.react`) by the core itself, and the rest is looking up.
 
-What is left out because nothing can tell: clocks and counters; how many frames have been heard of, but for whether there are new
-ones; where ranks say that they are, which is for the texts of errors; what an exchange that is over has sent. Timers expire when nothing moves any more, as they are longer than round trips; those
-that do so earlier are a fault. What rings within a host is carried out at once, or is lost.
+What is left out because nothing can tell: clocks and counters; how many frames have been heard of, but for whether there are
+new ones; where ranks say that they are, which is for the texts of errors; what an exchange that is over has sent. Timers expire
+when nothing moves any more, as they are longer than round trips; those that do so earlier are a fault. What rings within a host
+is carried out at once, or is lost.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ class Ranks:
     def _share(self, one: int, other: int) -> bool:
         return any(turn[one][other] or turn[other][one] for turn in self.scene.frames)
 
-    def react(self, number: int, index: int, event: str, packet: int = -1, lose_bells: bool = False) -> tuple[int, tuple[int, ...]]:
+    def react(
+        self, number: int, index: int, event: str, packet: int = -1, lose_bells: bool = False
+    ) -> tuple[int, tuple[int, ...]]:
         """What a rank in some state does on an event: its state then, and the frames that it sends."""
         key = number, index, event, packet, lose_bells
         if key not in self._known:
@@ -413,7 +416,8 @@ class Exchanges(System[State]):
 
     def _settle(self, state: State) -> State:
         flying, held = (
-            tuple(number for number in frames if not self._is_over(number, state.ranks)) for frames in (state.flying, state.held)
+            tuple(number for number in frames if not self._is_over(number, state.ranks))
+            for frames in (state.flying, state.held)
         )
         verified = tuple(each for each in state.verified if self.ranks.parts[state.ranks[each[0]]].phase not in GONE)
         return State(state.ranks, flying, held, verified, state.faults)
@@ -552,7 +556,6 @@ class Exchanges(System[State]):
         elif state.faults and "early" in self.scene.kinds:
             early = state._replace(faults=state.faults - 1)
             yield self._do(early, f"{FAULT}rank {rank}: timer, early", rank, "timer")
-
 
     def _is_sure(self, rank: int, each: Parts) -> bool:
         """The timeout is that long: whoever can answer has done so."""

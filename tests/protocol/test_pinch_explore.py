@@ -1,9 +1,9 @@
-"""All states of small exchanges, whatever is lost, late, twice, damaged, misled or dead, and what happens without each of its rules.
+"""All states of small exchanges, whatever is lost, late, twice, damaged, misled or dead; and what shows without each rule.
 
-``TESTBED_EXPLORE`` has larger ones explored as well, up to so many states each; several minutes and gigabytes with 5,000,000.
+``TESTBED_EXPLORE`` sets how many states of each of the larger ones are visited at most; several minutes and gigabytes with
+5,000,000. Without it, few of each, breadth first.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,9 @@ from testbed.protocol.pinch_process import Process
 from testbed.protocol.pinch_work import DROP, Claim, Out
 from testbed.protocol.wire import PinchKind, frame_seal
 from tests.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
-from tests.support.explore import Counterexample, explore
+from tests.support.explore import Counterexample, depth, explore
+
+pytestmark = pytest.mark.timeout(3600)
 
 NOTHING = [[0, 0], [0, 0]]
 PAIR = [[0, 1], [1, 0]]
@@ -41,11 +43,11 @@ MOST = kinds("lose", "duplicate", "hold", "bell", "stall", "damage", "rename")
 
 SCENES = {
     "two frames are lost": Scene([PAIR, PAIR], 2, kinds("lose")),
-    "anything goes wrong, but timers": Scene([PAIR, PAIR], 1, MOST),
-    "a timer is early": Scene([PAIR, PAIR], 1, kinds("early")),
+    "anything goes wrong, but timers": Scene([PAIR, PAIR], 1, MOST, brisk=True),
+    "a timer is early": Scene([ONE_WAY, ONE_WAY], 1, kinds("early")),
     "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, generation=4),
-    "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), generation=0xFFFFFFFF),
-    "a twin is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
+    "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), generation=0xFFFFFFFF),
+    "a twin is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
     "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "bell", "damage")),
     "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "bell", "stall"), hubs=True),
     "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "bell"), holds=(False, True)),
@@ -53,13 +55,19 @@ SCENES = {
     "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), odd=0, partners=True),
     "a rank dies, and a frame is lost": Scene([PAIR, PAIR], 1, kinds("lose"), crash=True),
     "one of a chain dies": Scene([CHAIN], crash=True, partners=True, brisk=True),
-    "a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
+    "a switch floods": Scene([CHAIN], 1, kinds("flood"), partners=True, brisk=True, only=EMBED),
 }
+"""Each visited to the last state, so all of them are known to come to an end."""
+
 DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
+    "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
     "two frames each way": Scene([TWO], 1, MOST | {"early"}),
+    "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), generation=0xFFFFFFFF),
+    "a twin is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
     "a ring, and a frame is lost": Scene([RING], 1, kinds("lose"), brisk=True),
     "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), odd=0, partners=True, brisk=True),
+    "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
     "three ranks, one dies, and a hello is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
     "a late twin, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("generation",), generation=4),
@@ -68,21 +76,16 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_every_sum_is_right_and_all_come_to_an_end(name, capsys) -> None:
+def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> None:
     found = explore(Exchanges(Ranks(SCENES[name])))
-    with capsys.disabled():
-        print(f"\n{name}: {found}")
+    record_property("explored", f"exchange, {name}: {found}")
     assert found.complete
     assert found.ends > 0
 
 
-@pytest.mark.skipif("TESTBED_EXPLORE" not in os.environ, reason="TESTBED_EXPLORE is not set")
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", DEEP)
-def test_larger_ones(name, capsys) -> None:
-    found = explore(Exchanges(Ranks(DEEP[name])), int(os.environ["TESTBED_EXPLORE"]))
-    with capsys.disabled():
-        print(f"\n{name}: {found}")
+def test_larger_ones_as_far_as_there_is_time(name, record_property) -> None:
+    record_property("explored", f"exchange, {name}: {explore(Exchanges(Ranks(DEEP[name])), depth(5_000))}")
 
 
 # Ranks that lack a rule each.
@@ -251,7 +254,8 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_what_a_rule_is_for_shows_without_it(name) -> None:
+def test_what_a_rule_is_for_shows_without_it(name, record_property) -> None:
     mutant = MUTANTS[name]
-    with pytest.raises(Counterexample, match=mutant.what):
+    with pytest.raises(Counterexample, match=mutant.what) as found:
         explore(Exchanges(Ranks(mutant.scene, **mutant.options)))
+    record_property("explored", f"exchange, {name}: {found.value.what}, after {len(found.value.moves)} moves")
