@@ -26,6 +26,7 @@
 
 #define PINCH_FIRST 1 /* generation in which all ranks meet, with nothing to say but that they are there */
 #define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
+#define HELLO_LATE 2 /* flag of a hello that says that exchanges have ended: `prev` are ranks that are up */
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
 
@@ -86,7 +87,8 @@ struct pinch_control {
 	__u64 rtt_sum_us;
 	__u32 rtt_max_us;
 	__u32 odd;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
-	__u32 gone; /* ranks that some rank has waited for in vain, likewise */
+	__u32 gone; /* ranks of which nothing is heard any more, likewise */
+	__u32 late; /* ranks that are up, and that some rank has waited for in vain, likewise */
 	__u32 told; /* ranks that have said so, too */
 };
 

@@ -17,6 +17,7 @@ from testbed.protocol.pinch_packet import (
     BELL_FOR_ALL,
     ENDED,
     FIRST,
+    LATE,
     U32,
     Packet,
     ack_first,
@@ -234,7 +235,8 @@ class Rank(Sender):
         peer, generation, ask = self.peers[packet.sender], packet.generation, bool(packet.flags & ASK)
         peer.heard += 1
         if exponent_in(packet.body[0]) == ENDED:
-            self._note_end(packet.sender, packet.chunk, packet.prev)
+            late = packet.prev if packet.flags & LATE else 0
+            self._note_end(packet.sender, packet.chunk, packet.prev ^ late, late)
         else:
             peer.at, peer.waits = packet.prev, packet.chunk
             if self._take_word(peer, packet.body[0]):
@@ -253,12 +255,13 @@ class Rank(Sender):
         say = Greeting(entered, self.waits(), packet.attempt)
         return Next.LINK, self._hello(packet, packet.sender, answer, say)
 
-    def _note_end(self, sender: int, odd: int, gone: int) -> None:
+    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
         """The sender's exchanges are over, hence this rank's, which its process has to know."""
         self.told |= 1 << sender
-        if odd & ~self.odd or gone & ~self.gone:
+        if odd & ~self.odd or gone & ~self.gone or late & ~self.late:
             self.odd |= odd
             self.gone |= gone
+            self.late |= late
             self.events.append(0)
 
     def _take_word(self, peer: Peer, word: int) -> bool:

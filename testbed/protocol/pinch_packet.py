@@ -17,6 +17,7 @@ __all__ = [
     "ENDED",
     "EXPONENT_BITS",
     "FIRST",
+    "LATE",
     "LEAST_WORDS",
     "MAX_WORDS",
     "NOBODY",
@@ -65,6 +66,8 @@ NOBODY = -1
 """Whose address is no rank's."""
 ASK = 1
 """Flag: an answer is wanted."""
+LATE = 2
+"""Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF

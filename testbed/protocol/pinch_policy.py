@@ -10,6 +10,7 @@ rank looks (`Seen`) whenever its timer has expired:
   lane than the question, is ordered anew from here.
 - *Who is to blame* (`Policy.verdict`), when nothing has moved for the group's timeout. Whoever has been heard of since the wait
   began is up, whatever it was that came from it, unless it has stopped to answer; and says where it is and whom it waits for.
+  While one that is up waits for somebody else, it is left to that one to find out about the other (`Policy.is_sure`).
 """
 
 from __future__ import annotations
@@ -177,8 +178,19 @@ class Policy:
         return times if seen.heard[rank] == heard else 0
 
     def is_sure(self, seen: Seen) -> bool:
-        """Is it clear of each rank that something is missing from whether it is up? One that was may have died since."""
-        return not any(0 < self._silence(seen, rank) < self.tries for rank in self._absent(seen))
+        """Is it clear who is to blame?
+
+        It is not while some rank that something is missing from may have died since it was heard of. Nor while one that is up
+        waits for another itself: it may find out that the other is gone, and tell.
+        """
+        others = ~(1 << seen.rank)
+        for rank in self._absent(seen):
+            silence = self._silence(seen, rank)
+            if 0 < silence < self.tries:
+                return False
+            if not silence and seen.at[rank] == seen.generation and seen.waits[rank] & others:
+                return False
+        return True
 
     def verdict(self, seen: Seen) -> Verdict:
         """Who is to blame that nothing moves any more."""

@@ -265,7 +265,7 @@ class Ranks:
     def _send(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         process = self.processes[index]
         if self.scene.odd == index and parts.turn == len(self.scene.frames) - 1:
-            return "lingering", parts.turn, None, "", [process.end(1 << index, 0)]
+            return "lingering", parts.turn, None, "", [process.end(odd=1 << index)]
         rung = process.send()
         return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", rung
 
@@ -296,9 +296,10 @@ class Ranks:
         process = self.processes[index]
         assert policy is not None
         verdict = policy.verdict(process.seen())
-        gone = sum(1 << rank for rank in verdict.silent or (index,))
+        gone = sum(1 << rank for rank in verdict.silent)
+        late = 0 if gone else sum(1 << up.rank for up in verdict.up) or 1 << index
         wrong = "" if verdict.silent or verdict.up else f"rank {index} names nobody"
-        return "failed", parts.turn, None, wrong, [process.end(0, gone)]
+        return "failed", parts.turn, None, wrong, [process.end(gone=gone, late=late)]
 
     def _close(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         return "closed", parts.turn, None, parts.wrong, []
@@ -320,7 +321,7 @@ class Ranks:
         rank = self.ranks[index]
         rank.events.clear()
         if phase in GONE:  # what it was is of no interest, but for what it has said of others
-            parts = Parts((rank.gone, rank.odd), (), phase, turn, None, wrong)
+            parts = Parts((rank.gone, rank.late, rank.odd), (), phase, turn, None, wrong)
         else:
             self._forget_counts(rank, policy)
             plain = policy and (policy.news, policy.heard, policy.attempt, *map(_items, (policy.asked, policy.open)))
@@ -402,7 +403,7 @@ class Exchanges(System[State]):
             if each.wrong:
                 return each.wrong
             if each.phase == "failed":
-                gone, odd = each.memory
+                gone, _, odd = each.memory
                 if gone & ~left:
                     return f"rank {rank} says that {gone:b} have gone, while {left:b} have"
                 if odd & ~(1 << self.scene.odd if self.scene.odd != NOBODY else 0):

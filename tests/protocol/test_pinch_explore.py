@@ -182,8 +182,8 @@ class SendsBeforeAllHaveCome(Rank):
 
 
 class TellsNobody(Rank):
-    def _note_end(self, sender: int, odd: int, gone: int) -> None:
-        super()._note_end(sender, 0, 0)
+    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+        super()._note_end(sender, 0, 0, 0)
 
 
 class AsksOnlyThoseBehind(Policy):
