@@ -192,7 +192,7 @@ def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_sums_are_exact_while_a_switch_floods(fabric, faults, assert_nothing_left, lanes, recovery):
+def test_sums_are_exact_while_a_switch_floods(fabric, faults, assert_nothing_left, switch, lanes, recovery):
     """What is for another rank is dropped, whatever it is."""
     with Group(fabric, lanes=lanes, recovery=recovery) as group:
         with faults("flood switch=s1") as injected:
