@@ -9,7 +9,7 @@ from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import Waited
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT
 from testbed.exchange.pinch_verdict import Words
-from testbed.protocol.pinch_policy import TRIES, Policy
+from testbed.protocol.pinch_policy import TRIES, Policy, Seen
 from testbed.protocol.rto import RetransmissionTimer
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Recovery:
             if policy.look(seen):
                 moved = now
                 self.timer.progressed()
-            elif now - moved > port.group.timeout and (policy.is_sure(seen) or now - moved > _DOUBT * port.group.timeout):
+            elif self._is_over(now - moved, policy, seen):
                 verdict = policy.verdict(seen)
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.end(gone=verdict.silent, late=late)
@@ -76,6 +76,11 @@ class Recovery:
             left = 0.0 if port.flying else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
+
+    def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
+        """Is it time to give up, as nothing has moved for so many seconds?"""
+        timeout = self.port.group.timeout
+        return still > timeout and policy.has_asked and (policy.is_sure(seen) or still > _DOUBT * timeout)
 
     def linger(self) -> None:
         """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.

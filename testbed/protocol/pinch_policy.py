@@ -177,6 +177,11 @@ class Policy:
             return self.tries
         return times if seen.heard[rank] == heard else 0
 
+    @property
+    def has_asked(self) -> bool:
+        """Has it been asked often enough what is missing? If not, it may be this rank's process that was stopped meanwhile."""
+        return self.attempt >= self.tries
+
     def is_sure(self, seen: Seen) -> bool:
         """Is it clear who is to blame?
 
@@ -188,7 +193,7 @@ class Policy:
             silence = self._silence(seen, rank)
             if 0 < silence < self.tries:
                 return False
-            if not silence and seen.at[rank] == seen.generation and seen.waits[rank] & others:
+            if not silence and seen.waits[rank] & others:
                 return False
         return True
 

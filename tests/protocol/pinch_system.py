@@ -561,7 +561,7 @@ class Exchanges(System[State]):
     def _is_sure(self, rank: int, each: Parts) -> bool:
         """The timeout is that long: whoever can answer has done so."""
         policy, seen = self.ranks.policy(rank, each), self.ranks.processes[rank].seen()
-        return policy is not None and not policy.look(seen) and policy.attempt >= CAP and policy.is_sure(seen)
+        return policy is not None and not policy.look(seen) and policy.has_asked and policy.is_sure(seen)
 
 
 def _without(numbers: tuple[Any, ...], place: int) -> tuple[Any, ...]:

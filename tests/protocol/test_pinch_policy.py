@@ -145,13 +145,25 @@ def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
     assert policy.verdict(heard(now, 1)).silent == ()
 
 
+def test_nobody_is_blamed_that_has_not_been_asked_often() -> None:
+    """Not even when the timeout is over: this rank may have been stopped all the time."""
+    waiting = seen(hellos=[HERE, 0, HERE])
+    policy = Policy(waiting)
+    for _ in range(TRIES):
+        assert not policy.has_asked
+        policy.act(waiting)
+    assert policy.has_asked
+    assert policy.look(heard(waiting, 2, news=[0, 0, 1]))
+    assert not policy.has_asked
+
+
 def test_who_is_up_and_waits_for_another_is_given_time_to_find_out_about_it() -> None:
     """Rank 1 waits for rank 2, which rank 0 has nothing to do with."""
     waiting = seen(partners=[1], received=[0, 0, 0], waits=[0, 0b101, 0])
     policy = Policy(waiting)
     assert not policy.is_sure(heard(waiting, 1))
     assert policy.is_sure(heard(waiting, 1, waits=[0, 0b001, 0]))
-    assert policy.is_sure(heard(waiting, 1, at=[0, GENERATION - 1, 0]))
+    assert not policy.is_sure(heard(waiting, 1, at=[0, GENERATION - 1, 0]))
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1, max_size=200))
