@@ -147,6 +147,8 @@ class Control(ctypes.Structure):
         ("gone", c_uint32),
         ("late", c_uint32),
         ("told", c_uint32),
+        ("handed", c_uint32),
+        ("taken", c_uint32),
     ]
 
 

@@ -14,7 +14,7 @@ struct control {
 	uint64_t met;
 	uint32_t unfit, sending, acked, received, owed, queued, served, rtt_samples;
 	uint64_t rtt_sum_us;
-	uint32_t rtt_max_us, odd, gone, late, told;
+	uint32_t rtt_max_us, odd, gone, late, told, handed, taken;
 };
 
 /* struct pinch_flow of bpf/include/pinch.h */
@@ -135,6 +135,7 @@ void pinch_open(struct pinch *p, uint32_t generation)
 		forget(p, before, generation);
 	c->copies = UNKNOWN;
 	c->unfit = 0; /* generations come again */
+	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;

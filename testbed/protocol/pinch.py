@@ -18,6 +18,7 @@ from testbed.protocol.pinch_packet import (
     ENDED,
     FIRST,
     LATE,
+    NO_LANE,
     U32,
     Packet,
     ack_first,
@@ -50,18 +51,23 @@ class Rank(Sender):
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK) and self._elsewhere():
             if not self.is_for_me(packet):
                 return DROP
+            self.handed = self.handed + 1 & U32
             self.count("remote")
             return Next.CPU, packet
-        return self.receive(packet, now_us)
+        return self._receive(packet, now_us)
 
-    def receive(self, packet: Packet, now_us: int = 0) -> Out:
-        """The same on the CPU that it is for (``receive``)."""
+    def on_remote(self, packet: Packet, now_us: int = 0) -> Out:
+        """One of these is on the CPU that it is for (``pinch_remote``)."""
+        self.taken = self.taken + 1 & U32
+        return self._receive(packet, now_us, by_link=False)
+
+    def _receive(self, packet: Packet, now_us: int, by_link: bool = True) -> Out:
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet, self.is_late(packet.generation)) if self.verify(packet) else DROP
+            return self.claim(packet, self.is_late(packet.generation), by_link) if self.verify(packet) else DROP
         if packet.kind == PinchKind.ASK:
-            return self._acknowledge(packet) if self._on_ask(packet) else DROP
+            return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
             return (Next.BELL, self._own(packet, PinchKind.BELL)) if self._on_ack(packet, now_us) else DROP
         if packet.kind == PinchKind.HELLO:
@@ -94,20 +100,21 @@ class Rank(Sender):
         rows = length // (8 * config.words + 4)
         return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
 
-    def claim(self, packet: Packet, late: bool) -> Out:
+    def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         """Add a verified frame, if it has not come before.
 
         :param late: It was of the exchange before, when it was verified.
+        :param by_link: It came to the CPU that aggregates.
         """
         peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
         peer.heard += 1
         # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
         if late:
-            return self._acknowledge(packet)
+            return self._acknowledge(packet, by_link)
         claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
         if claim is Claim.TAKEN:
             self.count("duplicate")
-            return self._acknowledge(packet)
+            return self._acknowledge(packet, by_link)
         if claim is Claim.STALE:
             return self._drop("bad_generation")
         hubs = self._add_rows(packet)
@@ -117,7 +124,7 @@ class Rank(Sender):
         self._check_complete(generation)
         # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
         if packet.flags & ASK or peer.received == frames_in(word_of(peer.theirs, generation)):
-            _, answer = self._acknowledge(packet)
+            _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
         return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
 
@@ -148,17 +155,22 @@ class Rank(Sender):
 
     # Acknowledgements.
 
-    def _acknowledge(self, packet: Packet) -> Out:
+    def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
         """The frame becomes an acknowledgement to its sender."""
+        lane = NO_LANE if self._may_overtake(by_link) else packet.lane
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
         if packet.generation == self.generation:
             end = -(-source.frames // 32)
             have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
             words = [bits_of(word, packet.generation) for word in have]
-        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, body=tuple(words))
+        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
+
+    def _may_overtake(self, by_link: bool) -> bool:
+        """May a frame have overtaken others of its lane, which came to another CPU and wait to be handed over?"""
+        return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
         """Somebody wants to know whether a frame has come."""

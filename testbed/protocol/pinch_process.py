@@ -69,6 +69,7 @@ class Process:
         if must_forget(before, generation):
             self.forget(before, generation)
         memory.copies, memory.unfit = UNKNOWN, 0
+        memory.taken = memory.handed
         memory.acked = memory.received = memory.owed = memory.queued = memory.served = 0
         for peer in memory.peers:
             peer.received = peer.acked = 0

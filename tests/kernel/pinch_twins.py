@@ -39,7 +39,7 @@ VERDICTS = {
     Next.SEND: XDP_PASS,
 }
 SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd")
-SAME += ("gone", "late")
+SAME += ("gone", "late", "handed", "taken")
 
 
 class Accumulators:

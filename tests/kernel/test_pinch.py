@@ -11,7 +11,7 @@ import pytest
 
 from testbed.exchange.pinch_maps import LEAST_BYTES, SENT, Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, ORDER_ASK
+from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, NO_LANE, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
@@ -540,3 +540,34 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     assert (port.peers["ours"] == [0, kept << 32 | 3]).all()
     assert (port.peers["theirs"] == [QUARTER << 32 | 3, 0]).all()
     assert records["generation"].tolist() == [kept] + [0] * (len(records) - 1)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
+    """Its acknowledgement names no lane, until those that were handed over are taken in, or the exchange is over."""
+    home, other = sorted(os.sched_getaffinity(1))[:2]
+    with small(ranks=(0,), processing="pinned") as loaded:
+        port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]
+        assert port.cpu == home
+
+        def lane() -> int:
+            data = loaded.embed(*second, 0, flags=ASK, lane=3)
+            if asks:
+                fields = {"chunk": second[1], "generation": GENERATION, "lane": 3}
+                data = frame(port, np.empty(0, np.uint64), second[0], PinchKind.ASK, **fields)
+            run = loaded.link(0, data)
+            assert run.retval == XDP_TX
+            return said(run.data).header.lane
+
+        assert lane() == 3
+        os.sched_setaffinity(0, {other})
+        assert loaded.link(0, loaded.embed(*first, 0)).retval == XDP_REDIRECT
+        os.sched_setaffinity(0, {home})
+        assert (port.control.handed, port.control.taken) == (1, 0)
+        assert lane() == NO_LANE
+        port.control.taken = 1  # as the program on the other CPU does, which has no test runs
+        assert lane() == 3
+        port.control.taken = 0
+        loaded.open(0, GENERATION)
+        assert lane() == 3

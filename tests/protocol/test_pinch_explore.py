@@ -105,10 +105,10 @@ class ClaimsBeforeItVerifies(Rank):
         self._claimed = claim
         return super().verify(packet)
 
-    def claim(self, packet: Packet, late: bool) -> Out:
+    def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         if self._claimed is Claim.CLAIMED and not late:
             self.seen[self.config.sources[packet.sender].seen + packet.chunk // 32] &= ~(1 << packet.chunk % 32)
-        return super().claim(packet, late)
+        return super().claim(packet, late, by_link)
 
 
 class ClaimsBackwards(Rank):
@@ -150,7 +150,7 @@ class KeepsStaleWords(Process):
 
 
 class AnswersNoLateFrames(Rank):
-    def claim(self, packet: Packet, late: bool) -> Out:
+    def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         return DROP if late else super().claim(packet, late)
 
     def _on_ask(self, packet: Packet) -> bool:
