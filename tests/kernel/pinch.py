@@ -99,6 +99,7 @@ class Loaded(Closing):
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
             port._receive.maps[name].view()[:] = 0
+        port.control.progress = generation - 1 << 32 if generation > 1 else 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
         port.open(generation)

@@ -40,7 +40,7 @@ VERDICTS = {
     Next.SEND: XDP_PASS,
 }
 SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd")
-SAME += ("gone",)
+SAME += ("gone", "late", "handed", "taken")
 
 
 class Accumulators:
@@ -186,9 +186,9 @@ class Member:
         self.port.send(x, bundles, factor, None)
         self.rung(self.process.send())
 
-    def end(self, odd: list[int], gone: list[int]) -> None:
-        self.port.end(odd, gone)
-        self.rung([self.process.end(*(sum(1 << rank for rank in ranks) for ranks in (odd, gone)))])
+    def end(self, **why: list[int]) -> None:
+        self.port.end(**why)
+        self.rung([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
 
     def act(self, policy: Policy) -> None:
         """Look, and do what is to be done; both look at the same."""
