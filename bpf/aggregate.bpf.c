@@ -15,7 +15,7 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	struct ring_frame *f;
 
 	if (next & ACKNOWLEDGE) {
-		if (!acknowledge(ctx, c))
+		if (!acknowledge(ctx, c, by_link))
 			return XDP_DROP;
 		if (next & GO_ON)
 			return bpf_redirect_map(&both, 0, BPF_F_BROADCAST);
@@ -99,11 +99,15 @@ static __always_inline bool stays_in_order(const struct ring_frame *f)
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
+	struct pinch_control *c = control_of();
 	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
-	if (f && stays_in_order(f) && elsewhere())
-		return is_for_me(f) ? hand_over() : XDP_DROP;
-	return receive(ctx, true);
+	if (!f || !stays_in_order(f) || !elsewhere())
+		return receive(ctx, true);
+	if (!c || !is_for_me(f))
+		return XDP_DROP;
+	__sync_fetch_and_add(&c->handed, 1);
+	return hand_over();
 }
 
 /* The flow that one of several equal bells is for: they come one after the other, on one CPU. */
@@ -156,7 +160,10 @@ int pinch_remote(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (f->kind == PINCH_BELL)
 		return XDP_PASS;
-	return stays_in_order(f) ? receive(ctx, false) : go_on(c);
+	if (!stays_in_order(f))
+		return go_on(c);
+	__sync_fetch_and_add(&c->taken, 1);
+	return receive(ctx, false);
 }
 
 /* The doorbell's near end: nothing of an exchange has business there. */

@@ -213,9 +213,7 @@ def plan_fabric(
     if not 0 <= net <= 255:
         raise SpecError(f"net: {net}: allowed is 0 to 255")
     if switch == "xdp" and mtu > MAX_XDP_MTU:
-        raise SpecError(
-            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'"
-        )
+        raise SpecError(f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'")
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
     parameters = {"hosts": hosts}
@@ -257,9 +255,7 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
     )
 
 
-def _switch_plans(
-    names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
-) -> tuple[SwitchPlan, ...]:
+def _switch_plans(names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]) -> tuple[SwitchPlan, ...]:
     """Shortest paths, one breadth-first search a host; every hop gets nearer, so cycles do no harm."""
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
     ports: dict[str, set[int]] = {name: set() for name in names}

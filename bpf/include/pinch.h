@@ -19,6 +19,7 @@
 #define PINCH_BATCH 32		/* frames that a bell sends at most */
 #define PINCH_ORDERS 1024	/* frames that may wait to be sent again; a power of two */
 #define PINCH_ANYWHERE 0xffffffff
+#define PINCH_NO_LANE 0xff /* of an acknowledgement: what it lacks may only be late */
 #define PINCH_MAX_FLOWS 64
 #define PINCH_NOT_FINITE 511 /* in a hello, instead of an exponent */
 #define PINCH_ENDED 510 /* likewise: there will be no more exchanges; the header says why */
@@ -26,6 +27,7 @@
 
 #define PINCH_FIRST 1 /* generation in which all ranks meet, with nothing to say but that they are there */
 #define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
+#define HELLO_LATE 2 /* flag of a hello that says that exchanges have ended: `prev` are ranks that are up */
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
 
@@ -86,8 +88,11 @@ struct pinch_control {
 	__u64 rtt_sum_us;
 	__u32 rtt_max_us;
 	__u32 odd;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
-	__u32 gone; /* ranks that some rank has waited for in vain, likewise */
+	__u32 gone; /* ranks of which nothing is heard any more, likewise */
+	__u32 late; /* ranks that are up, and that some rank has waited for in vain, likewise */
 	__u32 told; /* ranks that have said so, too */
+	__u32 handed; /* frames handed to the CPU that aggregates */
+	__u32 taken;  /* of these, taken in there */
 };
 
 /* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */

@@ -49,8 +49,15 @@ static long fill_seen(__u32 i, struct ack_work *w)
 	return 0;
 }
 
+/* May a frame have overtaken others of its lane? One that came to the right CPU may have, while some that came to another wait to be handed
+ * over. Those keep their order, and come behind all that were here before. */
+static __always_inline bool may_overtake(struct pinch_control *c, bool by_link)
+{
+	return by_link && (__s32)(*(volatile __u32 *)&c->handed - *(volatile __u32 *)&c->taken) > 0;
+}
+
 /* Make the frame an acknowledgement to its sender. */
-static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control *c)
+static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control *c, bool by_link)
 {
 	const int want = sizeof(struct pinch_ack);
 	int have = bpf_xdp_get_buff_len(ctx);
@@ -81,6 +88,8 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	ack->head.kind = PINCH_ACK;
 	ack->head.sender = config.rank;
 	ack->head.flags = 0;
+	if (may_overtake(c, by_link))
+		ack->head.lane = PINCH_NO_LANE;
 	address(&ack->head, sender, sizeof(w.words));
 	ack->head.checksum = w.check + frame_seal(&ack->head);
 	count(PINCH_ACKS, 1);

@@ -9,8 +9,8 @@
  * latest even and the latest odd generation: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
  *
  * The header says where the sender is: `prev` is the generation that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
- * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those that
- * somebody has waited for in vain. Whoever hears of it says so, too, from then on.
+ * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those of
+ * which nothing is heard any more, or with HELLO_LATE those that are up, and were waited for in vain. Whoever hears of it says so, too, from then on.
  */
 #pragma once
 
@@ -78,7 +78,7 @@ static __always_inline __u32 waits_of(struct pinch_control *c, __u32 generation)
 
 static __always_inline bool has_ended(struct pinch_control *c)
 {
-	return *(volatile __u32 *)&c->odd || *(volatile __u32 *)&c->gone;
+	return *(volatile __u32 *)&c->odd || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
 }
 
 /* The checksum of a hello that is addressed. */
@@ -145,10 +145,11 @@ static __always_inline void write_hello(struct pinch_hello *hello, struct pinch_
 {
 	struct ring_frame *f = &hello->head;
 	bool ended = has_ended(c);
+	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
 	write_head(f, PINCH_HELLO, generation_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
-	f->prev = ended ? c->gone : say->generation;
-	f->flags = say->ask;
+	f->prev = ended ? gone | late : say->generation;
+	f->flags = say->ask | (late ? HELLO_LATE : 0);
 	hello->word = ended ? (__u64)generation_of(word) << 32 | PINCH_ENDED : word;
 	address(f, to, sizeof(word));
 	f->checksum = hello_check(hello);

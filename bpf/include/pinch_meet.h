@@ -42,15 +42,16 @@ static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation
 }
 
 /* The sender's exchanges are over, hence this rank's, which its process has to know. */
-static __always_inline void note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone)
+static __always_inline void note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone, __u32 late)
 {
 	__u64 event = 0;
 
 	__sync_fetch_and_or(&c->told, 1u << sender % RING_MAX_RANKS);
-	if (!(odd & ~c->odd) && !(gone & ~c->gone))
+	if (!(odd & ~c->odd) && !(gone & ~c->gone) && !(late & ~c->late))
 		return;
 	__sync_fetch_and_or(&c->odd, odd);
 	__sync_fetch_and_or(&c->gone, gone);
+	__sync_fetch_and_or(&c->late, late);
 	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
@@ -80,20 +81,21 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 	struct greeting say = {};
 	struct pinch_peer *peer;
 	__u64 answer;
-	bool ask;
+	bool ask, late;
 
 	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !is_hello(c, hello, (void *)(long)ctx->data_end))
 		return MET_DONE;
 	sender = hello->head.sender;
 	generation = hello->head.generation;
 	ask = hello->head.flags & 1;
+	late = hello->head.flags & HELLO_LATE;
 	say.attempt = hello->head.attempt;
 	peer = bpf_map_lookup_elem(&peers, &sender);
 	if (!peer)
 		return MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
 	if (exponent_in(hello->word) == PINCH_ENDED) {
-		note_end(c, sender, hello->head.chunk, hello->head.prev);
+		note_end(c, sender, hello->head.chunk, late ? 0 : hello->head.prev, late ? hello->head.prev : 0);
 	} else {
 		*(volatile __u32 *)&peer->at = hello->head.prev;
 		*(volatile __u32 *)&peer->waits = hello->head.chunk;

@@ -50,10 +50,8 @@ static __always_inline enum outcome replay(struct work *w, __u32 slot)
 static __always_inline enum outcome request(struct work *w, __u8 round, enum stage stage)
 {
 	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
-	__u32 length = tensor->length, owner = owner_of(w->index);
+	__u32 length = tensor->length;
 
-	if (!config.upstream && owner == config.rank)
-		return launch(w, (__u8)read_word(&w->chunk->reduced), true);
 	if (!resize(w, length))
 		return GONE;
 	w->frame->kind = RING_REQUEST;
@@ -67,7 +65,7 @@ static __always_inline enum outcome request(struct work *w, __u8 round, enum sta
 	w->frame->prev = (__u8)read_word(&w->chunk->reduced);
 	w->chunk->asked_us = now_us();
 	count(w, RING_RESENT);
-	return send(w, config.upstream ? rank_before(config.rank) : owner, length, 0);
+	return send(w, rank_before(config.rank), length, 0);
 }
 
 /* Ask for whatever frame is next to come about a chunk, unless it is all there. */

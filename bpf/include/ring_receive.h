@@ -83,7 +83,7 @@ static __always_inline enum outcome on_reduce(struct work *w)
 		/* The owner has not got the result, which went on from here. */
 		if (!verify(w, &sum))
 			return GONE;
-		return too_soon(w) ? GONE : send_result(w, owner_of(w->index), w->frame->round);
+		return too_soon(w) ? GONE : send_result(w, owner_of(w->index), w->frame->round, w->chunk->before[RESULT]);
 	}
 	if (generation != mine && generation != generation_after(mine))
 		return drop(w, RING_BAD_GENERATION);
@@ -114,8 +114,7 @@ static __always_inline enum outcome on_result(struct work *w)
 		return drop(w, RING_BAD_GENERATION);
 	if (!verify(w, &sum))
 		return GONE;
-	if (w->frame->sender == rank_before(config.rank))
-		look_back(w);
+	look_back(w);
 	taken = take_result(w, round, sum);
 	if (taken == NOT_TAKEN)
 		return drop(w, RING_DUPLICATE);
@@ -142,6 +141,17 @@ static __always_inline enum outcome ask_restart(struct work *w, __u8 round)
 	return send(w, owner_of(w->index), w->length, 0);
 }
 
+/* The rank behind lacks what this one has sent it, and the chunk's owner is to send it again. The request says what was sent before that, as the
+ * frame itself did, so that the owner's answer can.
+ */
+static __always_inline enum outcome pass_on(struct work *w, __u32 prev)
+{
+	w->frame->prev = prev;
+	w->frame->hop = 1;
+	count(w, RING_RESENT);
+	return send(w, owner_of(w->index), w->length, 0);
+}
+
 /* The rank behind lacks the partial sum that this rank has sent. */
 static __always_inline enum outcome resend_partial(struct work *w, bool mine)
 {
@@ -151,6 +161,8 @@ static __always_inline enum outcome resend_partial(struct work *w, bool mine)
 
 	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
 		return drop(w, RING_NOT_HELD);
+	if (!config.upstream && !mine)
+		return pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
 	if (too_soon(w))
 		return GONE;
 	if (mine)
@@ -171,33 +183,38 @@ static __always_inline enum outcome on_restart(struct work *w, bool mine)
 	if (holds(w) && is_settled(w, w->frame->generation)) {
 		if (too_soon(w))
 			return GONE;
-		return send_result(w, asker, w->frame->round + 1);
+		return send_result(w, asker, w->frame->round + 1, asker == rank_after(config.rank) ? w->chunk->before[RESULT] : RING_NOTHING);
 	}
 	if (w->frame->generation != generation_of(w->progress))
 		return drop(w, RING_NOT_HELD);
 	return restart(w, w->frame->round);
 }
 
-/* Somebody lacks a frame. With `upstream` it comes from the rank behind this one, which lacks what this one has sent it; else this is the
- * chunk's owner, which sends the result, or begins lap one again.
+/* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
+ * the chunk's owner, which sends the result, or begins lap one again. What this rank has not sent is not lost, whatever the asker believes.
  */
 static __always_inline enum outcome on_request(struct work *w)
 {
-	bool mine = is_mine(w->index);
+	bool mine = is_mine(w->index), direct = !w->frame->hop, answers = config.upstream || mine;
+	__u32 asker = direct ? w->frame->sender : rank_after(w->frame->sender);
 
 	if (!is_sealed(w))
 		return GONE;
 	if (w->frame->flags & RING_FLAG_RESTART)
 		return on_restart(w, mine);
-	if (config.upstream ? w->frame->sender != rank_after(config.rank) : !mine)
+	if (direct ? asker != rank_after(config.rank) : config.upstream || !mine)
 		return drop(w, RING_BAD_RANK);
 	if (holds_enough(w)) {
+		if (!answers)
+			return pass_on(w, w->chunk->before[RESULT]);
+		if (asker == config.rank)
+			return drop(w, RING_DUPLICATE);
 		if (too_soon(w))
 			return GONE;
-		return send_result(w, w->frame->sender, w->frame->round);
+		return send_result(w, asker, w->frame->round, direct ? w->chunk->before[RESULT] : w->frame->prev);
 	}
 	/* It cannot have the result before this rank, but may lack the partial sum of a later round. */
-	if (config.upstream && w->frame->flags & RING_FLAG_RESULT && (__u8)read_word(&w->chunk->reduced) <= w->frame->prev)
+	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)read_word(&w->chunk->reduced) <= w->frame->prev)
 		return drop(w, RING_NOT_HELD);
 	return resend_partial(w, mine);
 }

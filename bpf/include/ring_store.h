@@ -92,8 +92,10 @@ static __always_inline enum outcome restart(struct work *w, __u8 round)
 	return launch(w, round + 1, false);
 }
 
-/* The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round. */
-static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 round)
+/* The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round.
+ * `prev`: what the rank before the receiver had sent it before the result.
+ */
+static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 round, __u32 prev)
 {
 	void *data = bpf_map_lookup_elem(&results, &w->index);
 	__u32 length = w->length, generation = w->frame->generation;
@@ -116,7 +118,7 @@ static __always_inline enum outcome send_result(struct work *w, __u32 to, __u8 r
 	w->frame->flags = 0;
 	w->frame->round = round_of(result) > round ? round_of(result) : round;
 	w->frame->attempt = ++w->chunk->attempt;
-	w->frame->prev = to == rank_after(config.rank) ? w->chunk->before[RESULT] : RING_NOTHING;
+	w->frame->prev = prev;
 	count(w, RING_ANSWERED);
 	count(w, RING_RESENT);
 	return send(w, to, length, sum);
@@ -291,6 +293,14 @@ static __always_inline enum outcome park(struct work *w, __u64 sum, bool *ready)
 	return drop(w, RING_PARKED);
 }
 
+/* A partial sum is passed on that this rank has passed on before: it names what it named then. */
+static __always_inline void repeat(struct work *w)
+{
+	w->frame->flags = 0;
+	w->frame->prev = w->chunk->before[PARTIAL];
+	w->chunk->attempt = w->frame->attempt;
+}
+
 /* Lap one, input ready: add it; the last rank of the lap has the sum. */
 static __always_inline enum outcome reduce(struct work *w)
 {
@@ -326,7 +336,10 @@ static __always_inline enum outcome reduce(struct work *w)
 		if (!reload(w))
 			return GONE;
 		w->frame->hop += 1;
-		enlist(w, generation, w->index, PARTIAL);
+		if (reduced != now)
+			enlist(w, generation, w->index, PARTIAL);
+		else
+			repeat(w);
 		return send(w, rank_after(config.rank), w->length, sum);
 	}
 	if (take_result(w, round, sum) == NOT_TAKEN)

@@ -15,6 +15,7 @@ WEEK = 7 * 24 * 60  # minutes
 EPILOG = options.examples(
     "sudo testbed soak --minutes 30",
     "sudo testbed soak --seed 7 --only 42   [dim]scenario 42 of seed 7 again[/dim]",
+    "sudo testbed soak --seed 7 --only 42 --only 43   [dim]on one fabric[/dim]",
     "sudo testbed soak --minutes 30 --markdown > soak.md",
     after="Exit status 1 if a scenario fails; Ctrl-C ends with the summary of what has passed.",
 )
@@ -43,10 +44,12 @@ def soak(
 ) -> None:
     """Play random scenarios on real fabrics until the time is over, and stop at the first that fails.
 
-    Each draws hosts, topology, switch, MTU, transport, groups, tensors and up to four faults. Results are compared bit for bit
-    (sockets: within float32's bound), fates of frames are judged anew from the log, the time is bounded, and nothing may be
-    left. Some scenarios kill a host, cut one off for good, or kill the controller itself. Scenario K of a seed is always the
-    same, whatever ran before it; what depends on time, such as which frames an event meets, is not.
+    Each draws hosts, topology, switch, MTU; groups of the ring and exchanges of PINCH, often both at once, or sockets; up to
+    four faults, floods among them; and strays, frames that come again from elsewhere with flipped headers. Results are compared
+    bit for bit (sockets: within float32's bound), fates of frames are judged anew from the log, the time is bounded, who is
+    there may not be called gone, and nothing may be leaked or left. Some scenarios kill a host, cut one off for good, or kill
+    the controller itself. Scenario K of a seed is always the same, whatever ran before it; what depends on time, such as which
+    frames an event meets, is not.
     """
     from testbed.rights import require_root
     from testbed.soak.report import Coverage

@@ -20,14 +20,10 @@ def read_counters(ifname: str) -> Counters:
         name, _, numbers = line.partition(":")
         if name.strip() == ifname:
             fields = numbers.split()
-            return Counters(
-                packets=int(fields[9]), wire_bytes=int(fields[8]), retransmissions=_segments_sent_again()
-            )
+            return Counters(packets=int(fields[9]), wire_bytes=int(fields[8]), retransmissions=_segments_sent_again())
     raise FabricError(f"device {ifname!r} does not exist in this network namespace")
 
 
 def _segments_sent_again() -> int:
-    names, values = [
-        line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line[:4] == "Tcp:"
-    ]
+    names, values = [line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line[:4] == "Tcp:"]
     return int(values[names.index("RetransSegs")])

@@ -116,9 +116,7 @@ def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
         RUN_VARIABLE: fabric.run_id,
         mpi_agent.PIDS_VARIABLE: ",".join(f"{host}={fabric.hosts[host].pid}" for host in hosts),
         RANKS_VARIABLE: ",".join(hosts),
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
-        ),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
     }
 
 

@@ -258,7 +258,7 @@ class NativeRing(ctypes.Structure):
         ("cpus", c_void_p),
         ("peers", c_void_p),
         ("cpu_count", c_uint32),
-        ("upstream", c_uint32),
+        ("chasing", c_uint32),
         ("lanes", NativeLanes),
         ("chunk_bytes", c_uint32),
         ("window", c_uint32),

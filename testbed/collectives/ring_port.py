@@ -28,8 +28,11 @@ from testbed.protocol.wire import MAX_CHUNKS
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
-_HOLDOFF_US = 200
-"""Between two requests for a frame, the first time: a few round trips on a quiet machine."""
+_HOLDOFF_US = 50
+"""Between two requests for a frame, the first time: two round trips on a quiet machine.
+
+Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us 0.40 to 0.48, 25 us 0.44.
+"""
 _MOST_TOKENS = 192
 """Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it has no room for."""
 _KEPT = 8
@@ -159,7 +162,6 @@ class RingPort:
             cpus=self.lanes.ctypes.data,
             peers=self._ranks.ctypes.data,
             cpu_count=cpus,
-            upstream=int(self.spec.recovery == "upstream"),
             window=self.window,
             timeout_ns=_SLICE_NS,
             quiet=self._quiet.ctypes.data,
@@ -189,9 +191,7 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def reduce(
-        self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int
-    ) -> Outcome:
+    def reduce(self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
         """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.

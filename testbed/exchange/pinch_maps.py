@@ -145,7 +145,10 @@ class Control(ctypes.Structure):
         ("rtt_max_us", c_uint32),
         ("odd", c_uint32),
         ("gone", c_uint32),
+        ("late", c_uint32),
         ("told", c_uint32),
+        ("handed", c_uint32),
+        ("taken", c_uint32),
     ]
 
 

@@ -24,7 +24,7 @@ from testbed.fabric.dispatch import BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
-from testbed.protocol.pinch_packet import ACK_BEHIND, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in, frames_in
+from testbed.protocol.pinch_packet import ACK_BEHIND, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
 from testbed.protocol.pinch_policy import Actions, Seen
 from testbed.protocol.wire import FRAME_BYTES
 
@@ -199,7 +199,7 @@ class PinchPort(Closing):
         library.pinch_ring.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
         library.pinch_enter.argtypes = [pointer, u32, u32, u32]
-        library.pinch_end.argtypes = [pointer, u32, u32]
+        library.pinch_end.argtypes = [pointer, u32, u32, u32]
         library.pinch_highest.argtypes, library.pinch_highest.restype = [pointer], u32
         self._library = library
 
@@ -275,21 +275,22 @@ class PinchPort(Closing):
         """Ranks with values that are not finite."""
         return [rank for rank, word in enumerate(self.hellos.tolist()) if exponent_in(word) == NOT_FINITE]
 
-    def end(self, odd: Collection[int] = (), gone: Collection[int] = ()) -> None:
+    def end(self, odd: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
         """Tell all ranks that there will be no more exchanges.
 
         :param odd: Ranks with values that must not be.
-        :param gone: Ranks that were waited for in vain.
+        :param gone: Ranks of which nothing is heard any more.
+        :param late: Ranks that are up, and were waited for in vain.
         """
-        masks = (sum(1 << rank for rank in ranks) for ranks in (odd, gone))
+        masks = (sum(1 << rank for rank in ranks) for ranks in (odd, gone, late))
         self.doorbell.check(self._library.pinch_end(self._address, *masks))
 
     @property
-    def ended(self) -> tuple[list[int], list[int]]:
-        """Why there will be no more exchanges: ranks with values that must not be, and ranks that were waited for in vain."""
-        masks = int(self.control.odd), int(self.control.gone)
-        odd, gone = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
-        return odd, gone
+    def ended(self) -> tuple[list[int], list[int], list[int]]:
+        """Why there will be no more exchanges: ranks with values that must not be, those gone, those late; see `end`."""
+        masks = int(self.control.odd), int(self.control.gone), int(self.control.late)
+        odd, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
+        return odd, gone, late
 
     @property
     def may_go(self) -> bool:
@@ -327,11 +328,6 @@ class PinchPort(Closing):
     def seconds(self) -> dict[str, float]:
         """Time spent in `send` and `wait` since the start, by phase."""
         return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "send", "wait")}
-
-    @property
-    def expected(self) -> int:
-        """Frames to come, of the ranks that have entered."""
-        return sum(frames_in(int(word)) for word in self.hellos)
 
     @property
     def copies(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from testbed.errors import CollectiveError
 from testbed.exchange.pinch_maps import Waited
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT
-from testbed.protocol.pinch_policy import TRIES, Policy, Up, Verdict
+from testbed.exchange.pinch_verdict import Words
+from testbed.protocol.pinch_policy import TRIES, Policy, Seen
 from testbed.protocol.rto import RetransmissionTimer
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
 _LINGER = 1.0  # seconds
+_DOUBT = 1.5  # times the timeout: till then a rank waits for what tells it who is to blame
 
 
 class Recovery:
@@ -31,6 +32,7 @@ class Recovery:
     def __init__(self, port: PinchPort) -> None:
         self.port = port
         self.timer = RetransmissionTimer(ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES)))
+        self._words = Words(port.group.rank, [member.name for member in port.group.members], port.group.timeout)
         self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
         self._samples = self._rtt_sum = 0
 
@@ -63,17 +65,22 @@ class Recovery:
             if policy.look(seen):
                 moved = now
                 self.timer.progressed()
-            elif now - moved > port.group.timeout:
+            elif self._is_over(now - moved, policy, seen):
                 verdict = policy.verdict(seen)
-                if verdict.silent:
-                    port.end(gone=verdict.silent)
-                raise CollectiveError(self._text(verdict, now - started))
+                late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
+                port.end(gone=verdict.silent, late=late)
+                raise CollectiveError(self._words.gave_up(seen, verdict, port.copies, now - started))
             elif port.flying or now - moved >= self._patience:
                 self.timer.expired()
                 port.act(policy.act(seen))
             left = 0.0 if port.flying else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
+
+    def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
+        """Is it time to give up, as nothing has moved for so many seconds?"""
+        timeout = self.port.group.timeout
+        return still > timeout and policy.has_asked and (policy.is_sure(seen) or still > _DOUBT * timeout)
 
     def linger(self) -> None:
         """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
@@ -103,39 +110,11 @@ class Recovery:
             control.rtt_max_us = 0
             self._samples, self._rtt_sum = samples, total
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} ({self.port.group.members[rank].name})"
-
-    def _names(self, ranks: Iterable[int]) -> str:
-        return ", ".join(map(self._name, ranks))
-
     def _end(self) -> str:
         """The error's text where others have found that there can be no more exchanges."""
-        port, (odd, gone) = self.port, self.port.ended
-        if odd:
-            larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
-            return f"exchange: {self._names(odd)} has embeddings that are not finite{larger}"
-        waited = "this rank" if gone == [port.group.rank] else self._names(gone)
-        return f"{self._name(port.group.rank)}: others have waited in vain for {waited} (exchange {port.generation})"
-
-    def _text(self, verdict: Verdict, seconds: float) -> str:
-        """The error's text."""
-        port, control = self.port, self.port.control
-        what = [f"{self._names(verdict.silent)} silent"] if verdict.silent else []
-        what += [self._up(up) for up in verdict.up]
-        if control.owed:
-            what.append(f"{control.owed} slices of its own hubs not added")
-        elif not what:
-            what.append("its own frames not sent")
-        return (
-            f"{self._name(port.group.rank)}: {'; '.join(what)} for {port.group.timeout:g} s "
-            f"(exchange {port.generation}: {control.received} of {port.expected} frames received, "
-            f"{control.acked} of {port.copies} acknowledged after {seconds:.1f} s)"
-        )
-
-    def _up(self, up: Up) -> str:
-        """A rank that is up, where it is, and why nothing comes from it."""
-        if up.generation != self.port.generation and not up.waits:
-            return f"{self._name(up.rank)} up, but not in this exchange,"
-        waits = f" waiting for {self._names(up.waits)}," if up.waits else ""
-        return f"{self._name(up.rank)} up, in exchange {up.generation},{waits}"
+        port, (odd, gone, late) = self.port, self.port.ended
+        if not odd:
+            return self._words.ended(port.generation, gone, late)
+        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in odd)
+        larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
+        return f"exchange: {ranks} has embeddings that are not finite{larger}"

@@ -6,11 +6,13 @@ The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from testbed.closing import Closing
 from testbed.errors import CollectiveError
-from testbed.kernel import BpfObject, Program
+from testbed.kernel import BpfObject, Link, Map, Program
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -28,6 +30,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self._object = BpfObject("dispatch")
         self._links: list[Closing] = []
+        self._link: Link | None = None  # that of the host's link, also among them
 
     @classmethod
     def of(cls, context: WorkerContext) -> Self:
@@ -42,13 +45,36 @@ class Dispatcher:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
             for device, program in ((LINK, "dispatch_link"), (BELL_FAR, "dispatch_bell"), (BELL_NEAR, "dispatch_order")):
-                self._links.append(self._object.programs[program].attach_xdp(socket.if_nametoindex(device)))
+                attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
+                self._links.append(attached)
+                if device == LINK:
+                    self._link = attached
             self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(BELL_FAR)))
 
     def detach(self) -> None:
         """Leave the devices to the network stack; groups stay, and work again once attached."""
+        self._link = None
         while self._links:
             self._links.pop().close()
+
+    @contextmanager
+    def tapped(self, program: Program, behind: Map) -> Iterator[None]:
+        """Have another program meet what comes in by the link first. No frame is lost by the change either way.
+
+        :param program: It goes on by a tail call.
+        :param behind: To this map's first program, which is the dispatcher's.
+        :raises CollectiveError: The link is the network stack's.
+        """
+        if self._link is None:
+            raise CollectiveError(f"tap: {LINK} carries no program of the testbed: the datapath has to be xdp")
+        own = self._object.programs["dispatch_link"]
+        behind.update(0, own.fd)
+        self._link.update(program)
+        try:
+            yield
+        finally:
+            if self._link is not None:
+                self._link.update(own)
 
     def add(self, group: int, link: Program, bell: Program, order: Program, send: Program | None = None) -> None:
         """Hand a group's frames to its programs.
@@ -62,9 +88,7 @@ class Dispatcher:
             except KeyError:
                 self._object.maps[table].update(group, program.fd)
             else:
-                raise CollectiveError(
-                    f"this host is in group {group} already: close that one, or choose another group_id"
-                )
+                raise CollectiveError(f"this host is in group {group} already: close that one, or choose another group_id")
         if send:
             self._object.maps["senders"].update(group, send.fd)
 

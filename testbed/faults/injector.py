@@ -127,10 +127,11 @@ class Injector:
         self._counts()  # flushes
         return read_log(self._paths.values())
 
-    def check_replay(self) -> int:
-        """Judge every frame of the log anew, in Python.
+    def check_replay(self, at_most: int | None = None) -> int:
+        """Judge frames of the log anew, in Python.
 
-        :returns: The number of records that agree, which is all.
+        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 a second. None: of all.
+        :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         links = self.links()
@@ -141,8 +142,9 @@ class Injector:
         logged = int((records["order"] == 0).sum())
         if self._trace and logged < judged:
             raise FaultError(f"the programs judged {judged} frames, and the log has {logged}")
-        check_replay(self.table, records)
-        return len(records)
+        sample = records if at_most is None else records[:: max(1, -(-len(records) // at_most))]
+        check_replay(self.table, sample)
+        return len(sample)
 
     def _counts(self) -> Sequence[Counts]:
         if self._final is not None:

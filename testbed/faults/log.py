@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from testbed.closing import Closing
 from testbed.errors import FaultError
-from testbed.kernel import Map
+from testbed.kernel import Map, RingReader
 
 __all__ = ["RECORD", "Drain", "read_log"]
 
@@ -38,22 +38,18 @@ RECORD: Final = np.dtype(
         ("padding", "<u2"),
     ]
 )
-# A record as it lies in a ring buffer (Documentation/bpf/ringbuf.rst), behind 8 bytes of header.
-_ENTRY: Final = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", RECORD)])
-_BUSY: Final = 1 << 31  # BPF_RINGBUF_BUSY_BIT: being written
 _INTERVAL: Final = 0.02  # seconds; the ring buffer has room for those of a second and more
 
 
 class Drain(Closing):
     """A thread that moves records from a ring buffer to a file, until closed.
 
-    :param records: The ring buffer; records are of one size, so a whole stretch is one array.
+    :param records: The ring buffer.
     :param path: The file; its records are of :data:`RECORD`.
     """
 
     def __init__(self, records: Map, path: Path) -> None:
-        self._consumer, self._producer, self._data = records.ring_buffer()
-        self._size = records.max_entries
+        self._reader = RingReader(records, RECORD)
         self._file = path.open("wb", buffering=0)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -84,22 +80,17 @@ class Drain(Closing):
 
     def _move(self) -> None:
         with self._lock:
-            start, end = int(self._consumer[0]), int(self._producer[0])
-            offset = start % self._size
-            # The data are mapped twice in a row: a stretch that wraps around is in one piece all the same.
-            entries = self._data[offset : offset + end - start].view(_ENTRY)
-            busy = np.flatnonzero(entries["length"] & _BUSY)
-            entries = entries[: busy[0]] if busy.size else entries
-            if not entries.size or self._error:
+            records = self._reader.peek()
+            if not records.size or self._error:
                 return  # what cannot be written stays; the program counts what finds no room
-            data = memoryview(entries["record"].tobytes())
+            data = memoryview(records.tobytes())
             try:
                 while data:
                     data = data[self._file.write(data) :]
             except OSError as error:
                 self._error = error
                 return
-            self._consumer[0] = start + entries.size * _ENTRY.itemsize
+            self._reader.advance(records.size)
 
 
 def read_log(paths: Iterable[Path]) -> NDArray[Any]:

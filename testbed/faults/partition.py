@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.closing import Closing
 from testbed.errors import FabricError, SpecError
@@ -35,8 +36,9 @@ class Blockade(Closing):
             raise FabricError("a partition is done by the fault programs, which an injector has to attach before")
         self._plan = fabric.plan
         switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
+        self._masks: list[NDArray[np.uint64]] = []
         with ExitStack() as stack:
-            self._masks = []
+            stack.callback(self._masks.clear)  # a map's memory, while it is mapped, holds a descriptor of its own
             for number in fabric.workers.call_all(attach.blocked_map, switches).values():
                 opened = Map.open(number)
                 stack.callback(os.close, opened.fd)

@@ -13,6 +13,7 @@ from testbed.kernel.program import (
     Program,
     TestRun,
 )
+from testbed.kernel.ring_buffer import RingReader
 
 __all__ = [
     "XDP_ABORTED",
@@ -24,6 +25,7 @@ __all__ = [
     "Link",
     "Map",
     "Program",
+    "RingReader",
     "TestRun",
     "compile_bpf",
 ]

@@ -43,9 +43,7 @@ def bcc_environment(
     for flavour in reversed(flavours):  # the newest first: nearest to a kernel newer than the distribution's
         if (flavour / "include" / "generated" / "autoconf.h").exists():
             return {"BCC_KERNEL_SOURCE": str(merge(flavour, merged / flavour.name))}
-    raise KernelError(
-        f"no kernel headers for BCC: neither {by_itself[0]} nor {sources}/linux-headers-*; run: make apt"
-    )
+    raise KernelError(f"no kernel headers for BCC: neither {by_itself[0]} nor {sources}/linux-headers-*; run: make apt")
 
 
 def use_bcc_headers() -> None:

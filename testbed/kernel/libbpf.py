@@ -130,6 +130,7 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_program__fd": (c_int, [c_void_p]),
     "bpf_map_create": (c_int, [c_int, c_char_p, c_uint32, c_uint32, c_uint32, POINTER(MapCreateOpts)]),
     "bpf_map_get_fd_by_id": (c_int, [c_uint32]),
+    "bpf_prog_get_fd_by_id": (c_int, [c_uint32]),
     "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
     "bpf_map_update_elem": (c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
     "bpf_map_delete_elem": (c_int, [c_int, c_void_p]),

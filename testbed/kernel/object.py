@@ -60,9 +60,7 @@ class BpfObject(Closing):
             check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
             programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
-            self.programs = {
-                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()
-            }
+            self.programs = {key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()}
         except BaseException:
             self.close()
             raise
@@ -73,9 +71,7 @@ class BpfObject(Closing):
             libbpf().bpf_object__close(self._handle)
             self._handle = None
 
-    def _handles(
-        self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer"
-    ) -> dict[str, int]:
+    def _handles(self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer") -> dict[str, int]:
         handles: dict[str, int] = {}
         handle: int | None = None
         while handle := following(self._handle, handle):
@@ -89,9 +85,7 @@ class BpfObject(Closing):
             raise KernelError(f"{self.name} has no map {key!r}: it has {', '.join(sorted(maps))}")
         return maps[key]
 
-    def _size(
-        self, maps: Mapping[str, int], sizes: Mapping[str, int], setter: "ctypes._NamedFuncPointer", what: str
-    ) -> None:
+    def _size(self, maps: Mapping[str, int], sizes: Mapping[str, int], setter: "ctypes._NamedFuncPointer", what: str) -> None:
         for key, value in sizes.items():
             check(setter(self._find(maps, key), value), f"set {what} of map {key} in {self.name} to {value}")
 

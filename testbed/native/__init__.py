@@ -40,9 +40,7 @@ def _toolchain() -> tuple[str, bytes]:
         raise TestbedError("no C compiler: neither clang nor cc is on PATH; `make apt` installs clang")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    cpu = b"".join(
-        sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))})
-    )
+    cpu = b"".join(sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))}))
     return compiler, version + cpu
 
 

@@ -14,7 +14,7 @@ struct control {
 	uint64_t met;
 	uint32_t unfit, sending, acked, received, owed, queued, served, rtt_samples;
 	uint64_t rtt_sum_us;
-	uint32_t rtt_max_us, odd, gone, told;
+	uint32_t rtt_max_us, odd, gone, late, told, handed, taken;
 };
 
 /* struct pinch_flow of bpf/include/pinch.h */
@@ -135,6 +135,7 @@ void pinch_open(struct pinch *p, uint32_t generation)
 		forget(p, before, generation);
 	c->copies = UNKNOWN;
 	c->unfit = 0; /* generations come again */
+	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;
@@ -216,16 +217,17 @@ static bool has_ended(const struct pinch *p)
 {
 	const volatile struct control *c = p->control;
 
-	return c->odd || c->gone;
+	return c->odd || c->gone || c->late;
 }
 
-/* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those that were waited for in vain, a bit
- * each. Returns 0 or an errno.
+/* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those of which nothing is heard any more, and
+ * those that are up and were waited for in vain, a bit each. Returns 0 or an errno.
  */
-int pinch_end(struct pinch *p, uint32_t odd, uint32_t gone)
+int pinch_end(struct pinch *p, uint32_t odd, uint32_t gone, uint32_t late)
 {
 	__atomic_fetch_or(&p->control->odd, odd, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->gone, gone, __ATOMIC_SEQ_CST);
+	__atomic_fetch_or(&p->control->late, late, __ATOMIC_SEQ_CST);
 	return greet(p);
 }
 

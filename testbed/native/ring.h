@@ -82,7 +82,7 @@ struct ring {
 	struct lane *cpus;
 	struct peer *peers;
 	uint32_t cpu_count;
-	uint32_t upstream;
+	uint32_t chasing; /* the last stall has asked for something that is known to be lost */
 	struct lanes lanes;
 	uint32_t chunk_bytes, window;
 	uint32_t yields; /* times that a collective's wait gives way before it sleeps */

@@ -14,7 +14,7 @@
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define OWNERS_STALLS 6 /* before owners are asked blindly: what is on its way to the rank before is not lost, but they would send it again */
+#define CHASE_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
 
 static uint64_t now_ns(void)
 {
@@ -72,8 +72,8 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
-	bool flushed = still && r->stalls >= (r->upstream ? 1 : OWNERS_STALLS) && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
-	bool complete = flushed && r->upstream && is_complete(r, generation);
+	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	bool complete = flushed && is_complete(r, generation);
 
 	while (r->front < total && is_done(r, r->front, generation))
 		r->front++;
@@ -99,13 +99,20 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
 				ring_order(r, REQUEST, generation, chunk, 0, 0);
 				allowed--;
-				known = true;
+				known = !pass;
 			}
 		}
 		if (!flushed)
 			break;
 	}
+	r->chasing = known;
 	r->stalls++;
+}
+
+/* How long a CPU may be quiet before it is asked why. */
+static int64_t timeout_of(const struct ring *r, const struct quiet *quiet)
+{
+	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->chasing ? CHASE_DOUBLINGS : DOUBLINGS);
 }
 
 /* Has something new come on a CPU since the last look? If not, when is it to be asked why? */
@@ -114,15 +121,13 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
 	struct quiet *quiet = &r->quiet[cpu];
 	bool moved = progress != quiet->progress;
-	int64_t timeout;
 
 	if (moved) {
 		quiet->progress = progress;
 		quiet->since = now;
 		quiet->probes = 0;
 	}
-	timeout = (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, DOUBLINGS);
-	*left = MIN(*left, (int64_t)(quiet->since - now) + timeout);
+	*left = MIN(*left, (int64_t)(quiet->since - now) + timeout_of(r, quiet));
 	return moved;
 }
 
@@ -147,7 +152,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
 		struct quiet *quiet = &r->quiet[cpu];
 
-		if (now - quiet->since < (uint64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, DOUBLINGS))
+		if ((int64_t)(now - quiet->since) < timeout_of(r, quiet))
 			continue;
 		ring_probe(r, generation, cpu);
 		quiet->since = now;

@@ -30,9 +30,7 @@ PROBES = {
         Probe("BTF", bpf.btf, "a kernel with CONFIG_DEBUG_INFO_BTF, as Debian's and Ubuntu's own"),
         Probe("clang", bpf.clang, INSTALL),
         Probe("libbpf", bpf.library, INSTALL),
-        Probe(
-            "verifier", bpf.verifier, "a kernel with CONFIG_BPF_SYSCALL", needs=("root", "clang", "libbpf")
-        ),
+        Probe("verifier", bpf.verifier, "a kernel with CONFIG_BPF_SYSCALL", needs=("root", "clang", "libbpf")),
         Probe("memlock", machine.memlock, "ulimit -l unlimited", needs=IN_KERNEL),
         Probe(
             "XDP redirect",

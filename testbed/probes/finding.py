@@ -74,9 +74,7 @@ class Probe:
         """
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
-            return self._missing(
-                f"not tried, because it needs {', '.join(blocked)}", f"mend {blocked[0]} first"
-            )
+            return self._missing(f"not tried, because it needs {', '.join(blocked)}", f"mend {blocked[0]} first")
         try:
             return Finding(self.name, Level.OK, self.check())
         except Missing as missing:
@@ -103,9 +101,7 @@ def command(arguments: Sequence[str], stdin: str = "", environment: Mapping[str,
     """
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
-    done = subprocess.run(
-        arguments, input=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(arguments, input=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout

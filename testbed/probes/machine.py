@@ -19,9 +19,7 @@ def root() -> str:
     """Have user id 0 and the capabilities that containers often take away."""
     if os.geteuid() != 0:
         raise Missing(f"effective user id is {os.geteuid()}, not 0")
-    status = dict(
-        line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
-    )
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     effective = int(status["CapEff"], 16)
     lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
     if lacking:

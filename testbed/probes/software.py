@@ -34,9 +34,7 @@ print(torch.ones(2).sum().item())
 
 def python(source: str, *launcher: str, environment: dict[str, str] | None = None) -> str:
     """Run a script with this interpreter, so that it finds the same packages."""
-    return command(
-        [*launcher, sys.executable, "-c", source], environment={**os.environ, **(environment or {})}
-    )
+    return command([*launcher, sys.executable, "-c", source], environment={**os.environ, **(environment or {})})
 
 
 def bcc() -> str:

@@ -25,9 +25,7 @@ def frame(number: int) -> bytes:
 def packet_socket(namespace: Namespace, device: str) -> socket.socket:
     """Return a packet socket on a device of a namespace, where it stays."""
     with namespace.entered(), contextlib.ExitStack() as stack:
-        opened = stack.enter_context(
-            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
-        )
+        opened = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE)))
         opened.bind((device, ETHERTYPE))
         stack.pop_all()
         return opened
@@ -98,9 +96,7 @@ def tcx() -> str:
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
         probe = stack.enter_context(BpfObject("probe"))
-        hosts.run(
-            "ip link add host_a type veth peer name host_b", "ip link set host_b up", "ip link set host_a up"
-        )
+        hosts.run("ip link add host_a type veth peer name host_b", "ip link set host_b up", "ip link set host_a up")
         with hosts.entered():
             ifindex = socket.if_nametoindex("host_b")
             attached = stack.enter_context(probe.programs["probe_mark"].attach_tc_ingress(ifindex))
@@ -120,7 +116,5 @@ def qdisc(options: str) -> str:
     :param options: As one types it behind ``tc qdisc add dev DEV root``, such as ``netem delay 1ms``.
     """
     with Namespace() as namespace:
-        namespace.run(
-            "ip link add host_a type veth peer name host_b", f"tc qdisc add dev host_a root {options}"
-        )
+        namespace.run("ip link add host_a type veth peer name host_b", f"tc qdisc add dev host_a root {options}")
     return f"tc qdisc add ... {options}"

@@ -17,6 +17,8 @@ from testbed.protocol.pinch_packet import (
     BELL_FOR_ALL,
     ENDED,
     FIRST,
+    LATE,
+    NO_LANE,
     U32,
     Packet,
     ack_first,
@@ -49,18 +51,23 @@ class Rank(Sender):
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK) and self._elsewhere():
             if not self.is_for_me(packet):
                 return DROP
+            self.handed = self.handed + 1 & U32
             self.count("remote")
             return Next.CPU, packet
-        return self.receive(packet, now_us)
+        return self._receive(packet, now_us)
 
-    def receive(self, packet: Packet, now_us: int = 0) -> Out:
-        """The same on the CPU that it is for (``receive``)."""
+    def on_remote(self, packet: Packet, now_us: int = 0) -> Out:
+        """One of these is on the CPU that it is for (``pinch_remote``)."""
+        self.taken = self.taken + 1 & U32
+        return self._receive(packet, now_us, by_link=False)
+
+    def _receive(self, packet: Packet, now_us: int, by_link: bool = True) -> Out:
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet) if self.verify(packet) else DROP
+            return self.claim(packet, self.is_late(packet.generation), by_link) if self.verify(packet) else DROP
         if packet.kind == PinchKind.ASK:
-            return self._acknowledge(packet) if self._on_ask(packet) else DROP
+            return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
             return (Next.BELL, self._own(packet, PinchKind.BELL)) if self._on_ack(packet, now_us) else DROP
         if packet.kind == PinchKind.HELLO:
@@ -73,11 +80,11 @@ class Rank(Sender):
         """Can a frame of the sender's have this number, generation and tag?"""
         if packet.chunk >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
-        if packet.generation != self.generation and not self._is_late(packet.generation):
+        if packet.generation != self.generation and not self.is_late(packet.generation):
             return self._refuse("bad_generation")
         return packet.tag == self.config.tag or self._refuse("bad_tensor")
 
-    def _is_late(self, generation: int) -> bool:
+    def is_late(self, generation: int) -> bool:
         """Was a generation the one before this rank's?"""
         return generation > 0 and generation_after(generation) == self.generation
 
@@ -93,17 +100,21 @@ class Rank(Sender):
         rows = length // (8 * config.words + 4)
         return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
 
-    def claim(self, packet: Packet) -> Out:
-        """Add a verified frame, if it has not come before."""
+    def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
+        """Add a verified frame, if it has not come before.
+
+        :param late: It was of the exchange before, when it was verified.
+        :param by_link: It came to the CPU that aggregates.
+        """
         peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
         peer.heard += 1
         # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
-        if self._is_late(generation):
-            return self._acknowledge(packet)
+        if late:
+            return self._acknowledge(packet, by_link)
         claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
         if claim is Claim.TAKEN:
             self.count("duplicate")
-            return self._acknowledge(packet)
+            return self._acknowledge(packet, by_link)
         if claim is Claim.STALE:
             return self._drop("bad_generation")
         hubs = self._add_rows(packet)
@@ -113,7 +124,7 @@ class Rank(Sender):
         self._check_complete(generation)
         # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
         if packet.flags & ASK or peer.received == frames_in(word_of(peer.theirs, generation)):
-            _, answer = self._acknowledge(packet)
+            _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
         return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
 
@@ -144,17 +155,22 @@ class Rank(Sender):
 
     # Acknowledgements.
 
-    def _acknowledge(self, packet: Packet) -> Out:
+    def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
         """The frame becomes an acknowledgement to its sender."""
+        lane = NO_LANE if self._may_overtake(by_link) else packet.lane
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
         if packet.generation == self.generation:
             end = -(-source.frames // 32)
             have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
             words = [bits_of(word, packet.generation) for word in have]
-        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, body=tuple(words))
+        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
+
+    def _may_overtake(self, by_link: bool) -> bool:
+        """May a frame have overtaken others of its lane, which came to another CPU and wait to be handed over?"""
+        return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
         """Somebody wants to know whether a frame has come."""
@@ -231,7 +247,8 @@ class Rank(Sender):
         peer, generation, ask = self.peers[packet.sender], packet.generation, bool(packet.flags & ASK)
         peer.heard += 1
         if exponent_in(packet.body[0]) == ENDED:
-            self._note_end(packet.sender, packet.chunk, packet.prev)
+            late = packet.prev if packet.flags & LATE else 0
+            self._note_end(packet.sender, packet.chunk, packet.prev ^ late, late)
         else:
             peer.at, peer.waits = packet.prev, packet.chunk
             if self._take_word(peer, packet.body[0]):
@@ -250,12 +267,13 @@ class Rank(Sender):
         say = Greeting(entered, self.waits(), packet.attempt)
         return Next.LINK, self._hello(packet, packet.sender, answer, say)
 
-    def _note_end(self, sender: int, odd: int, gone: int) -> None:
+    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
         """The sender's exchanges are over, hence this rank's, which its process has to know."""
         self.told |= 1 << sender
-        if odd & ~self.odd or gone & ~self.gone:
+        if odd & ~self.odd or gone & ~self.gone or late & ~self.late:
             self.odd |= odd
             self.gone |= gone
+            self.late |= late
             self.events.append(0)
 
     def _take_word(self, peer: Peer, word: int) -> bool:

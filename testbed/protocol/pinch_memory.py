@@ -218,7 +218,7 @@ def _make_peer(*state: Any) -> Peer:
 
 _SCALARS = (
     "generation", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
-    "queued", "served", "odd", "gone", "told",
+    "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
 _flow = attrgetter("schedule", "next", "flying", "orders", "taken")
@@ -236,7 +236,7 @@ class Memory:
         #: generation << 32 | frames to come, once all ranks have entered and payloads hold.
         self.met = 0
         self.unfit = self.acked = self.received = self.owed = self.queued = self.served = 0
-        self.odd = self.gone = self.told = 0
+        self.odd = self.gone = self.late = self.told = self.handed = self.taken = 0
         flows = max(config.fan) + 1
         self.flows = [Flow() for _ in range(flows)]
         self.frames: tuple[Frame, ...] = ()

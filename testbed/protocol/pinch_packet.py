@@ -17,10 +17,12 @@ __all__ = [
     "ENDED",
     "EXPONENT_BITS",
     "FIRST",
+    "LATE",
     "LEAST_WORDS",
     "MAX_WORDS",
     "NOBODY",
     "NOT_FINITE",
+    "NO_LANE",
     "ORDERS",
     "ORDER_ASK",
     "U32",
@@ -65,6 +67,10 @@ NOBODY = -1
 """Whose address is no rank's."""
 ASK = 1
 """Flag: an answer is wanted."""
+NO_LANE = 0xFF
+"""Lane of an acknowledgement: what it lacks may only be late."""
+LATE = 2
+"""Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF

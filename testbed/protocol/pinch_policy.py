@@ -10,6 +10,7 @@ rank looks (`Seen`) whenever its timer has expired:
   lane than the question, is ordered anew from here.
 - *Who is to blame* (`Policy.verdict`), when nothing has moved for the group's timeout. Whoever has been heard of since the wait
   began is up, whatever it was that came from it, unless it has stopped to answer; and says where it is and whom it waits for.
+  While one that is up waits for somebody else, it is left to that one to find out about the other (`Policy.is_sure`).
 """
 
 from __future__ import annotations
@@ -162,17 +163,44 @@ class Policy:
         self.open[rank] = seen.acked[rank], seen.answers[rank], 0 if enough else times
         return enough
 
-    def _is_silent(self, seen: Seen, rank: int) -> bool:
-        """Has it not been heard of since the wait began, or since so many questions?"""
-        heard, times = self.asked.get(rank, (-1, 0))
-        return seen.heard[rank] == self.heard[rank] or (seen.heard[rank] == heard and times >= self.tries)
+    def _absent(self, seen: Seen) -> list[int]:
+        """Ranks that something is missing from."""
+        strangers = [rank for rank in seen.partners if not seen.hellos[rank]]
+        if strangers:  # nobody has begun to send
+            return strangers
+        return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
+
+    def _silence(self, seen: Seen, rank: int) -> int:
+        """How often it has been asked since it was heard of; as often as it takes, if it was not since the wait began."""
+        heard, times = self.asked.get(rank, (seen.heard[rank], 0))
+        if seen.heard[rank] == self.heard[rank]:
+            return self.tries
+        return times if seen.heard[rank] == heard else 0
+
+    @property
+    def has_asked(self) -> bool:
+        """Has it been asked often enough what is missing? If not, it may be this rank's process that was stopped meanwhile."""
+        return self.attempt >= self.tries
+
+    def is_sure(self, seen: Seen) -> bool:
+        """Is it clear who is to blame?
+
+        It is not while some rank that something is missing from may have died since it was heard of. Nor while one that is up
+        waits for another itself: it may find out that the other is gone, and tell.
+        """
+        others = ~(1 << seen.rank)
+        for rank in self._absent(seen):
+            silence = self._silence(seen, rank)
+            if 0 < silence < self.tries:
+                return False
+            if not silence and seen.waits[rank] & others:
+                return False
+        return True
 
     def verdict(self, seen: Seen) -> Verdict:
         """Who is to blame that nothing moves any more."""
-        absent = [rank for rank in seen.partners if not seen.hellos[rank]]
-        if not absent:  # till then nobody has begun to send
-            absent = [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
-        silent = tuple(rank for rank in absent if self._is_silent(seen, rank))
+        absent = self._absent(seen)
+        silent = tuple(rank for rank in absent if self._silence(seen, rank) >= self.tries)
         ranks = range(len(seen.heard))
         up = [
             Up(rank, seen.at[rank], tuple(other for other in ranks if seen.waits[rank] >> other & 1))

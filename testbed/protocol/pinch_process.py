@@ -69,6 +69,7 @@ class Process:
         if must_forget(before, generation):
             self.forget(before, generation)
         memory.copies, memory.unfit = UNKNOWN, 0
+        memory.taken = memory.handed
         memory.acked = memory.received = memory.owed = memory.queued = memory.served = 0
         for peer in memory.peers:
             peer.received = peer.acked = 0
@@ -130,14 +131,17 @@ class Process:
         words = [word_of(peer.theirs, self.memory.generation) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
-    def end(self, odd: int, gone: int) -> Packet:
+    def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
         """Say that there will be no more exchanges.
 
-        :param odd: Ranks with values that must not be, a bit each, `gone`: those that were waited for in vain.
+        :param odd: Ranks with values that must not be, a bit each.
+        :param gone: Ranks of which nothing is heard any more.
+        :param late: Ranks that are up, and were waited for in vain.
         :returns: The greeting to ring with.
         """
         self.memory.odd |= odd
         self.memory.gone |= gone
+        self.memory.late |= late
         return self.greeting()
 
     def linger(self) -> Packet:

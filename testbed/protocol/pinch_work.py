@@ -9,7 +9,9 @@ from testbed.protocol.generation import is_before
 from testbed.protocol.pinch_memory import Memory
 from testbed.protocol.pinch_packet import (
     ACK_WORDS,
+    ASK,
     ENDED,
+    LATE,
     U32,
     Packet,
     bits_of,
@@ -136,7 +138,7 @@ class Work(Memory):
     @property
     def has_ended(self) -> bool:
         """No exchange will be complete any more."""
-        return bool(self.odd or self.gone)
+        return bool(self.odd or self.gone or self.late)
 
     def is_complete(self, generation: int) -> bool:
         """Whether all has come, is added, and has been acknowledged."""
@@ -155,7 +157,9 @@ class Work(Memory):
         generation, ended = generation_in(word), self.has_ended
         word = generation << 32 | ENDED if ended else word
         head = self._head(packet, PinchKind.HELLO, generation, self.odd if ended else say.waits, say.attempt)
-        head = head._replace(prev=self.gone if ended else say.generation, flags=int(say.ask), body=(word, *packet.body[1:]))
+        late = self.late if ended and not self.gone else 0
+        flags = ASK * say.ask | LATE * bool(late)
+        head = head._replace(prev=self.gone | late if ended else say.generation, flags=flags, body=(word, *packet.body[1:]))
         self.count("hellos")
         return self._address(head, to, 8)
 

@@ -12,8 +12,6 @@ __all__ = ["Process"]
 
 _REACH = 8
 """Times the window and the ranks: chunks looked at, from the first that is missing."""
-_OWNERS_STALLS = 6
-"""Stalls before owners are asked blindly: what is on its way to the rank before is not lost, but they would send it again."""
 _BLIND = 4
 """Chunks that are asked for without a sign of loss, when nothing else explains that nothing comes."""
 
@@ -127,9 +125,8 @@ class Process:
         """
         memory, config, generation = self.memory, self.memory.config, self.memory.generation
         allowed = self._allowance()
-        patient = self.stalls >= (1 if config.upstream else _OWNERS_STALLS)
-        flushed = still and patient and memory.flushed == (1 << config.cpus) - 1
-        known, complete = False, flushed and config.upstream and self._is_complete()
+        flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
+        known, complete = False, flushed and self._is_complete()
         while self._front < self.total and self._is_done(self._front):
             self._front += 1
         memory.front = self._front

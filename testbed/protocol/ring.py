@@ -143,7 +143,7 @@ class Rank(Sender):
             # The owner has not got the result, which went on from here.
             if self._verify(w) is None or self._too_soon(w):
                 return None
-            return self._send_result(w, self._owner(w.index), header.round)
+            return self._send_result(w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT])
         if header.generation not in (w.generation, generation_after(w.generation)):
             return self._drop("bad_generation")
         if header.generation == w.generation and w.index < w.ready:
@@ -168,8 +168,7 @@ class Rank(Sender):
         total = self._verify(w)
         if total is None:
             return None
-        if header.sender == config.before:
-            self._look_back(w)
+        self._look_back(w)
         first = w.result >> 32 != w.generation
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
@@ -180,25 +179,42 @@ class Rank(Sender):
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
     def _on_request(self, w: Work) -> Frame | None:
-        """Somebody lacks a frame: send it, if this rank has it."""
+        """The rank behind lacks a frame that this one has sent it: send it again, or have the owner do so."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
+        chunk, direct = self.chunks[w.index], not header.hop
+        asker = header.sender if direct else (header.sender + 1) % config.ranks
         if not self._is_sealed(w):
             return None
         if header.flags & RESTART:
             return self._on_restart(w)
-        if not (header.sender == config.after if config.upstream else mine):
+        if not (asker == config.after if direct else mine and not config.upstream):
             return self._drop("bad_rank")
         if self._holds_enough(w):
-            return None if self._too_soon(w) else self._send_result(w, header.sender, header.round)
+            if not (config.upstream or mine):
+                return self._pass_on(w, chunk.before[Stage.RESULT])
+            if asker == config.rank:
+                return self._drop("duplicate")
+            if self._too_soon(w):
+                return None
+            return self._send_result(w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev)
         # It cannot have the result before this rank, but may lack the partial sum of a later round.
-        if config.upstream and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
+        if direct and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
+
+    def _pass_on(self, w: Work, prev: int) -> Frame:
+        """What the rank behind lacks, the owner is to send again. The request says what came before, so that the answer can."""
+        header = w.frame.header
+        header.prev, header.hop = prev, 1
+        self._count("resent")
+        return self._send(w, self._owner(w.index), w.length, 0)
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """The rank behind lacks the partial sum that this rank has sent."""
         if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
             return self._drop("not_held")
+        if not (self.config.upstream or mine):
+            return self._pass_on(w, NOTHING)  # it passes by here again, and is told then what was before
         if self._too_soon(w):
             return None
         if mine:
@@ -213,7 +229,8 @@ class Rank(Sender):
         if self._holds(w) and self._is_settled(header.generation):
             if self._too_soon(w):
                 return None
-            return self._send_result(w, header.sender, header.round + 1 & 0xFF)
+            prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
+            return self._send_result(w, header.sender, header.round + 1 & 0xFF, prev)
         if header.generation != w.generation:
             return self._drop("not_held")
         return self._restart(w, header.round)
@@ -365,7 +382,10 @@ class Rank(Sender):
             if config.upstream:
                 self._keep(w, total)
             header.hop += 1
-            self._enlist(w, w.index, Stage.PARTIAL)
+            if w.reduced == mine:
+                self._repeat(w)
+            else:
+                self._enlist(w, w.index, Stage.PARTIAL)
             return self._send(w, config.after, w.length, total)
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")

@@ -117,6 +117,11 @@ class Sender(Memory):
         lane.generation, lane.prev = w.generation, item_of(index, header.round, stage)
         chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
 
+    def _repeat(self, w: Work) -> None:
+        """A partial sum is passed on that this rank has passed on before: it names what it named then."""
+        header, chunk = w.frame.header, self.chunks[w.index]
+        header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
+
     def _name_latest(self, w: Work, generation: int) -> None:
         """Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before."""
         lane, header = self.lanes[w.cpu], w.frame.header
@@ -261,8 +266,11 @@ class Sender(Memory):
         self._count("resent")
         return self._launch(w, round_ + 1, again=False)
 
-    def _send_result(self, w: Work, to: int, round_: int) -> Frame | None:
-        """The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round."""
+    def _send_result(self, w: Work, to: int, round_: int, prev: int) -> Frame | None:
+        """The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round.
+
+        :param prev: What the rank before the receiver had sent it before the result.
+        """
         header, chunk = w.frame.header, self.chunks[w.index]
         hop = self._result_steps(w.index, to)
         w.frame.resize(w.length)
@@ -273,7 +281,7 @@ class Sender(Memory):
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
         header.round = max(chunk.result >> 8 & 0xFF, round_)
         header.attempt = self._next_attempt(chunk)
-        header.prev = chunk.before[Stage.RESULT] if to == self.config.after else NOTHING
+        header.prev = prev
         self._count("answered")
         self._count("resent")
         return self._send(w, to, w.length, chunk.result_sum)
@@ -318,9 +326,7 @@ class Sender(Memory):
     def _request(self, w: Work, round_: int, stage: Stage) -> Frame | None:
         """Ask for a frame. The request is as long as the answer; every asking is another attempt."""
         header, config, tensor = w.frame.header, self.config, self._tensor(w.generation)
-        chunk, owner = self.chunks[w.index], self._owner(w.index)
-        if not config.upstream and owner == config.rank:
-            return self._launch(w, chunk.reduced & 0xFF, again=True)
+        chunk = self.chunks[w.index]
         w.frame.resize(tensor.length)
         header.kind, header.generation, header.chunk = Kind.REQUEST, w.generation, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
@@ -328,7 +334,7 @@ class Sender(Memory):
         header.round, header.tag, header.prev = round_, tensor.tag, chunk.reduced & 0xFF
         chunk.asked_us = w.now
         self._count("resent")
-        return self._send(w, config.before if config.upstream else owner, tensor.length, 0)
+        return self._send(w, config.before, tensor.length, 0)
 
     def _next_attempt(self, chunk: Chunk) -> int:
         chunk.attempt = chunk.attempt + 1 & U32

@@ -70,9 +70,7 @@ def encode(ranks: int, rank: int, exponent: int, fault: Fault | None = None) -> 
     data = bytearray(status_bytes(ranks))
     data[exponent - EXPONENTS.start] = 1
     if fault is not None:
-        _RECORD.pack_into(
-            data, len(EXPONENTS) + rank * _RECORD.size, fault.kind, min(fault.count, 0xFFFFFFFF), fault.index
-        )
+        _RECORD.pack_into(data, len(EXPONENTS) + rank * _RECORD.size, fault.kind, min(fault.count, 0xFFFFFFFF), fault.index)
     return bytes(data)
 
 

@@ -1,16 +1,21 @@
 """A fabric on which scenarios are played one after the other, each with all its checks."""
 
+import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from testbed.collectives.group import make_groups
+from testbed.collectives.group import MAX_GROUP_ID, GroupSpec, make_groups
+from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import TRANSPORTS
-from testbed.collectives.transport import Tensor
+from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import FaultError, WorkerDied
+from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.registry import modules_of
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.events import Event, Kill, Partition
@@ -19,20 +24,26 @@ from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of
 from testbed.faults.timeline import Timeline
-from testbed.soak import rank
-from testbed.soak.findings import Finding
-from testbed.soak.rank import Work
-from testbed.soak.reference import RingReference, describe_difference, float_reference
+from testbed.soak import rank, tap
+from testbed.soak.findings import Finding, accused
+from testbed.soak.holdings import Holdings, Object, outlived, trim
+from testbed.soak.rank import Spec, Work
+from testbed.soak.reference import Answer, answers, describe_difference, known_exponent
 from testbed.soak.report import Report
-from testbed.soak.scenario import Scenario, Shape, make_input
+from testbed.soak.scenario import Exchange, Group, Scenario, Shape, make_graph
+from testbed.soak.strays import Strays
 from testbed.worker import Workers
 
 __all__ = ["Arena"]
 
-OPEN_DEADLINE = 60.0  # seconds for all ranks to open their groups
-DEADLINE = 120.0  # seconds for a scenario's all-reduces: many times what they take, as others may keep the machine busy
-GIVE_UP_DEADLINE = 20.0  # seconds for ranks to notice that one is silent: twice their timeout
+OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
+DEADLINE = 120.0  # seconds for a scenario's collectives: many times what they take, as others may keep the machine busy
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
+GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
+MOST_RECORDS = 100_000  # of the faults' log are judged anew, evenly spaced: some three seconds' work
+
+
+AnyTask = TypeVar("AnyTask", Group, Exchange)
 
 
 class Arena:
@@ -46,12 +57,19 @@ class Arena:
         self.shape = shape
         self.spent = False
         self.fabric = Fabric(shape.plan(), run_id)
-        self._groups = 0
+        self._groups = itertools.cycle(range(1, MAX_GROUP_ID + 1))
+        self._baseline: dict[Datapath, dict[str, Holdings]] = {}
+        self._loaded: set[str] = set()
 
     def __enter__(self) -> "Arena":
+        modules = (rank.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
-            self._workers = stack.enter_context(Workers(self.fabric, modules=(rank.__name__, attach.__name__)))
+            self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
+            self._workers.call_all(rank.prepare, list(self._workers))
+            for switch in self.fabric.switches:
+                # Made, and mapped, when it is first asked for, and then it lasts: before anything is compared.
+                self.fabric.flooding(switch).view()
             self._stack = stack.pop_all()
         return self
 
@@ -66,6 +84,17 @@ class Arena:
         """
         started = time.monotonic()
         report = Report(scenario)
+        objects = self._play(scenario, report)
+        report.growth = self._grown(scenario, objects)
+        report.fired = Counter({action: count for action, count in report.fired.items() if count})
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _play(self, scenario: Scenario, report: Report) -> frozenset[Object]:
+        """Play a scenario, up to where it holds nothing any more.
+
+        :returns: BPF objects that processes held when all was open.
+        """
         self.fabric.set_datapath(TRANSPORTS[scenario.transport].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
         events = events_of(faults)
@@ -74,30 +103,34 @@ class Arena:
             stack.enter_context(injector)
             blockade = stack.enter_context(Blockade(self.fabric)) if any(isinstance(e, Partition) for e in events) else None
             limits = stack.enter_context(limited(self.fabric, limits_of(faults), injector))
+            strays = None
+            if scenario.strays:
+                strays = stack.enter_context(Strays(self.fabric, scenario.strays, scenario.fault_seed))
             phase = Phase(self, scenario)
             phase.open()
             timeline = Timeline(self.fabric, self._workers, events, blockade)
             with timeline:
-                phase.reduce()
+                phase.work()
             report.fired.update(occurrence.event.action for occurrence in timeline.log())
             report.fired["limit"] = limits()
+            objects = self._objects()
             phase.close(report)
             if scenario.ending != "whole":
                 calm = self._regrouped(scenario, events)
-                if calm.groups:
+                if calm.tasks:
                     phase = Phase(self, calm)
                     phase.open()
-                    phase.reduce()
+                    phase.work()
+                    objects |= self._objects()
                     phase.close(report)
+            if strays:
+                report.fired["strays"] = strays.sent
         self._judge(injector, report)
-        report.fired = Counter({action: count for action, count in report.fired.items() if count})
-        report.seconds = time.monotonic() - started
-        return report
+        return objects
 
     def next_group(self) -> int:
-        """A group's id that no group of this fabric has had."""
-        self._groups += 1
-        return self._groups
+        """A group's id that no open group of this fabric has."""
+        return next(self._groups)
 
     @property
     def workers(self) -> Workers:
@@ -108,19 +141,22 @@ class Arena:
         """The same work by new groups of the hosts that are left."""
         dead = {self.fabric.plan.host(name).rank for event in events if isinstance(event, Kill) for name in event.names}
         self.spent = bool(dead)
-        groups = [
-            replace(group, members=tuple(member for member in group.members if member not in dead)) for group in scenario.groups
-        ]
+
+        def left(tasks: Sequence[AnyTask]) -> tuple[AnyTask, ...]:
+            found = [replace(task, members=tuple(member for member in task.members if member not in dead)) for task in tasks]
+            return tuple(task for task in found if len(task.members) > 1)
+
         return replace(
             scenario,
-            groups=tuple(group for group in groups if len(group.members) > 1),
+            groups=left(scenario.groups),
+            exchanges=left(scenario.exchanges),
             ending="whole",
             timeout=CALM_TIMEOUT,
         )
 
     def _judge(self, injector: Injector, report: Report) -> None:
         try:
-            report.records = injector.check_replay()
+            report.records = injector.check_replay(MOST_RECORDS)
         except FaultError as error:
             raise Finding(f"the log of faults: {error}") from error
         for (rule, _, _), count in injector.counters().items():
@@ -129,82 +165,142 @@ class Arena:
         if blocked:
             report.fired["partition"] += blocked
 
+    @property
+    def _alive(self) -> list[str]:
+        """Names of the workers that have not been killed, of all nodes."""
+        return [name for name, worker in self._workers.items() if not worker.may_die]
+
+    def _holdings(self) -> dict[str, Holdings]:
+        """What the processes hold that are there: the nodes' workers and this one, the controller."""
+        found = {name: Holdings.of(self._workers[name].pid) for name in self._alive}
+        return found | {"the controller": Holdings.of(os.getpid())}
+
+    def _objects(self) -> frozenset[Object]:
+        return frozenset().union(*(holdings.objects for holdings in self._holdings().values()))
+
+    def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
+        """Look for what a scenario should have given back.
+
+        A datapath holds what it needs, and what works for the first time loads what it needs: scenarios are compared with the
+        first on the same datapath since then.
+
+        :param objects: BPF objects that processes held in between.
+        :returns: Bytes by which a process has grown at most.
+        :raises Finding: Something is held that was not before.
+        """
+        self._workers.call_all(rank.trim, self._alive, timeout=GRACE)
+        trim()
+        now = self._holdings()
+        if left := outlived(objects.difference(*(holdings.objects for holdings in now.values()))):
+            what = ", ".join(f"{kind} {number}" for kind, number in left)
+            raise Finding(f"nobody holds them, and they are still in the kernel: {what}")
+        if not self._loaded.issuperset(scenario.systems):
+            self._loaded.update(scenario.systems)
+            self._baseline.clear()
+        before = self._baseline.setdefault(TRANSPORTS[scenario.transport].needs, now)
+        return max(holdings.growth(name, before[name]) for name, holdings in now.items())
+
 
 @dataclass
 class Phase:
-    """A scenario's groups, from opening to closing."""
+    """A scenario's groups and exchanges, from opening to closing."""
 
     arena: Arena
     scenario: Scenario
 
     def __post_init__(self) -> None:
         hosts = self.arena.fabric.plan.hosts
-        #: Names of the hosts that are in any group.
-        self.names = [hosts[member].name for group in self.scenario.groups for member in group.members]
+        #: Names of the hosts that have anything to do.
+        self.names = list(dict.fromkeys(hosts[member].name for task in self.scenario.tasks for member in task.members))
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
 
     def open(self) -> None:
-        """Open all groups on all their hosts."""
-        fabric, scenario = self.arena.fabric, self.scenario
-        arguments: dict[str, dict[str, Any]] = {}
-        for index, group in enumerate(scenario.groups):
-            members = [fabric.plan.hosts[member] for member in group.members]
-            specs = make_groups(
-                members,
-                group_id=self.arena.next_group(),
-                lanes=group.lanes,
-                mtu=fabric.plan.mtu,
-                capacity=group.capacity,
-                window=group.window,
-                recovery=group.recovery,
-                gap=group.gap,
-                timeout=scenario.timeout,
-                rendezvous=str(fabric.directory),
-            )
-            for host, spec in zip(members, specs, strict=True):
-                arguments[host.name] = {"transport": scenario.transport, "specs": {index: spec}}
-        self.arena.workers.call_all(rank.open_groups, arguments, timeout=OPEN_DEADLINE)
+        """Open all that is opened once, on all hosts; hand out what the others need."""
+        scenario, hosts = self.scenario, self.arena.fabric.plan.hosts
+        specs: dict[str, dict[int, list[Spec]]] = {name: {} for name in self.names}
+        for index, task in enumerate(scenario.tasks):
+            for round_ in [self._specs(index) for _ in range(task.rounds)]:
+                for member, spec in zip(task.members, round_, strict=True):
+                    specs[hosts[member].name].setdefault(index, []).append(spec)
+        arguments = {name: {"scenario": scenario, "specs": own} for name, own in specs.items()}
+        self.arena.workers.call_all(rank.open_tasks, arguments, timeout=OPEN_DEADLINE)
 
-    def reduce(self) -> None:
-        """Do all all-reduces, in bounded time."""
-        deadline = DEADLINE if self.scenario.ending == "whole" else GIVE_UP_DEADLINE
+    def work(self) -> None:
+        """Do all collectives, in bounded time."""
+        deadline = DEADLINE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
         calls = {name: {"scenario": self.scenario} for name in self.names}
-        self.works = self.arena.workers.call_all(rank.reduce_groups, calls, timeout=deadline, errors="return")
+        self.works = self.arena.workers.call_all(rank.work, calls, timeout=deadline, errors="return")
 
     def close(self, report: Report) -> None:
-        """Check what has come, and close the groups.
+        """Check what has come, and close all that is open, in bounded time.
 
-        :raises Finding: A result is wrong, or a rank gave up that should not have.
+        :raises Finding: A result is wrong, or a rank gave up that should not have, or names one that is not gone.
         """
-        for index in range(len(self.scenario.groups)):
-            self._check_group(index, report)
+        for index in range(len(self.scenario.tasks)):
+            self._check(index, report)
         # Who is to be killed may have been before the end of its work, or since, or has outlived it.
         killed = self._victim if self.scenario.ending == "kill" else None
         alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
-        sent = self.arena.workers.call_all(rank.count_frames, alive)
-        report.sent = sum(sent.values(), report.sent)
-        self.arena.workers.call_all(rank.close_groups, alive)
+        timeout = self.scenario.timeout + GRACE
+        closed: dict[str, Counters] = self.arena.workers.call_all(rank.close_tasks, alive, timeout=timeout)
+        report.sent = sum(closed.values(), report.sent)
 
-    def _check_group(self, index: int, report: Report) -> None:
-        group, hosts = self.scenario.groups[index], self.arena.fabric.plan.hosts
-        names = [hosts[member].name for member in group.members]
-        expected = self._expected(index)
-        for name in names:
+    def _specs(self, index: int) -> Sequence[Spec]:
+        """What each rank of a task has to know to open it."""
+        scenario, fabric, task = self.scenario, self.arena.fabric, self.scenario.tasks[index]
+        terms: dict[str, Any] = {name: getattr(task.terms, name) for name in GroupOptions.model_fields}
+        terms |= {
+            "group_id": self.arena.next_group(),
+            "mtu": fabric.plan.mtu,
+            "timeout": scenario.timeout,
+            "rendezvous": str(fabric.directory),
+        }
+        members = [fabric.plan.hosts[member] for member in task.members]
+        if isinstance(task, Group):
+            return make_groups(members, capacity=task.capacity, **task.terms.model_dump() | terms)
+        number = index - len(scenario.groups)
+        exponent = known_exponent(scenario, number) if task.known else None
+        common: dict[str, Any] = {"exponent": exponent, "processing": task.terms.processing}
+        groups: Sequence[GroupSpec] = make_groups(members, **terms)
+        halos = make_graph(scenario, number).halos
+        return [
+            ExchangeSpec(group, halo, task.dim, task.aggregation, **common) for group, halo in zip(groups, halos, strict=True)
+        ]
+
+    def _check(self, index: int, report: Report) -> None:
+        task, hosts, label = self.scenario.tasks[index], self.arena.fabric.plan.hosts, self.scenario.label(index)
+        names = [hosts[member].name for member in task.members]
+        expected = list(answers(self.scenario, index)) * task.rounds
+        done = [len(expected)]
+        for number, name in enumerate(names):
             works = self.works[name]
             if isinstance(works, Exception):
                 if self._victim not in names or not (isinstance(works, WorkerDied) and name == self._victim):
-                    raise Finding(f"group {index}: {name}: {works}") from works
+                    raise Finding(f"{label}: {name}: {works}") from works
                 continue
-            work = works[index]
-            for summand, digest in enumerate(work.digests):
-                self._check_result(name, index, summand, digest, expected[summand])
-            report.collectives += len(work.digests)
-            if work.error is not None:
+            found = works[index]
+            for turn, digest in enumerate(found.digests):
+                self._check_result(index, turn, name, digest, expected[turn][number])
+            report.results += len(found.digests)
+            report.sent += found.sent
+            done.append(len(found.digests))
+            if found.error is not None:
                 report.given_up += 1
-                if self._victim not in names:
-                    raise Finding(f"group {index}: {name} gave up, but nothing lasting was in its way: {work.error}")
-                if name != self._victim and f"({self._victim})" not in work.error:
-                    raise Finding(f"group {index}: {name} gave up for another reason than {self._victim}: {work.error}")
+                self._check_error(f"{label}: {name}", name, names, found.error)
+        report.collectives[task.kind] += min(done)
+
+    def _check_error(self, who: str, name: str, names: Sequence[str], error: str) -> None:
+        """Was there a reason to give up, and is it the one that the error names?"""
+        innocent = accused(error) - {self._victim}
+        if self._victim not in names:
+            blamed = f", and {', '.join(sorted(innocent))} not gone" if innocent else ""
+            raise Finding(f"{who} gave up, but nothing lasting was in its way{blamed}: {error}")
+        if name == self._victim:
+            return  # of whom it hears nothing, others do
+        if innocent:
+            raise Finding(f"{who} accuses {', '.join(sorted(innocent))}, who is innocent: {error}")
+        if f"({self._victim})" not in error:
+            raise Finding(f"{who} gave up for another reason than {self._victim}: {error}")
 
     @property
     def _victim(self) -> str | None:
@@ -214,20 +310,9 @@ class Phase:
         event = events_of([parse_fault(self.scenario.faults[-1])])[0]
         return event.names[0]
 
-    def _expected(self, index: int) -> list[tuple[Tensor, float]]:
-        """Result and bound of each of a group's all-reduces."""
-        scenario, group = self.scenario, self.scenario.groups[index]
-        ring = RingReference(group.lanes)
-        expected = []
-        for summand in range(len(group.summands)):
-            inputs = [make_input(scenario, index, summand, rank) for rank in range(len(group.members))]
-            expected.append((ring.sum(inputs), 0.0) if scenario.transport == "xdp-ring" else float_reference(inputs))
-        return expected
-
-    def _check_result(self, name: str, group: int, summand: int, digest: bytes, expected: tuple[Tensor, float]) -> None:
-        value, bound = expected
-        if not bound and digest == rank.digest(value):
+    def _check_result(self, task: int, turn: int, name: str, digest: bytes, answer: Answer) -> None:
+        if not answer.bound and digest == answer.digest:
             return
-        found = self.arena.workers[name].call(rank.fetch, group=group, summand=summand)
-        if difference := describe_difference(found, value, bound):
-            raise Finding(f"group {group}, all-reduce {summand}: {name} has a wrong result: {difference}")
+        found = self.arena.workers[name].call(rank.fetch, task=task, digest=digest)
+        if difference := describe_difference(found, answer.value, answer.bound):
+            raise Finding(f"{self.scenario.label(task)}, collective {turn}: {name} has a wrong result: {difference}")

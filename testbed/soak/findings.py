@@ -1,6 +1,7 @@
 """What a soak may find, and what it keeps of it."""
 
 import json
+import re
 import shutil
 import traceback
 from pathlib import Path
@@ -8,11 +9,22 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.soak.scenario import Scenario
 
-__all__ = ["Finding", "keep"]
+__all__ = ["Finding", "accused", "keep"]
 
 
 class Finding(TestbedError):
     """A check of a scenario has failed; the text says which."""
+
+
+_RANKS = r"((?:rank \d+ \(\w+\)(?:, )?)+)"
+_GONE = re.compile(
+    rf"{_RANKS} (?:was )?silent|{_RANKS} has closed|(?:in vain for|nothing comes from|no answer from) {_RANKS}",
+)
+
+
+def accused(error: str) -> set[str]:
+    """Names of the hosts that an error says are gone, not of those that are up, but elsewhere or behind."""
+    return {name for found in _GONE.findall(error) for name in re.findall(r"\((\w+)\)", "".join(found))}
 
 
 def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:

@@ -1,95 +1,166 @@
-"""What a soak does in the ranks' workers: groups opened, put to work at the same time, and closed."""
+"""What a soak does in the ranks' workers: groups and exchanges opened, put to work at the same time, and closed."""
 
-import hashlib
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
 from testbed.collectives.transport import Counters, Tensor, Transport
 from testbed.errors import CollectiveError
-from testbed.soak.scenario import Scenario, make_input
-from testbed.worker import WorkerContext
+from testbed.exchange.interface import Exchange, ExchangeSpec
+from testbed.exchange.registry import open_exchange
+from testbed.soak import holdings
+from testbed.soak.reference import digest
+from testbed.soak.scenario import Scenario, make_embeddings, make_input
 
-__all__ = ["Work", "close_groups", "count_frames", "digest", "fetch", "open_groups", "reduce_groups"]
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["Spec", "Work", "close_tasks", "fetch", "open_tasks", "prepare", "trim", "work"]
+
+Spec = GroupSpec | ExchangeSpec
+
 
 @dataclass
 class Work:
-    """What a rank has done of a group's all-reduces.
+    """What a rank has done for a task.
 
     :param digests: Of the results that came, in order.
     :param error: Why no more came.
+    :param sent: By what has been closed since.
     """
 
     digests: list[bytes] = field(default_factory=list)
     error: str | None = None
+    sent: Counters = field(default_factory=Counters)
 
 
 @dataclass
-class _Opened:
-    transport: Transport
-    results: list[Tensor] = field(default_factory=list)
+class _Rank:
+    """One rank of a task.
 
-
-class _Groups(dict[int, _Opened]):
-    """A worker's groups, by index."""
-
-
-def open_groups(context: WorkerContext, transport: str, specs: Mapping[int, GroupSpec]) -> None:
-    """Open and connect this rank's groups.
-
-    :param specs: By index of the group.
+    :param specs: Of each round.
+    :param inputs: Of each collective of a round.
+    :param end: What is open.
+    :param results: By digest: those of small collectives come again.
     """
-    groups = context.keep(_Groups())
-    for index, spec in specs.items():
-        groups[index] = _Opened(context.resources.enter_context(open_transport(transport, context, spec)))
-        groups[index].transport.connect()
+
+    specs: Sequence[Spec]
+    inputs: list[Tensor]
+    times: int
+    end: Transport | Exchange | None = None
+    results: dict[bytes, Tensor] = field(default_factory=dict)
 
 
-def reduce_groups(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:
-    """Do all groups' all-reduces, each group's one after the other.
+class _Ranks(dict[int, _Rank]):
+    """A worker's ranks, by index of the task."""
 
-    :returns: By index of the group.
+
+def prepare(context: WorkerContext) -> None:
+    """Before anything else: have memory given back that is free, and have all closed that is open when the worker ends."""
+    holdings.one_arena()
+    context.resources.callback(_close, context)
+
+
+def open_tasks(context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]) -> None:
+    """Draw what this rank works on, and open and connect what is opened only once.
+
+    :param specs: By index of the task: one a round.
     """
-    groups = context.get(_Groups)
-    with ThreadPoolExecutor(len(groups)) as pool:
-        works = {index: pool.submit(_reduce, scenario, index, opened) for index, opened in groups.items()}
-        return {index: work.result() for index, work in works.items()}
+    ranks = context.keep(_Ranks())
+    for index, rounds in specs.items():
+        ranks[index] = _Rank(rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times)
+    for rank in ranks.values():
+        if len(rank.specs) == 1:
+            rank.end = _open(context, scenario, rank.specs[0])
+            rank.end.connect()
 
 
-def _reduce(scenario: Scenario, group: int, opened: _Opened) -> Work:
-    work = Work()
-    opened.results.clear()
-    rank = opened.transport.spec.rank
-    for number in range(len(scenario.groups[group].summands)):
-        try:
-            result = opened.transport.all_reduce(make_input(scenario, group, number, rank))
-        except CollectiveError as error:
-            work.error = str(error)
-            break
-        opened.results.append(result)
-        work.digests.append(digest(result))
-    return work
+def work(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:
+    """Do all tasks' work, each task's collectives one after the other.
+
+    :returns: By index of the task.
+    """
+    ranks = context.get(_Ranks)
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        works = {index: pool.submit(_work, context, scenario, rank) for index, rank in ranks.items()}
+        return {index: done.result() for index, done in works.items()}
 
 
-def digest(result: Tensor) -> bytes:
-    """Tell results apart without sending them."""
-    return hashlib.blake2b(result.tobytes()).digest()
+def fetch(context: WorkerContext, task: int, digest: bytes) -> Tensor:
+    """One collective's result, to be looked at."""
+    return context.get(_Ranks)[task].results[digest]
 
 
-def fetch(context: WorkerContext, group: int, summand: int) -> Tensor:
-    """One all-reduce's result, to be looked at."""
-    return context.get(_Groups)[group].results[summand]
+def close_tasks(context: WorkerContext) -> Counters:
+    """Close all that is open.
+
+    :returns: What it has sent.
+    """
+    ranks = context.get(_Ranks)
+    sent = sum((rank.end.counters() for rank in ranks.values() if rank.end), Counters())
+    _close(context)
+    return sent
 
 
-def count_frames(context: WorkerContext) -> Counters:
-    """What this host's ranks have sent since they connected."""
-    groups = context.get(_Groups)
-    return sum((opened.transport.counters() for opened in groups.values()), Counters())
+def trim(_context: WorkerContext) -> None:
+    """Give back what memory there is to give."""
+    holdings.trim()
 
 
-def close_groups(context: WorkerContext) -> None:
-    """Close all groups."""
-    for opened in (context.drop(_Groups) or {}).values():
-        opened.transport.close()
+def _inputs(scenario: Scenario, index: int, spec: Spec) -> list[Tensor]:
+    """What a rank puts into each collective of a round."""
+    if isinstance(spec, GroupSpec):
+        return [make_input(scenario, index, number, spec.rank) for number in range(len(scenario.groups[index].summands))]
+    number = index - len(scenario.groups)
+    turns = range(len(scenario.exchanges[number].magnitudes))
+    return [make_embeddings(scenario, number, turn)[spec.halo.owned] for turn in turns]
+
+
+def _open(context: WorkerContext, scenario: Scenario, spec: Spec) -> Transport | Exchange:
+    if isinstance(spec, GroupSpec):
+        return open_transport(scenario.transport, context, spec)
+    return open_exchange("pinch", context, spec)
+
+
+def _work(context: WorkerContext, scenario: Scenario, rank: _Rank) -> Work:
+    done = Work()
+    try:
+        if rank.end:
+            _round(rank, rank.end, done)
+        else:
+            for spec in rank.specs:
+                with ExitStack() as stack:
+                    end = _open(context, scenario, spec)
+                    stack.push(end)
+                    stack.callback(_count, end, done)
+                    end.connect()
+                    _round(rank, end, done)
+    except CollectiveError as error:
+        done.error = str(error)
+    return done
+
+
+def _round(rank: _Rank, end: Transport | Exchange, done: Work) -> None:
+    collective: Callable[[Tensor], Tensor] = end.all_reduce if isinstance(end, Transport) else end.aggregate
+    for _ in range(rank.times):
+        for values in rank.inputs:
+            result = collective(values)
+            done.digests.append(digest(result))
+            rank.results.setdefault(done.digests[-1], result)
+
+
+def _count(end: Transport | Exchange, done: Work) -> None:
+    done.sent += end.counters()
+
+
+def _close(context: WorkerContext) -> None:
+    with ExitStack() as stack:
+        for rank in (context.drop(_Ranks) or {}).values():
+            if rank.end:
+                stack.enter_context(rank.end)

@@ -1,16 +1,98 @@
-"""What a group's all-reduces have to give: the ring's bit for bit, other transports' within a bound. Pure."""
+"""What a scenario's collectives have to give: in-kernel ones bit for bit, others within a bound. Pure."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from testbed.collectives.group import Lanes
+from testbed.collectives.options import Lanes
 from testbed.collectives.transport import Tensor, float32_sum_bound
+from testbed.exchange.pinch_numbers import SLACK
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax
-from testbed.testing.reference import exact_sum, lanes_of
+from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_input
+from testbed.testing.aggregates import Format, exact, magnitude, sent
+from testbed.testing.reference import agree, exact_sum, lanes_of
 
-__all__ = ["RingReference", "describe_difference", "float_reference"]
+__all__ = ["Answer", "RingReference", "answers", "describe_difference", "digest", "float_reference", "known_exponent"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank's result has to be.
+
+    :param bound: Largest difference allowed; 0: bit for bit.
+    """
+
+    value: NDArray[Any]
+    bound: float = 0.0
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Its `digest`."""
+        return digest(self.value)
+
+
+def digest(result: NDArray[Any]) -> bytes:
+    """Tell results apart without sending them."""
+    return hashlib.blake2b(result.tobytes(), digest_size=16).digest()
+
+
+def answers(scenario: Scenario, task: int) -> Iterator[Sequence[Answer]]:
+    """What each collective of one round has to give, in order: an answer a rank.
+
+    :param task: Its index.
+    """
+    if task < len(scenario.groups):
+        return _sums(scenario, task)
+    return _aggregates(scenario, task - len(scenario.groups))
+
+
+def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
+    group = scenario.groups[index]
+    ranks, ring, seen = len(group.members), RingReference(group.terms.lanes), dict[tuple[int, int], Answer]()
+    kept: dict[int, list[Tensor]] = {}
+    for number in list(range(len(group.summands))) * group.times:
+        inputs = kept.get(number) or [make_input(scenario, index, number, rank) for rank in range(ranks)]
+        if group.times > 1:  # small ones, which come again
+            kept[number] = inputs
+        if scenario.transport != "xdp-ring":
+            yield [Answer(*float_reference(inputs))] * ranks
+            continue
+        key = number, ring.exponent(inputs)
+        answer = seen.get(key) or Answer(ring.sum_at(inputs, key[1]))
+        if group.times > 1:
+            seen[key] = answer
+        yield [answer] * ranks
+
+
+def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
+    exchange, graph = scenario.exchanges[index], make_graph(scenario, index)
+    form, senders = Format(16 if exchange.terms.lanes == "int16" else 32), sent(graph)
+    guess = ScaleGuess(slack=SLACK)
+    known = known_exponent(scenario, index) if exchange.known else None
+    embeddings = [make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))]
+    seen: dict[tuple[int, int], list[Answer]] = {}
+    for number in list(range(len(embeddings))) * exchange.times:
+        x = embeddings[number]
+        exponent = agree(guess, magnitude(x[senders])) if known is None else known
+        if (number, exponent) not in seen:
+            exactly = exact(graph, form.quantize(x, exponent), exchange.aggregation, form, exponent)
+            seen[number, exponent] = [Answer(value) for value in exactly]
+        yield seen[number, exponent]
+
+
+def known_exponent(scenario: Scenario, exchange: int) -> int:
+    """An exponent that no embedding of an exchange exceeds.
+
+    :param exchange: Its index.
+    """
+    numbers = range(len(scenario.exchanges[exchange].magnitudes))
+    return max(magnitude(make_embeddings(scenario, exchange, number)) for number in numbers)
 
 
 class RingReference:
@@ -23,20 +105,23 @@ class RingReference:
         self._lanes = lanes
         self._guesses: dict[int, ScaleGuess] = {}
 
-    def sum(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The next all-reduce's result.
+    def exponent(self, inputs: Sequence[Tensor]) -> int:
+        """The exponent of the next all-reduce.
 
         :param inputs: Tensors in rank order, shape (n,) each.
         """
         if inputs[0].size == 0:
-            return inputs[0]
+            return 0
         seen = lanes_of(self._lanes, len(inputs)).exponent_for(max(finite_absmax(values) for values in inputs))
-        guess = self._guesses.setdefault(inputs[0].size, ScaleGuess())
-        if not guess.holds(seen):
-            guess.learn(seen)
-        exponent = guess.exponent
-        guess.learn(seen)
+        return agree(self._guesses.setdefault(inputs[0].size, ScaleGuess()), seen)
+
+    def sum_at(self, inputs: Sequence[Tensor], exponent: int) -> Tensor:
+        """The result of an all-reduce at an exponent."""
         return exact_sum(inputs, self._lanes, exponent)
+
+    def sum(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The next all-reduce's result."""
+        return self.sum_at(inputs, self.exponent(inputs))
 
 
 def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
@@ -46,14 +131,14 @@ def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
     return total, 2 * float32_sum_bound(absmax, len(inputs))
 
 
-def describe_difference(found: Tensor, expected: Tensor, bound: float) -> str | None:
+def describe_difference(found: NDArray[Any], expected: NDArray[Any], bound: float) -> str | None:
     """Say where a result differs.
 
     :param bound: Largest difference allowed; 0: bit for bit.
     :returns: None where it does not.
     """
     if found.shape != expected.shape:
-        return f"{found.shape} elements instead of {expected.shape}"
+        return f"shape {found.shape} instead of {expected.shape}"
     if bound:
         wrong = np.flatnonzero(~(np.abs(found.astype(np.float64) - expected) <= bound))
     else:
@@ -61,4 +146,5 @@ def describe_difference(found: Tensor, expected: Tensor, bound: float) -> str | 
     if not wrong.size:
         return None
     first = int(wrong[0])
-    return f"{wrong.size} of {found.size} elements, the first at {first}: {found[first]!r} instead of {expected[first]!r}"
+    what = f"{found.flat[first]!r} instead of {expected.flat[first]!r}"
+    return f"{wrong.size} of {found.size} elements, the first at {first}: {what}"

@@ -1,4 +1,4 @@
-"""What one scenario of a soak is: a fabric's shape, groups with their tensors, faults, and how it ends. Pure."""
+"""What one scenario of a soak is: a fabric's shape, groups and exchanges with their work, faults, and how it ends. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,11 +6,25 @@ from typing import Any, Literal
 
 import numpy as np
 
-from testbed.collectives.group import Lanes, RecoveryFrom
+from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.transport import Tensor
+from testbed.exchange.interface import Aggregation
+from testbed.exchange.options import ExchangeOptions
 from testbed.plan import FabricPlan, plan_fabric
+from testbed.testing.graphs import Partitioned, draw_partitioned
 
-__all__ = ["Group", "Scenario", "Shape", "Summand", "make_input", "replay_command"]
+__all__ = [
+    "Exchange",
+    "Group",
+    "Scenario",
+    "Shape",
+    "Summand",
+    "Task",
+    "make_embeddings",
+    "make_graph",
+    "make_input",
+    "replay_command",
+]
 
 
 @dataclass(frozen=True)
@@ -46,37 +60,105 @@ class Group:
 
     :param members: Ranks of its hosts in the fabric, in the group's rank order.
     :param summands: Its all-reduces, one after the other.
+    :param times: How often it goes through them.
+    :param rounds: 1: all ranks open it before any works, and close it when all have. More: so often each rank opens it, works
+        and closes it at once, waiting for nobody.
     """
 
     members: tuple[int, ...]
-    lanes: Lanes
-    window: int
-    recovery: RecoveryFrom
-    gap: int
+    terms: CollectiveOptions
     summands: tuple[Summand, ...]
+    times: int = 1
+    rounds: int = 1
 
     def __str__(self) -> str:
         sizes = ",".join(str(summand.elements) for summand in self.summands)
-        terms = f"{self.lanes}, window {self.window}, {self.recovery}, gap {self.gap}"
-        return f"ranks {','.join(map(str, self.members))} ({terms}): {sizes} elements"
+        terms = f"{self.terms.lanes}, window {self.terms.window}, {self.terms.recovery}, gap {self.terms.gap}"
+        return f"ranks {','.join(map(str, self.members))} ({terms}): {sizes} elements{_often(self)}"
+
+    @property
+    def kind(self) -> str:
+        """What its collectives are called."""
+        return "all-reduces"
 
     @property
     def capacity(self) -> int:
         """Elements of the largest tensor."""
         return max(summand.elements for summand in self.summands)
 
+    @property
+    def turns(self) -> int:
+        """All-reduces of a round."""
+        return self.times * len(self.summands)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange in the kernel and what it does. See `testbed.exchange.interface.ExchangeSpec`.
+
+    :param members: Ranks of its hosts in the fabric, in the exchange's rank order.
+    :param vertices: Of the graph, which is dealt out to the ranks at random.
+    :param entries: Of its adjacency.
+    :param hub: Entries of one vertex besides.
+    :param known: The largest exponent is known beforehand.
+    :param magnitudes: Of one aggregation each: powers of two that embeddings are scaled by.
+    :param times: As `Group`'s.
+    :param rounds: As `Group`'s.
+    """
+
+    members: tuple[int, ...]
+    terms: ExchangeOptions
+    aggregation: Aggregation
+    dim: int
+    vertices: int
+    entries: int
+    hub: int
+    known: bool
+    magnitudes: tuple[int, ...]
+    times: int = 1
+    rounds: int = 1
+
+    def __str__(self) -> str:
+        scale = "known" if self.known else "agreed"
+        lanes, window, processing = self.terms.lanes, self.terms.window, self.terms.processing
+        terms = f"pinch, {lanes}, window {window}, {processing}, {self.aggregation}, scale {scale}"
+        graph = f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of {self.hub}"
+        ranks = ",".join(map(str, self.members))
+        return f"ranks {ranks} ({terms}): {graph}, {len(self.magnitudes)} aggregations{_often(self)}"
+
+    @property
+    def kind(self) -> str:
+        """What its collectives are called."""
+        return "aggregations"
+
+    @property
+    def turns(self) -> int:
+        """Aggregations of a round."""
+        return self.times * len(self.magnitudes)
+
+
+Task = Group | Exchange
+
+
+def _often(task: Task) -> str:
+    times = f", {task.times} times" if task.times > 1 else ""
+    return times + (f", opened {task.rounds} times" if task.rounds > 1 else "")
+
 
 @dataclass(frozen=True)
 class Scenario:
     """Scenario ``number`` of the soak with seed ``seed``.
 
+    :param transport: Of the groups.
     :param groups: At work at the same time.
     :param faults: In the words of ``--fault``.
-    :param ending: ``whole``: all sums are exact. ``kill``: a host's worker is killed; the others' all-reduces are exact or end
-        with an error that names it, and the others form new groups. ``cut``: a host is cut off for good; all ranks end with an
+    :param ending: ``whole``: all results are exact. ``kill``: a host's worker is killed; the others' results are exact or there
+        is an error that names it, and the others form new groups. ``cut``: a host is cut off for good; all ranks end with an
         error in time, and form new groups once it is back.
     :param timeout: The groups', seconds.
     :param killed_after: Seconds after its start at which the controller is killed; None: it is not.
+    :param exchanges: At work at the same time as the groups.
+    :param strays: Frames that come again from somewhere else, a second; see `testbed.soak.strays`.
     """
 
     seed: int
@@ -88,20 +170,45 @@ class Scenario:
     ending: Literal["whole", "kill", "cut"]
     timeout: float
     killed_after: float | None = None
+    exchanges: tuple[Exchange, ...] = ()
+    strays: int = 0
 
     @property
     def fault_seed(self) -> int:
         """Of the faults' fate."""
         return self.seed << 32 | self.number
 
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Groups, then exchanges."""
+        return *self.groups, *self.exchanges
+
+    @property
+    def systems(self) -> list[str]:
+        """What is at work."""
+        return [self.transport] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
+
+    @property
+    def system(self) -> str:
+        """The same in words."""
+        return " and ".join(self.systems)
+
+    def label(self, task: int) -> str:
+        """What a task, by index, is called."""
+        return f"group {task}" if task < len(self.groups) else f"exchange {task - len(self.groups)}"
+
     def to_dict(self) -> dict[str, Any]:
         """The scenario in types that JSON knows."""
-        return asdict(self)
+        return {
+            name: [task | {"terms": task["terms"].model_dump()} for task in value] if name in ("groups", "exchanges") else value
+            for name, value in asdict(self).items()
+        }
 
     def __str__(self) -> str:
         shape = self.shape
-        where = f"{self.transport}, {shape.hosts} hosts, {shape.topology}, switch {shape.switch}, mtu {shape.mtu}"
-        return "; ".join([f"scenario {self.number}: {where}", *map(str, self.groups), *self.faults])
+        where = f"{self.system}, {shape.hosts} hosts, {shape.topology}, switch {shape.switch}, mtu {shape.mtu}"
+        strays = [f"{self.strays} strays a second"] * bool(self.strays)
+        return "; ".join([f"scenario {self.number}: {where}", *map(str, self.tasks), *self.faults, *strays])
 
 
 def make_input(scenario: Scenario, group: int, summand: int, rank: int) -> Tensor:
@@ -115,6 +222,29 @@ def make_input(scenario: Scenario, group: int, summand: int, rank: int) -> Tenso
     what = scenario.groups[group].summands[summand]
     generator = np.random.default_rng([scenario.seed, scenario.number, group, summand, rank])
     return np.ldexp(generator.standard_normal(what.elements, np.float32), what.magnitude)
+
+
+def make_graph(scenario: Scenario, exchange: int) -> Partitioned:
+    """Draw an exchange's graph.
+
+    :param exchange: Its index.
+    """
+    what = scenario.exchanges[exchange]
+    return draw_partitioned(scenario.fault_seed + exchange, what.vertices, what.entries, len(what.members), hub=what.hub)
+
+
+def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
+    """Draw all ranks' embeddings, whose elements differ a good deal in magnitude.
+
+    :param exchange: Its index.
+    :param number: Of the aggregation.
+    :returns: Shape (vertices, dim).
+    """
+    what = scenario.exchanges[exchange]
+    generator = np.random.default_rng([scenario.seed, scenario.number, len(scenario.groups) + exchange, number])
+    shape = what.vertices, what.dim
+    magnitudes = generator.integers(-8, 9, shape) + what.magnitudes[number]
+    return np.ldexp(generator.standard_normal(shape, np.float32), magnitudes.astype(np.int32))
 
 
 def replay_command(seed: int, number: int, options: Sequence[str] = ()) -> str:

@@ -1,5 +1,6 @@
 """A soak: one scenario after the other, until the time is over, one fails, or somebody interrupts it."""
 
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from testbed.native import compile_native, names
 from testbed.soak.arena import Arena
 from testbed.soak.draw import draw
 from testbed.soak.findings import Finding, keep
+from testbed.soak.holdings import Holdings, trim
 from testbed.soak.report import Report
 from testbed.soak.scenario import Scenario, replay_command
 
@@ -47,6 +49,7 @@ class Soak:
         self.seed, self.only, self.folder = seed, only, folder
         self._deadline = deadline
         self._arena: Arena | None = None
+        self._baseline: Holdings | None = None
 
     def run(self, progress: Callable[[Scenario], None] = lambda scenario: None) -> Iterator[Report]:
         """Play: yields the report of each scenario that has passed.
@@ -70,6 +73,7 @@ class Soak:
                     raise TestbedError(
                         f"{scenario}\n{words}\nkept: {self._kept(scenario)}\nagain: {replay_command(self.seed, number)}"
                     ) from error
+            self._change()
         finally:
             self._leave()
 
@@ -86,7 +90,7 @@ class Soak:
         if scenario.killed_after is not None:
             return self._play_killed(scenario, scenario.killed_after)
         if self._arena and (self._arena.spent or self._arena.shape != scenario.shape):
-            self._leave()
+            self._change()
         if self._arena is None:
             self._arena = Arena(scenario.shape).__enter__()
         return self._arena.play(scenario)
@@ -107,6 +111,17 @@ class Soak:
         if refused or (found := leftovers(run_id)):
             raise Finding(f"left after the controller was killed and `testbed clean`: {', '.join(refused or found)}")
         return Report(scenario, time.monotonic() - started)
+
+    def _change(self) -> None:
+        """Leave a fabric on which all scenarios have passed: the controller holds no more than after the first."""
+        if self._arena is None:
+            return
+        shape = self._arena.shape
+        self._leave()
+        trim()
+        now = Holdings.of(os.getpid())
+        self._baseline = self._baseline or now
+        now.growth(f"after a fabric of {shape} the controller", self._baseline)
 
     def _leave(self) -> None:
         """Take the fabric down, and see that nothing of it is left."""

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from testbed.collectives.group import Lanes as LaneType
 from testbed.collectives.lanes import Lanes
-from testbed.protocol.scale import SLACK
+from testbed.protocol.scale import SLACK, ScaleGuess
 
-__all__ = ["exact_sum", "exact_sums", "lanes_of"]
+__all__ = ["agree", "exact_sum", "exact_sums", "lanes_of"]
 
 Tensor = NDArray[np.float32]
 
@@ -17,6 +17,16 @@ Tensor = NDArray[np.float32]
 def lanes_of(lanes: LaneType, ranks: int) -> Lanes:
     """The format that ``int16`` or ``int32`` stands for, for a number of ranks."""
     return Lanes(16 if lanes == "int16" else 32, ranks)
+
+
+def agree(guess: ScaleGuess, seen: int) -> int:
+    """The exponent that ranks quantize with in the end: the guess, or where it does not hold, what is seen. The guess learns.
+
+    :param seen: Of the largest magnitude of all ranks.
+    """
+    exponent = guess.exponent if guess.exponent is not None and guess.holds(seen) else seen
+    guess.learn(seen)
+    return exponent
 
 
 def exact_sum(inputs: Sequence[Tensor], lanes: LaneType, exponent: int | None = None) -> Tensor:

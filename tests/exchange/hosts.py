@@ -14,9 +14,9 @@ from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import make_tables
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
+from testbed.testing.graphs import Partitioned
 from testbed.worker import Workers
 from tests.exchange import calls
-from tests.exchange.reference import Partitioned
 
 __all__ = ["BOUNDS", "NAMES", "WITHIN", "Hosts"]
 

@@ -14,9 +14,10 @@ from testbed.exchange.pinch_numbers import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
+from testbed.testing.aggregates import exact_aggregates
+from testbed.testing.graphs import Partitioned
 from testbed.worker import WorkerContext, Workers
-from tests.exchange import hosts, pinch_twin
-from tests.exchange.reference import Partitioned
+from tests.exchange import hosts
 from tests.support.kept import kept
 
 __all__ = ["Opened", "PinchHosts", "assert_exact"]
@@ -68,9 +69,9 @@ def assert_exact(
 ) -> None:
     """Every rank has the sums that its lanes come to, bit for bit.
 
-    :param guess: See `pinch_twin.aggregates`.
+    :param guess: See `exact_aggregates`.
     """
-    expected = pinch_twin.aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess)
+    expected = exact_aggregates(graph, x, kind, 16 if lanes == "int16" else 32, guess)
     for rank, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert isinstance(result, np.ndarray), (rank, result)
         np.testing.assert_array_equal(result, wanted, err_msg=f"rank {rank}")

@@ -1,79 +1,12 @@
-"""What ``pinch`` must give, bit for bit: lanes, payloads and sums in plain numpy. Twin of ``testbed/native/pinch.c``."""
-
-from dataclasses import dataclass
-from typing import Any
+"""What stands in ``pinch``'s frames, and when: payloads and changes in plain numpy. Twin of ``testbed/native/pinch.c``."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import Bundles, RowLayout
-from testbed.exchange.pinch_numbers import SLACK, exponent_of
-from testbed.exchange.pinch_tables import weight_scale
-from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.wire import Words
-from tests.exchange.reference import Partitioned
 
-__all__ = [
-    "Format",
-    "aggregates",
-    "changed",
-    "exact",
-    "integers",
-    "magnitude",
-    "payloads",
-    "rows",
-    "sent",
-]
-
-FLOAT32 = np.finfo(np.float32)
-
-
-@dataclass(frozen=True)
-class Format:
-    """Lanes of 16 or 32 bits.
-
-    :param halved: Half the range: differences of two must fit.
-    """
-
-    bits: int
-    halved: bool = False
-
-    @property
-    def limit(self) -> int:
-        return (1 << (self.bits - (2 if self.halved else 1))) - 1
-
-    @property
-    def dtype(self) -> np.dtype[np.signedinteger]:
-        return np.dtype(f"<i{self.bits // 8}")
-
-    def factor(self, exponent: int) -> float:
-        return self.limit / 2.0**exponent
-
-    def quantize(self, x: NDArray[np.float32], exponent: int) -> NDArray[np.int64]:
-        """float32 to lanes. float32 arithmetic will do for 16 bits, unless lanes are compared with earlier ones."""
-        factor, limit = self.factor(exponent), self.limit
-        if self.bits == 16 and not self.halved and factor <= float(FLOAT32.max):
-            scaled = np.clip(x * np.float32(factor), np.float32(-limit), np.float32(limit))
-            return np.rint(scaled).astype(np.int64)
-        return np.clip(np.rint(x.astype(np.float64) * factor), -limit, limit).astype(np.int64)
-
-    def dequantize(self, sums: NDArray[np.int64], step: float, aggregation: Aggregation) -> NDArray[np.float32]:
-        """Accumulators to float32; arithmetic in float32 will do for those of 32 bits."""
-        if self.bits == 16 and aggregation != "max":
-            return sums.astype(np.float32) * np.float32(step)
-        with np.errstate(over="ignore"):  # of what stands for no value
-            return (sums.astype(np.float64) * step).astype(np.float32)
-
-
-def sent(graph: Partitioned) -> NDArray[np.int64]:
-    """Vertices that some rank sends."""
-    return np.unique(np.concatenate([halo.owned[positions] for halo in graph.halos for positions in halo.sends]))
-
-
-def magnitude(x: NDArray[np.float32]) -> int:
-    """The exponent that a group agrees on who send these embeddings."""
-    return exponent_of(float(np.abs(x).max(initial=0.0)))
+__all__ = ["changed", "payloads", "rows"]
 
 
 def rows(layout: RowLayout, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -103,56 +36,3 @@ def changed(
     """Which rows to send; `age` is that of before."""
     change = np.abs(lanes - last).max(axis=1, initial=0)
     return (change > most) | ((change > 0) & (age + 1 >= staleness))
-
-
-def exact(
-    graph: Partitioned,
-    lanes: NDArray[np.int64],
-    aggregation: Aggregation,
-    form: Format,
-    exponent: int,
-) -> list[NDArray[np.float32]]:
-    """Each rank's aggregates of lanes of all vertices."""
-    found = []
-    for halo, sums in zip(graph.halos, integers(graph, lanes, aggregation, form.bits), strict=True):
-        scale = weight_scale(halo, form.bits) if aggregation == "weighted" else 1.0
-        out = form.dequantize(sums, 1.0 / (form.factor(exponent) * scale), aggregation)
-        if aggregation == "max":
-            out[np.diff(halo.indptr) == 0] = -np.inf
-        found.append(out)
-    return found
-
-
-def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int) -> list[NDArray[np.int64]]:
-    """Each rank's accumulators, a lane each."""
-    found = []
-    for halo in graph.halos:
-        target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
-        remote = np.concatenate([np.empty(0, np.int64), *halo.sources])
-        summands = lanes[remote[halo.indices]]
-        if aggregation == "max":
-            sums = np.full((halo.num_owned, lanes.shape[1]), -(1 << (2 * bits - 1)), np.int64)
-            np.maximum.at(sums, target, summands)
-        else:
-            if aggregation == "weighted":
-                assert halo.weights is not None
-                scale = weight_scale(halo, bits)
-                summands = summands * np.rint(halo.weights.astype(np.float64) * scale).astype(np.int64)[:, None]
-            sums = np.zeros((halo.num_owned, lanes.shape[1]), np.int64)
-            np.add.at(sums, target, summands)
-        found.append(sums)
-    return found
-
-
-def aggregates(
-    graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int, guess: ScaleGuess | None = None
-) -> list[NDArray[Any]]:
-    """What each rank's `aggregate` must give without a cache.
-
-    :param guess: Of the scale, from the exchange before; it learns. None: there was none before.
-    """
-    form, seen = Format(bits), magnitude(x[sent(graph)])
-    guess = guess or ScaleGuess(slack=SLACK)
-    exponent = guess.exponent if guess.exponent is not None and guess.holds(seen) else seen
-    guess.learn(seen)
-    return exact(graph, form.quantize(x, exponent), aggregation, form, exponent)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.interface import Aggregation
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
+from tests.exchange.graphs import partitioned
 
 KINDS = get_args(Aggregation)
 

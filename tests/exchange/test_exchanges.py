@@ -14,10 +14,10 @@ from testbed.errors import CollectiveError, TestbedError, WorkerDied
 from testbed.exchange.interface import Aggregation
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
+from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
 from tests.exchange import calls
 from tests.exchange.hosts import NAMES, WITHIN, Hosts
-from tests.exchange.reference import draw_partitioned, embeddings
 
 pytestmark = pytest.mark.net
 

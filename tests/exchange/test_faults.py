@@ -5,11 +5,11 @@ import pytest
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.testing import assert_faults_fired
+from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.testing.plugin import MakeFaults
 from testbed.worker import Workers
 from tests.exchange import calls
 from tests.exchange.hosts import NAMES, Hosts
-from tests.exchange.reference import draw_partitioned, embeddings
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4)]
 

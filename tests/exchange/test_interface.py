@@ -7,7 +7,7 @@ from testbed.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import ExchangeSpec
 from testbed.plan import plan_fabric
-from tests.exchange.reference import draw_partitioned
+from testbed.testing.graphs import draw_partitioned
 
 GRAPH = draw_partitioned(0, 20, 50, 2)
 GROUP = make_groups(plan_fabric(hosts=2).hosts)[0]

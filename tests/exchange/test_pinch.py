@@ -16,9 +16,9 @@ from testbed.exchange.pinch_tables import make_tables
 from testbed.fabric.namespace import inside
 from testbed.protocol.wire import PinchKind, decode
 from testbed.testing import assert_faults_fired
+from testbed.testing.aggregates import Format, exact, magnitude
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
-from tests.exchange.pinch_twin import Format, exact, magnitude
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 

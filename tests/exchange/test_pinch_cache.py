@@ -14,8 +14,9 @@ from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import make_tables
 from testbed.plan import plan_fabric
 from testbed.protocol.scale import ScaleGuess
-from tests.exchange.pinch_twin import Format, changed
-from tests.exchange.reference import draw_partitioned
+from testbed.testing.aggregates import Format
+from testbed.testing.graphs import draw_partitioned
+from tests.exchange.pinch_twin import changed
 
 GRAPH = draw_partitioned(3, 80, 200, 3)
 GROUPS = make_groups(plan_fabric(hosts=3).hosts)

@@ -1,6 +1,8 @@
 """How ranks enter and leave exchanges on real hosts: whoever is late, lost, alone, or gone is met as it should be."""
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,10 @@ from testbed.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired
+from testbed.testing.aggregates import Format, exact
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from testbed.worker import WorkerContext
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
-from tests.exchange.pinch_twin import Format, exact
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
 from tests.support.kept import kept
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
@@ -39,6 +41,17 @@ def lonely() -> Partitioned:
     return Partitioned(np.arange(0, 15 * share + 1, 5), indices.astype(np.int32), np.ones(15 * share, np.float32), owner, 3)
 
 
+def chain() -> Partitioned:
+    """Rank 1 shares edges with ranks 0 and 2, which have none with each other."""
+    share, random = 100, np.random.default_rng(0)
+    firsts = np.array([share, 0, share])
+    indices = firsts[:, None, None] + random.integers(0, share, (3, share, 6))
+    indices[1, :, :3] += 2 * share  # of rank 2
+    owner = np.repeat(np.arange(3), share).astype(np.int32)
+    indptr, weights = np.arange(0, 18 * share + 1, 6), np.ones(18 * share, np.float32)
+    return Partitioned(indptr, indices.ravel().astype(np.int32), weights, owner, 3)
+
+
 def whole_life(context: WorkerContext, spec: ExchangeSpec, inputs: list[Any]) -> list[Any]:
     """Open, aggregate and close, without a word to anybody else; results, the last of which may be an error."""
     results: list[Any] = []
@@ -52,14 +65,21 @@ def whole_life(context: WorkerContext, spec: ExchangeSpec, inputs: list[Any]) ->
     return results
 
 
-def live(hosts: PinchHosts, graph: Partitioned, inputs: list[np.ndarray], **options: Any) -> list[list[Any]]:
-    """Each rank's results of a whole life."""
-    groups = hosts.groups(graph.world, lanes="int16", timeout=2.0)
+def live(
+    hosts: PinchHosts,
+    graph: Partitioned,
+    inputs: list[np.ndarray],
+    timeouts: Sequence[float] = (2.0, 2.0, 2.0),
+    turns: Sequence[int | None] = (None, None, None),
+    **options: Any,
+) -> list[list[Any]]:
+    """Each rank's results of a whole life, in which it aggregates so many of the inputs."""
+    groups = hosts.groups(graph.world, lanes="int16")
     parts = [graph.split(x) for x in inputs]
-    arguments = {
-        name: {"spec": ExchangeSpec(group, halo, inputs[0].shape[1], **options), "inputs": [part[rank] for part in parts]}
-        for rank, (name, group, halo) in enumerate(zip(hosts.fabric.hosts, groups, graph.halos, strict=True))
-    }
+    arguments = {}
+    for rank, (name, group, halo) in enumerate(zip(hosts.fabric.hosts, groups, graph.halos, strict=True)):
+        spec = ExchangeSpec(replace(group, timeout=timeouts[rank]), halo, inputs[0].shape[1], **options)
+        arguments[name] = {"spec": spec, "inputs": [part[rank] for part in parts[: turns[rank]]]}
     return list(hosts.workers.call_all(whole_life, arguments, timeout=WITHIN).values())
 
 
@@ -165,8 +185,18 @@ def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> N
         found = hosts.workers.call_all(aggregate_or_compute, arguments, timeout=WITHIN, errors="return")
     assert isinstance(found.pop("h2"), WorkerDied)
     for name, (error,) in found.items():  # who is the first to give up tells the others why
-        found_out = f"({name}): rank 1 (h2) silent for 2 s (exchange ", f"({name}): others have waited in vain for rank 1 (h2) "
-        assert any(text in str(error) for text in found_out), error
+        told = f"({name}): the others have given up as nothing comes from rank 1 (h2) (exchange "
+        assert f"({name}): rank 1 (h2) silent for 2 s (exchange " in str(error) or told in str(error), error
+
+
+def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> None:
+    """Rank 2 leaves. Rank 0, which has nothing to do with it, has waited for rank 1 for its timeout before rank 1 gives up."""
+    graph = chain()
+    x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
+    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 3.0), turns=(3, 3, 0), exponent=1)
+    first, second = str(found[0][-1]), str(found[1][-1])
+    assert "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange " in first
+    assert "rank 1 (h2): rank 2 (h3) silent for 3 s (exchange " in second
 
 
 def test_who_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
@@ -176,4 +206,8 @@ def test_who_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
         exchange.check([x])
         two = dict(list(zip(exchange.names, exchange.arguments([x]), strict=True))[:2])
         for name, (error,) in hosts.workers.call_all(aggregate_in, two, timeout=WITHIN).items():
-            assert f"({name}): rank 2 (h3) up, but not in this exchange, for 1 s (exchange " in str(error), error
+            found_out = f"({name}): rank 2 (h3) up, but not in this exchange after 1 s (exchange "
+            told = f"({name}): the others have given up waiting for rank 2 (h3), which is up (exchange "
+            assert found_out in str(error) or told in str(error), error
+        (late,) = hosts.workers["h3"].call(aggregate_in, **exchange.arguments([x])[2])
+        assert "rank 2 (h3): the others have given up waiting for this rank (exchange " in str(late)

@@ -13,9 +13,10 @@ from testbed.exchange.pinch_maps import FRAME
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers, exponent_of
 from testbed.exchange.pinch_tables import weight_scale
 from testbed.protocol.wire import weigh
+from testbed.testing.aggregates import Format, exact_aggregates
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.exchange import pinch_twin as twin
-from tests.exchange.pinch_twin import Format
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
+from tests.exchange.graphs import partitioned
 
 KINDS = get_args(Aggregation)
 BITS = pytest.mark.parametrize("bits", [16, 32])
@@ -183,7 +184,7 @@ def test_the_largest_magnitude_of_some_rows() -> None:
 
 def check_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation, bits: int) -> None:
     absmax = float(np.abs(x).max(initial=0))
-    found, wanted = twin.aggregates(graph, x, kind, bits), graph.aggregates(x, kind)
+    found, wanted = exact_aggregates(graph, x, kind, bits), graph.aggregates(x, kind)
     for halo, got, exact in zip(graph.halos, found, wanted, strict=True):
         scale = weight_scale(halo, bits) if kind == "weighted" else 1.0
         bound = numbers(x.shape[1], bits, kind, scale=scale).error_bound(halo, absmax)

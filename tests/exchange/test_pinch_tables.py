@@ -13,7 +13,8 @@ from testbed.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import RowLayout
 from testbed.exchange.pinch_tables import SLICE_WORDS, make_tables, weight_scale
-from tests.exchange.reference import Partitioned, draw_partitioned, partitioned
+from testbed.testing.graphs import Partitioned, draw_partitioned
+from tests.exchange.graphs import partitioned
 
 KINDS = st.sampled_from(get_args(Aggregation))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -19,8 +19,9 @@ from testbed.errors import CollectiveError, SpecError
 from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings, partitioned
+from tests.exchange.graphs import partitioned
 
 CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 NAMES = ["tcp-push", "tcp-pull"]

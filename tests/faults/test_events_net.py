@@ -23,6 +23,7 @@ from testbed.faults.processes import duty_cycle, kill, paused, processes_in, slo
 from testbed.faults.spec import parse_fault, rules_of
 from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric
+from testbed.soak.holdings import Holdings
 from testbed.worker import Workers
 from tests.fabric.helpers import wait_until
 from tests.faults import event_calls
@@ -100,6 +101,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         ):
             pass
         events = [Partition.model_validate({"sets": "h1|h2", "for": 0.1}), Partition.model_validate({"sets": "h1|h3"})]
+        before = Holdings.of(os.getpid())
         with Blockade(fabric) as blockade:
             with pytest.raises(SpecError, match="partition of h1 at 0 s and partition at 0 s are in force at once"):
                 Timeline(fabric, workers, events, blockade)
@@ -107,6 +109,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
                 wait_until(lambda: len(timeline.log()) == 1)
                 assert not reaches(fabric, "h1", "h3")
         assert reaches(fabric, "h1", "h3")
+        assert Holdings.of(os.getpid()).descriptors <= before.descriptors, "of its maps nothing is held any more"
     with pytest.raises(ValueError, match="a partition needs a blockade"):
         Timeline(fabric, workers, events[1:])
 

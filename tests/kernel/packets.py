@@ -109,5 +109,5 @@ def loaded(
     setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
     with closing(KernelRank(setting, spare)) as kernel:
         shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
-        with NativeProcess(RANK, RANKS, WINDOW, upstream, **shared) as native:
+        with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
             yield kernel, native

@@ -20,8 +20,9 @@ from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
 from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, NOT_FINITE
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
+from testbed.testing import aggregates
+from testbed.testing.graphs import Partitioned
 from tests.exchange import pinch_twin as twin
-from tests.exchange.reference import Partitioned
 
 __all__ = ["GENERATION", "Loaded", "ack", "bits", "first_bell", "frame", "hello", "meet", "received", "said"]
 
@@ -72,8 +73,8 @@ class Loaded(Closing):
         self.graph, self.x, self.kind, self.generation = graph, x, kind, generation
         self.bits = 16 if lanes == "int16" else 32
         self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
-        self.exponent = twin.magnitude(x[twin.sent(graph)])
-        self.lanes = twin.Format(self.bits).quantize(x, self.exponent)
+        self.exponent = aggregates.magnitude(x[aggregates.sent(graph)])
+        self.lanes = aggregates.Format(self.bits).quantize(x, self.exponent)
         self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
         self.bundles = [bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables]
         self.groups = make_groups(plan_fabric(hosts=graph.world).hosts, group_id=3, lanes=lanes, mtu=mtu)
@@ -98,6 +99,7 @@ class Loaded(Closing):
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
             port._receive.maps[name].view()[:] = 0
+        port.control.progress = generation - 1 << 32 if generation > 1 else 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
         port.open(generation)
@@ -169,7 +171,7 @@ class Loaded(Closing):
         return out
 
     def expected(self, rank: int) -> np.ndarray:
-        return twin.aggregates(self.graph, self.x, self.kind, self.bits)[rank]
+        return aggregates.exact_aggregates(self.graph, self.x, self.kind, self.bits)[rank]
 
     def events(self, rank: int) -> list[int]:
         """Generations that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""

@@ -23,8 +23,9 @@ from testbed.protocol.pinch_packet import NOBODY, NOT_FINITE, ORDERS, U32, Packe
 from testbed.protocol.pinch_policy import Policy, Seen
 from testbed.protocol.pinch_process import Process
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
+from testbed.testing import aggregates
+from testbed.testing.graphs import Partitioned
 from tests.exchange import pinch_twin as twin
-from tests.exchange.reference import Partitioned
 from tests.kernel.pinch import ETH_P_ALL, Loaded, received
 
 RING = 42  # where the ring's header begins
@@ -39,7 +40,7 @@ VERDICTS = {
     Next.SEND: XDP_PASS,
 }
 SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd")
-SAME += ("gone",)
+SAME += ("gone", "late", "handed", "taken")
 
 
 class Accumulators:
@@ -185,9 +186,9 @@ class Member:
         self.port.send(x, bundles, factor, None)
         self.rung(self.process.send())
 
-    def end(self, odd: list[int], gone: list[int]) -> None:
-        self.port.end(odd, gone)
-        self.rung([self.process.end(*(sum(1 << rank for rank in ranks) for ranks in (odd, gone)))])
+    def end(self, **why: list[int]) -> None:
+        self.port.end(**why)
+        self.rung([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
 
     def act(self, policy: Policy) -> None:
         """Look, and do what is to be done; both look at the same."""
@@ -428,7 +429,7 @@ class Twins(Closing):
             member.open(generation_after(member.rank.generation))
             self.at[index] = turn, "enter"
         elif phase == "enter":
-            lanes = twin.Format(self.bits).quantize(mine, 0)
+            lanes = aggregates.Format(self.bits).quantize(mine, 0)
             member.address(bundles, lanes)
             member.enter(0, EXPONENTS if holds else range(-5, 0))
             self.at[index] = turn, "send"
@@ -455,14 +456,14 @@ class Twins(Closing):
         sent = np.zeros(len(self.graph.owner), bool)
         for halo, bundles in zip(self.graph.halos, chosen, strict=True):
             sent[halo.owned[bundles.order]] = True
-        form = twin.Format(self.bits)
+        form = aggregates.Format(self.bits)
         lanes = form.quantize(x, 0)
         if self.kind == "max":
             lanes[~sent] = -(1 << (2 * self.bits - 1))
         else:
             lanes[~sent] = 0
         halo, member = self.graph.halos[index], self.members[index]
-        expected = twin.integers(self.graph, lanes, self.kind, self.bits)[index]
+        expected = aggregates.integers(self.graph, lanes, self.kind, self.bits)[index]
         out = np.empty((halo.num_owned, self.dim), np.float32)
         numbers, port = self.loaded.numbers(index), member.port
         numbers.collect(port.accumulators, self.loaded.tables[index].targets, port.banks, out, 0, clear=False)

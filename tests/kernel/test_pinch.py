@@ -11,9 +11,9 @@ import pytest
 
 from testbed.exchange.pinch_maps import LEAST_BYTES, SENT, Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, ORDER_ASK
+from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, NO_LANE, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
-from tests.exchange.reference import Partitioned, draw_partitioned, embeddings
+from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -486,3 +486,88 @@ def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
     opening.join(10)
     assert not opening.is_alive()
     assert not port.flows["next"].any()
+
+
+QUARTER = 1 << 30
+
+
+def walk(loaded: Loaded, rank: int, generation: int) -> None:
+    """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of the range matter."""
+    port = loaded.ports[rank]
+    now = port.generation
+    while now // QUARTER != generation // QUARTER or now > generation:
+        now = (now // QUARTER + 1) % 4 * QUARTER
+        port.open(now - 1 if now else 0xFFFFFFFF)
+        now = max(now, 2)
+        port.open(now)
+    if generation > now:
+        port.open(generation)
+
+
+@pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
+def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None:
+    """With a cache a word of a bitmap may not be used for half of all numbers, or for all of them."""
+    loaded.open(0, 9)
+    loaded.generation = 9
+    for data in loaded.frames_to(0):
+        loaded.link(0, data)
+    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    walk(loaded, 0, later)
+    loaded.generation = later
+    loaded.numbers(0).reset(loaded.ports[0].accumulators)
+    for data in loaded.frames_to(0):
+        loaded.link(0, data)
+    loaded.generation = GENERATION
+    assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
+    np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
+
+
+def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
+    port, maps = loaded.ports[1], loaded.ports[1]._receive.maps
+    loaded.open(1, QUARTER - 1)
+    kept, old = QUARTER - 1, QUARTER - 2
+    bitmaps = [maps[name].view().ravel() for name in ("seen", "acked", "hub_queue")]
+    for bitmap in bitmaps:
+        bitmap[:] = old << 32 | 7
+        bitmap[0] = kept << 32 | 7
+    port.peers["ours"], port.peers["theirs"] = [old << 32 | 3, kept << 32 | 3], [QUARTER << 32 | 3, 1 << 32]
+    records = sent_records(loaded, 1)
+    records["generation"], records["generation"][0] = old, kept
+    port.open(QUARTER)
+    for bitmap in bitmaps:
+        assert int(bitmap[0]) == kept << 32 | 7
+        assert (bitmap[1:] == kept << 32).all()
+    assert (port.peers["ours"] == [0, kept << 32 | 3]).all()
+    assert (port.peers["theirs"] == [QUARTER << 32 | 3, 0]).all()
+    assert records["generation"].tolist() == [kept] + [0] * (len(records) - 1)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
+    """Its acknowledgement names no lane, until those that were handed over are taken in, or the exchange is over."""
+    home, other = sorted(os.sched_getaffinity(1))[:2]
+    with small(ranks=(0,), processing="pinned") as loaded:
+        port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]
+        assert port.cpu == home
+
+        def lane() -> int:
+            data = loaded.embed(*second, 0, flags=ASK, lane=3)
+            if asks:
+                fields = {"chunk": second[1], "generation": GENERATION, "lane": 3}
+                data = frame(port, np.empty(0, np.uint64), second[0], PinchKind.ASK, **fields)
+            run = loaded.link(0, data)
+            assert run.retval == XDP_TX
+            return said(run.data).header.lane
+
+        assert lane() == 3
+        os.sched_setaffinity(0, {other})
+        assert loaded.link(0, loaded.embed(*first, 0)).retval == XDP_REDIRECT
+        os.sched_setaffinity(0, {home})
+        assert (port.control.handed, port.control.taken) == (1, 0)
+        assert lane() == NO_LANE
+        port.control.taken = 1  # as the program on the other CPU does, which has no test runs
+        assert lane() == 3
+        port.control.taken = 0
+        loaded.open(0, GENERATION)
+        assert lane() == 3

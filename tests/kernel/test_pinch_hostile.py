@@ -12,7 +12,7 @@ import pytest
 
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
-from tests.exchange.reference import draw_partitioned, embeddings
+from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, frame, hello
 from tests.kernel.test_hostile_frames import Runner
 

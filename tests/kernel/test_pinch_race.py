@@ -8,7 +8,7 @@ import pytest
 from testbed.exchange.pinch_maps import SENT
 from testbed.kernel import XDP_TX
 from testbed.protocol.pinch_packet import ORDERS
-from tests.exchange.reference import Partitioned, embeddings
+from testbed.testing.graphs import Partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
 from tests.kernel.test_pinch import hub
 from tests.kernel.test_ring_race import PATIENCE, Pair

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testbed.protocol.generation import NEWEST
-from tests.exchange.reference import Partitioned, draw_partitioned
+from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.kernel.pinch_twins import Twins
 
 pytestmark = pytest.mark.kernel
@@ -101,15 +101,18 @@ def test_every_step_is_the_twins(twins, seed) -> None:
     assert refused > 0
 
 
-def test_the_end_of_exchanges_is_the_twins(twins) -> None:
+@pytest.mark.parametrize("why", [{"odd": [0], "gone": [1]}, {"late": [2]}, {"odd": [0], "late": [1, 2]}], ids=str)
+def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
     """One rank says that there will be no more, which goes round, whatever is lost."""
     chance = random.Random(1)
     twins.begin(chance, 4, exchanges=3)
     for step in range(STEPS):
         if step == 100:
-            twins.members[0].end([0], [1])
+            twins.members[0].end(**why)
         act(twins, chance.choice(ACTIONS), chance)
     while twins.flying or twins.bells:
         twins.ring() if twins.bells else twins.deliver()
     assert all(member.rank.has_ended for member in twins.members[1:2])
-    np.testing.assert_equal({member.rank.odd for member in twins.members if member.rank.odd}, {1})
+    for name in ("odd", "gone", "late"):
+        said = sum(1 << rank for rank in why.get(name, []))
+        assert all(getattr(member.rank, name) == said for member in twins.members if member.rank.has_ended)

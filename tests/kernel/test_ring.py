@@ -159,8 +159,9 @@ ROWS = [
     Row("a frame of its own", result(0, source=RANK), {"bad_rank": 1}),
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
     Row("result of a chunk whose results come to be here", result(2, hop=0), {"bad_rank": 1}),
-    Row("request for another rank's chunk", request(0), {"bad_rank": 1}, upstream=False),
-    Row("request of a rank that is not behind", request(1, source=0), {"bad_rank": 1}, upstream=True),
+    Row("request of a rank that is not behind", request(1, source=0), {"bad_rank": 1}),
+    Row("request that was passed on, for another rank's chunk", request(0, hop=1), {"bad_rank": 1}, upstream=False),
+    Row("request that was passed on, where nobody does so", request(1, hop=1), {"bad_rank": 1}, upstream=True),
     Row("request to begin another rank's chunk anew", request(0, **ANEW), {"bad_rank": 1}),
     Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
     Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
@@ -283,9 +284,9 @@ ROWS = [
     ),
     Row(
         "request of the rank where the result came to be, which has refused it",
-        request(1, source=0),
+        request(1, source=2, hop=1, prev=LAUNCHED),
         SENT | {"answered": 1, "resent": 1},
-        {"kind": Kind.RESULT, "chunk": 1, "hop": RANKS, "attempt": 1},
+        {"kind": Kind.RESULT, "chunk": 1, "hop": RANKS, "attempt": 1, "prev": LAUNCHED},
         to=0,
         words=total_of(1),
         before=(result(1),),
@@ -300,14 +301,37 @@ ROWS = [
         before=(reduce(0),),
         upstream=True,
     ),
-    Row("request for a partial sum that was never sent", request(0), {"not_held": 1}, upstream=True),
-    Row("request for a result that is not here", request(0, flags=RESULT, prev=0), {"not_held": 1}, upstream=True),
+    Row(
+        "request for a partial sum that the owner is to send again",
+        request(0),
+        SENT | {"resent": 1},
+        {"kind": Kind.REQUEST, "chunk": 0, "hop": 1, "round": 0, "prev": NOTHING},
+        to=0,
+        before=(reduce(0),),
+        upstream=False,
+    ),
+    Row(
+        "request for a result that the owner is to send again",
+        request(2, flags=RESULT, prev=0),
+        SENT | {"resent": 1},
+        {"kind": Kind.REQUEST, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
+        before=(reduce(2),),
+        upstream=False,
+    ),
+    Row(
+        "request that was passed on for what came meanwhile",
+        request(1, source=0, hop=1),
+        {"duplicate": 1},
+        before=(result(1),),
+        upstream=False,
+    ),
+    Row("request for a partial sum that was never sent", request(0), {"not_held": 1}),
+    Row("request for a result that is not here", request(0, flags=RESULT, prev=0), {"not_held": 1}),
     Row(
         "request for a result that is not here, of a rank that has the partial sum",
         request(0, flags=RESULT, prev=0),
         {"not_held": 1},
         before=(reduce(0),),
-        upstream=True,
     ),
     Row(
         "request for a result, of a rank that lacks the partial sum of a later round",
@@ -449,10 +473,8 @@ ORDERED = [
     (None, (Order.LAUNCH, GENERATION, TOTAL), XDP_DROP, {"bad_generation": 1}, None, None),
     (None, (Order.REQUEST, GENERATION - 1, 3), XDP_DROP, {"bad_generation": 1}, None, None),
     (None, (Order.REQUEST, GENERATION, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
-    (False, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 2, ASKED | {"chunk": 2, "flags": 0}),
-    (True, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
-    (False, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 2, RELAUNCHED),
-    (True, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (None, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
+    (None, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
     (None, (Order.REQUEST, GENERATION, 4), XDP_DROP, {}, None, None),  # not launched yet
     (
         None,
@@ -649,7 +671,7 @@ def test_a_frame_that_has_come_is_not(kernel, what, carrier) -> None:
 def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) -> None:
     item = item_of(0, 0, Stage.RESULT)
     forged = [reduce(3, prev=item, checksum=1), result(3, prev=item, checksum=1), probe(0, Kind.ALIVE, prev=item, checksum=1)]
-    forged += [probe(2, Kind.ALIVE, prev=item), result(3, source=2, prev=item)]  # not the rank before
+    forged += [probe(2, Kind.ALIVE, prev=item)]  # not the rank before
     for data in forged:
         kernel.run("ring_link", data)
     assert kernel.counters()["lost"] == 0
@@ -765,10 +787,10 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
 
 @pytest.mark.parametrize("both", [False], indirect=True)
 def test_requests_of_many_ranks_are_answered_once(kernel) -> None:
-    """All that lack a frame ask its owner at once; later on it answers again."""
+    """Of several that reach a chunk's owner at once; later on it answers again."""
     kernel.control.holdoff_us = 60_000_000
     assert kernel.run("ring_link", request(1)).retval == XDP_TX
-    assert kernel.run("ring_link", request(1, source=0)).retval == XDP_DROP
+    assert kernel.run("ring_link", request(1, source=2, hop=1)).retval == XDP_DROP
     assert changes(kernel.counters()) == SENT | {"resent": 1}
     kernel.records["resent_us"][1] -= 61_000_000
     assert kernel.run("ring_link", request(1)).retval == XDP_TX

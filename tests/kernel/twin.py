@@ -226,7 +226,7 @@ class TwinProcess(Process):
         shared["peers"] = kernel.ranks
         shared["lanes"] = (maps.Lane * 1).from_buffer(kernel.lanes, ctypes.sizeof(maps.Lane) * rank.lane_number(0))
         shared["records"] = (maps.Chunk * setting.chunks).from_buffer(kernel.object.maps["chunks"].view(np.uint8).data)
-        self.native = NativeProcess(setting.rank, setting.ranks, window, setting.upstream, **shared)
+        self.native = NativeProcess(setting.rank, setting.ranks, window, **shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
     def begin(self, generation: int, total: int, length: int, tag: int) -> None:

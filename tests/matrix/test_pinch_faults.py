@@ -1,16 +1,21 @@
-"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs; interrupted links and hosts.
+"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs; what else fails meanwhile.
 
 Each cell asserts four things: aggregates exact bit for bit, an end in bounded time, faults that have fired, and nothing left.
 """
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from testbed.errors import CollectiveError, WorkerDied
+from testbed.fabric import Fabric
+from testbed.plan import plan_fabric
 from testbed.testing import assert_faults_fired, pairwise
+from testbed.testing.graphs import draw_partitioned, embeddings
+from testbed.worker import Workers
 from tests.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
-from tests.exchange.reference import draw_partitioned, embeddings
+from tests.support.busy import busy_cpus
 
 pytestmark = pytest.mark.net
 
@@ -43,6 +48,11 @@ CELLS = [
     {"switch": "xdp", "ranks": 4, "lanes": "int16", "processing": "pinned", **WORST},
     {"switch": "bridge", "ranks": HOSTS, "lanes": "int32", "processing": "spread", **WORST},
 ]
+SWITCHES = [
+    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp")) for switch in FACTORS["switch"]
+]
+#: Counters of what is refused although it is for the rank that refuses it.
+REFUSED = ("bad_cookie", "bad_chunk", "bad_length", "bad_tensor", "bad_rank", "bad_kind", "bad_checksum")
 EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
 
 
@@ -115,3 +125,60 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
         assert "rank 1 (h2)" in str(error)
+
+
+def assert_only_foreign_frames_are_dropped(before, after):
+    """Of what was sent each copy may have come to two ranks that it is not for."""
+    found = {name: after[name] - before[name] for name in after}
+    assert 0 < found["not_mine"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "hellos"))
+    assert {name: found[name] for name in REFUSED} == dict.fromkeys(REFUSED, 0)
+
+
+@pytest.mark.parametrize("processing", FACTORS["processing"])
+@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_aggregates_are_exact_while_a_switch_floods(fabric, workers, faults, assert_nothing_left, switch, lanes, processing):
+    graph = draw_partitioned(0, 1000, 8000, 4)
+    with PinchHosts(fabric, workers).open(graph, 64, "weighted", lanes, processing=processing) as exchange:
+        before = exchange.measures()
+        with faults("flood switch=s1") as injected:
+            exchange.check([embeddings(turn, graph, 64) for turn in range(10)])
+        assert_faults_fired(injected)
+        assert_only_foreign_frames_are_dropped(before, exchange.measures())
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_aggregates_are_exact_on_a_bridge_that_does_not_know_hosts(lost):
+    """Exchanges are opened, used and closed on a bridge whose table lacks hosts."""
+    plan = plan_fabric("star", 4, "bridge")
+    graph = draw_partitioned(0, 1000, 8000, 4)
+    with Fabric(plan) as fabric, Workers(fabric) as workers:
+        hosts = PinchHosts(fabric, workers)
+        devices = {host.mac: plan.switch("s1").ifname(host.port) for host in plan.hosts}
+        for device in devices.values():
+            fabric.run("s1", ["bridge", "link", "set", "dev", device, "flood", "on"], check=True)
+        for mac, device in list(devices.items())[:lost]:
+            fabric.run("s1", ["bridge", "fdb", "del", mac, "dev", device, "master"], check=True)
+        for seed in range(5):
+            with hosts.open(graph, 64) as exchange:
+                exchange.check([embeddings(10 * seed + turn, graph, 64) for turn in range(4)])
+                assert_only_foreign_frames_are_dropped(dict.fromkeys(exchange.measures(), 0), exchange.measures())
+
+
+@pytest.mark.parametrize("machine", ["idle", "busy"])
+@pytest.mark.parametrize("processing", FACTORS["processing"])
+@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_next_to_nothing_is_sent_again_without_faults(fabric, workers, switch, lanes, processing, machine):
+    """However busy the machine is: what is late is not lost. On a bridge, frames of a lane come to several CPUs."""
+    graph = draw_partitioned(0, 4000, 40_000, 4)
+    with (
+        PinchHosts(fabric, workers).open(graph, 64, "sum", lanes, processing=processing) as exchange,
+        busy_cpus() if machine == "busy" else nullcontext(),
+    ):
+        exchange.check([embeddings(turn, graph, 64) for turn in range(4)], times=6)
+        found = exchange.measures()
+    print({name: found[name] for name in ("sent", "resent", "asks", "acks", "hellos", "duplicate")})
+    assert found["sent"] > 10_000
+    assert found["resent"] < found["sent"] / 1000

@@ -3,12 +3,7 @@
 Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the twin says, and nothing left.
 """
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +14,7 @@ from testbed.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
 from tests.collectives.test_xdp_ring import all_reduce, check
+from tests.support.busy import busy_cpus
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
@@ -44,6 +40,9 @@ FACTORS = {
     "size": [0, 1, 1000, 1 << 14, 1 << 18, 1 << 20],  # float32 elements: up to 4 MiB
     **FAULTS,
 }
+SWITCHES = [
+    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp")) for switch in FACTORS["switch"]
+]
 EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
 TIMES = {0: 5, 1: 10, 1000: 10, 1 << 14: 5, 1 << 18: 1, 1 << 20: 1}
 WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
@@ -176,22 +175,6 @@ def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery)
     assert_nothing_left()
 
 
-@contextmanager
-def busy_cpus() -> Iterator[None]:
-    """A process on each CPU that never waits."""
-    started = []
-    try:
-        for cpu in os.sched_getaffinity(0):
-            busy = f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
-            started.append(subprocess.Popen([sys.executable, "-c", busy]))
-        yield
-        assert all(process.poll() is None for process in started)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
@@ -205,3 +188,17 @@ def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
         counters = group.counters()
     assert all(counter.packets > 0 for counter in counters)
     assert [counter.retransmissions for counter in counters] == [0] * 4
+
+
+@pytest.mark.parametrize("recovery", FACTORS["recovery"])
+@pytest.mark.parametrize("lanes", FACTORS["lanes"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_sums_are_exact_while_a_switch_floods(fabric, faults, assert_nothing_left, switch, lanes, recovery):
+    """What is for another rank is dropped, whatever it is."""
+    with Group(fabric, lanes=lanes, recovery=recovery) as group:
+        with faults("flood switch=s1") as injected:
+            for number, size in enumerate((1, 1000, 1 << 14, 1 << 16) * 2):
+                inputs = make_inputs(4, size, number)
+                assert_exact(group.all_reduce(inputs), inputs, lanes)
+        assert_faults_fired(injected)
+    assert_nothing_left()

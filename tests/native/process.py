@@ -21,7 +21,7 @@ class NativeProcess:
     """
 
     def __init__(
-        self, rank: int, ranks: int, window: int, upstream: bool = True, **shared: ctypes.Structure | ctypes.Array
+        self, rank: int, ranks: int, window: int, **shared: ctypes.Structure | ctypes.Array
     ) -> None:
         self.window = window
         self.control = shared.get("control", Control())
@@ -42,7 +42,6 @@ class NativeProcess:
             cpus=ctypes.addressof(self.lanes),
             peers=ctypes.addressof(self.peers),
             cpu_count=1,
-            upstream=upstream,
             quiet=ctypes.addressof(self.quiet),
             window=window,
             bell=ctypes.addressof(self.bell),

@@ -142,7 +142,7 @@ class Both:
 def test_same_orders_and_the_same_memory(who, generation, upstream, holdoff_us, operations) -> None:
     ranks, rank = who
     memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), generation=generation, holdoff_us=holdoff_us)
-    with NativeProcess(rank, ranks, WINDOW, upstream) as native:
+    with NativeProcess(rank, ranks, WINDOW) as native:
         both = Both(native, memory)
         for name, value, other in operations:
             getattr(both, name)(value, other)

@@ -1,5 +1,6 @@
 """Scenarios are functions of seed and number, and each is one that can be played."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.faults.events import check_events
-from testbed.faults.spec import MODELS, events_of, hosts_of, parse_fault, rules_of
+from testbed.faults.limits import each_limited
+from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, parse_fault, rules_of
 from testbed.faults.table import compile_rules
 from testbed.soak.draw import MOST_ELEMENTS, SHARING, draw, draw_shape
-from testbed.soak.scenario import make_input, replay_command
+from testbed.soak.scenario import make_graph, make_input, replay_command
 
 numbers = st.integers(0, 1 << 20)
 
@@ -33,14 +35,22 @@ def test_what_is_drawn_can_be_played(seed, number):
     compile_rules(rules_of(faults), plan)
     names = {host.name for host in plan.hosts}
     assert all(set(hosts_of(fault)[1]) <= names for fault in faults)
+    list(each_limited(limits_of(faults), plan))
+    assert scenario.tasks
+    everyone = list(range(len(plan.hosts)))
     members = [member for group in scenario.groups for member in group.members]
-    assert sorted(members) == list(range(len(plan.hosts)))
+    assert not members or sorted(members) == everyone
     for group in scenario.groups:
         assert len(group.members) >= 2
         assert group.capacity <= MOST_ELEMENTS
+    for exchange in scenario.exchanges:
+        assert len(set(exchange.members)) == len(exchange.members) >= 2
+        assert set(exchange.members) <= set(everyone)
+        make_graph(scenario, scenario.exchanges.index(exchange))
     lasting = [fault for fault in events_of(faults) if fault.end is None]
     assert bool(lasting) == (scenario.ending != "whole")
     assert scenario.killed_after is None or scenario.ending == "whole"
+    assert not scenario.strays or scenario.transport == "xdp-ring"
 
 
 def test_the_whole_space_is_drawn():
@@ -49,19 +59,37 @@ def test_the_whole_space_is_drawn():
     for values in (
         Counter(scenario.shape.topology for scenario in scenarios),
         Counter(scenario.shape.switch for scenario in scenarios),
-        Counter(scenario.transport for scenario in scenarios),
+        Counter(scenario.system for scenario in scenarios),
         Counter(scenario.ending for scenario in scenarios),
         Counter(scenario.killed_after is None for scenario in scenarios),
         Counter(len(scenario.groups) for scenario in scenarios),
+        Counter(scenario.strays > 0 for scenario in scenarios),
+        Counter(max(task.rounds for task in scenario.tasks) > 1 for scenario in scenarios),
+        Counter(max(task.turns for task in scenario.tasks) >= 1000 for scenario in scenarios),
+        Counter(scenario.shape.hosts > 16 for scenario in scenarios),
     ):
         assert len(values) > 1
         assert min(values.values()) > 20
     assert {scenario.shape.hosts for scenario in scenarios} >= set(range(2, 13))
     assert {len(scenario.faults) for scenario in scenarios} >= set(range(5))
+    rates = {action: [float(p) for s in scenarios for fault in s.faults if s.transport == "xdp-ring"
+                      for p in re.findall(rf"^{action} p=([\d.]+)", fault)] for action in ("drop", "corrupt")}  # fmt: skip
+    assert 0.25 < max(rates["drop"]) <= 0.3
+    assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, "beside results of which most are damaged"
+
+
+def test_floods_meet_both_systems_on_both_switches():
+    met = Counter(
+        (scenario.system, scenario.shape.switch)
+        for scenario in (draw(1, number) for number in range(2000))
+        if any(fault.startswith("flood") for fault in scenario.faults)
+    )
+    for system in ("xdp-ring", "pinch", "xdp-ring and pinch"):
+        assert min(met[system, "xdp"], met[system, "bridge"]) > 5
 
 
 def test_inputs_are_repeatable_and_differ():
-    scenario = next(s for s in (draw(3, n) for n in range(100)) if s.groups[0].summands[0].elements > 10)
+    scenario = next(s for s in (draw(3, n) for n in range(100)) if s.groups and s.groups[0].summands[0].elements > 10)
     first = make_input(scenario, 0, 0, 0)
     assert first.dtype == "float32"
     assert (first == make_input(scenario, 0, 0, 0)).all()

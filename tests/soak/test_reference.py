@@ -42,4 +42,4 @@ def test_differences_are_described():
     for allowed in (bound, 0.0):
         words = describe_difference(off, expected, allowed)
         assert words.startswith("2 of 100 elements, the first at 7: np.float32(nan) instead of ")
-    assert describe_difference(off[:5], expected, 0.0) == "(5,) elements instead of (100,)"
+    assert describe_difference(off[:5], expected, 0.0) == "shape (5,) instead of (100,)"

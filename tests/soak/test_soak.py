@@ -1,6 +1,7 @@
 """A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played again."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,21 +13,35 @@ from dataclasses import replace
 
 import pytest
 
+from testbed.collectives.options import CollectiveOptions
 from testbed.errors import TestbedError
+from testbed.exchange.options import ExchangeOptions
 from testbed.fabric.state import ROOT
 from testbed.soak import session
-from testbed.soak.arena import Phase
+from testbed.soak.arena import DEADLINE, Arena, Phase
 from testbed.soak.draw import draw
 from testbed.soak.report import Coverage
-from testbed.soak.scenario import Group, Shape, Summand
+from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
+from testbed.soak.session import leftovers
 from tests.fabric.helpers import wait_until
 
 pytestmark = pytest.mark.net
 
 SHAPE = Shape(3, "star", None, "xdp", 1500)
-GROUP = Group((0, 1, 2), "int16", 8, "upstream", 16, (Summand(1000, 0), Summand(20_000, 3), Summand(1000, -4)))
-SCENARIO = replace(draw(1, 0), shape=SHAPE, transport="xdp-ring", groups=(GROUP,), faults=(), ending="whole", timeout=10.0,
-                   killed_after=None)  # fmt: skip
+GROUP = Group((0, 1, 2), CollectiveOptions(lanes="int16", gap=16), (Summand(1000, 0), Summand(20_000, 3), Summand(1000, -4)))
+SCENARIO = Scenario(1, 0, SHAPE, "xdp-ring", (GROUP,), faults=(), ending="whole", timeout=10.0)
+EXCHANGE = Exchange(
+    (2, 0, 1),
+    ExchangeOptions(lanes="int16", window=8, processing="spread"),
+    "weighted",
+    64,
+    200,
+    1500,
+    30,
+    False,
+    (0, 3),
+    times=2,
+)
 COMMAND = [sys.executable, "-c", "from testbed.cli import main; main()", "soak"]
 
 
@@ -45,33 +60,65 @@ def play(monkeypatch, tmp_path):
 
 
 def test_scenarios_of_every_kind_pass(play):
-    pair = tuple(replace(GROUP, members=members, lanes="int32") for members in ((3, 0), (2, 1)))
+    """A collective sends more than 100 frames: of a rule for one in five, all are spared once in 10^10 times."""
+    pair = tuple(replace(GROUP, members=members, terms=CollectiveOptions(gap=16)) for members in ((3, 0), (2, 1)))
+    both = replace(
+        SCENARIO,
+        exchanges=(
+            EXCHANGE,
+            replace(EXCHANGE, members=(1, 2), terms=ExchangeOptions(window=8, processing="spread"), aggregation="max"),
+        ),
+    )
     coverage = play(
-        replace(SCENARIO, faults=("drop p=0.05", "corrupt p=0.01 bits=3", "duplicate p=0.05", "limit hosts=h1 rate=1000mbit")),
-        replace(SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.05 delay=300us jitter=100us")),
+        replace(SCENARIO, faults=("drop p=0.2", "corrupt p=0.2 bits=3", "duplicate p=0.2", "limit hosts=h1 rate=1000mbit")),
+        replace(SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.2 delay=300us jitter=100us")),
+        replace(both, faults=("flood switches=s1", "drop p=0.2"), strays=2000),
+        replace(both, groups=(), exchanges=(replace(EXCHANGE, rounds=3, times=1),), faults=("duplicate p=0.2",)),
         replace(SCENARIO, transport="tcp-ring", faults=("drop p=0.01",)),
-        replace(SCENARIO, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
-        replace(SCENARIO, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
-        replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.05",)),
+        replace(both, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
+        replace(both, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
+        replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.2",)),
+        replace(SCENARIO, shape=replace(SHAPE, switch="bridge"), faults=("flood switches=s1", "drop p=0.2"), strays=2000),
+        replace(SCENARIO, groups=(replace(GROUP, rounds=5, times=3),), strays=2000),
         replace(SCENARIO, killed_after=2.0),
     )
-    assert coverage.scenarios == {"xdp-ring": 6, "tcp-ring": 1}
-    assert coverage.fired.keys() >= {"drop", "corrupt", "duplicate", "pause", "delay", "partition", "kill"}
+    assert coverage.scenarios == {"xdp-ring": 6, "xdp-ring and pinch": 3, "pinch": 1, "tcp-ring": 1}
+    assert coverage.fired.keys() >= {"drop", "corrupt", "duplicate", "pause", "delay", "partition", "kill", "flood", "strays"}
     assert coverage.records > 0
-    assert coverage.collectives >= 9 + 9 + 9 + 9 + 6 + 12
+    # Of the kill: three all-reduces each of two ranks that are left; of brief groups: five times three times three.
+    assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 3 + 6 + 3 + 45
+    assert coverage.collectives["aggregations"] >= 2 * 4 + 6 + 2 * 4 + 4
 
 
 def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
-    reduce = Phase.reduce
+    work = Phase.work
 
-    def reduce_and_die(phase):
-        reduce(phase)
+    def work_and_die(phase):
+        work(phase)
         if phase.scenario.ending == "kill":
             phase.arena.workers.kill("h3")
 
-    monkeypatch.setattr(Phase, "reduce", reduce_and_die)
+    monkeypatch.setattr(Phase, "work", work_and_die)
     coverage = play(replace(SCENARIO, faults=("kill hosts=h3 at=60s",), ending="kill"))
-    assert coverage.collectives == 9 + 6, "three all-reduces of three ranks, and of the two that are left"
+    assert coverage.collectives == {"all-reduces": 3 + 3}, "of three ranks, and of the two that are left"
+
+
+def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
+    """What owners send anew meets a chance of 14 hops each time: it has to get through while one link is down, too."""
+    shape = Shape(14, "leaf-spine", 1, "xdp", 1000)
+    members = 10, 3, 13, 2, 0, 4, 8, 1, 9, 12, 6, 7, 5, 11
+    sums = (Summand(2, 0), Summand(6, 0), Summand(19_415, 0))
+    faults = "drop p=0.020587 link=h6->h9 chunk=0..31", "drop p=0.163755", "link-down hosts=h7 at=348us for=96ms"
+    group = Group(members, CollectiveOptions(window=64, recovery="origin", gap=16), sums, times=13)
+    scenario = Scenario(918273, 112, shape, "xdp-ring", (group,), faults, "whole", timeout=10.0)
+    with Arena(shape) as arena:
+        report = arena.play(scenario)
+    assert report.collectives == {"all-reduces": 39}
+    assert report.results == 39 * len(members), "each of them compared, bit for bit"
+    assert report.given_up == 0
+    assert report.fired.keys() == {"drop", "link-down"}
+    assert report.seconds < DEADLINE
+    assert not leftovers(arena.fabric.run_id)
 
 
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
@@ -87,6 +134,39 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
     assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..255"]
     assert "gave up" in (folder / "error.txt").read_text()
     assert {path.name for path in folder.iterdir()} > {"h1.log", "s1.log"}
+
+
+def leak_in(context):
+    context.resources.callback(lambda descriptors: [os.close(one) for one in descriptors], os.pipe())
+
+
+def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
+    close = Phase.close
+
+    def close_and_leak(phase, report):
+        close(phase, report)
+        if phase.scenario.number == 1:
+            phase.arena.workers["h2"].call(leak_in)
+
+    monkeypatch.setattr(Phase, "close", close_and_leak)
+    with pytest.raises(TestbedError, match=r"^scenario 1: .*\nh2 goes on holding 2 pipe\n"):
+        play(SCENARIO, SCENARIO)
+
+
+def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
+    exit_, held = Arena.__exit__, []
+
+    def exit_and_leak(arena, *details):
+        exit_(arena, *details)
+        held.extend(os.pipe())
+
+    monkeypatch.setattr(Arena, "__exit__", exit_and_leak)
+    try:
+        with pytest.raises(TestbedError, match=r"after a fabric of .*mtu=1000\) the controller goes on holding 2 pipe"):
+            play(SCENARIO, replace(SCENARIO, shape=replace(SHAPE, mtu=1000)), SCENARIO)
+    finally:
+        for one in held:
+            os.close(one)
 
 
 def test_a_controller_that_ends_by_itself_is_a_finding(play):

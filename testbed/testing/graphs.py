@@ -1,4 +1,4 @@
-"""What `aggregate` must give, from the definition, in float64; and partitioned graphs to try it on, drawn from seeds."""
+"""Graphs that are dealt out to ranks, drawn from seeds, and by definition, in float64, what exchanges aggregate. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from testbed.exchange.halo import Halo, make_halos
 from testbed.exchange.interface import Aggregation
-from tests.gnn.graphs import directed
 
-__all__ = ["UNIT", "Partitioned", "draw_partitioned", "embeddings", "partitioned"]
+__all__ = ["UNIT", "Partitioned", "draw_partitioned", "embeddings"]
 
 UNIT = 2.0**-24  # of rounding to float32
 
@@ -30,6 +28,7 @@ class Partitioned:
 
     @cached_property
     def halos(self) -> tuple[Halo, ...]:
+        """Each rank's part."""
         return make_halos(self.indptr, self.indices, self.owner, self.world, self.weights)
 
     @cached_property
@@ -102,14 +101,3 @@ def embeddings(seed: int, graph: Partitioned, dim: int) -> NDArray[np.float32]:
     rng = np.random.default_rng([seed, dim])
     shape = len(graph.owner), dim
     return rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-8, 9, shape)).astype(np.float32)
-
-
-@st.composite
-def partitioned(draw: Any, ranks: int = 5) -> Partitioned:
-    """Small graphs with loops, repeats and edges of one way, dealt out at will."""
-    indptr, indices = draw(directed())
-    world = draw(st.integers(1, ranks))
-    n = len(indptr) - 1
-    owner = draw(st.lists(st.integers(0, world - 1), min_size=n, max_size=n))
-    weights = draw(st.lists(st.integers(-64, 64), min_size=len(indices), max_size=len(indices)))
-    return Partitioned(indptr, indices, np.array(weights, np.float32) / 16, np.array(owner, np.int32), world)

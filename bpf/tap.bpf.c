@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks for them. It sits where the host's program
+ * (dispatch.bpf.c) was, and goes on to that: XDP takes frames before any packet socket sees them.
+ */
+#include "wire.h"
+
+#define TAP_BYTES 3584 /* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
+
+struct tapped {
+	__u32 length; /* of the frame, bytes; 0: it could not be copied */
+	__u32 pad;
+	__u8 data[TAP_BYTES];
+};
+
+/* Who reads makes it, and all hosts share it. When it is full, frames pass without a copy. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} frames SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} behind SEC(".maps");
+
+SEC("xdp")
+int tap(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
+	__u32 length = data_end - data;
+	struct tapped *copy;
+
+	if (ring_parse(data, data_end)) {
+		copy = bpf_ringbuf_reserve(&frames, sizeof(*copy), 0);
+		if (copy) {
+			copy->pad = 0;
+			copy->length = 0;
+			if (length > 0 && length <= TAP_BYTES && !bpf_xdp_load_bytes(ctx, 0, copy->data, length))
+				copy->length = length;
+			bpf_ringbuf_submit(copy, BPF_RB_NO_WAKEUP);
+		}
+	}
+	bpf_tail_call(ctx, &behind, 0);
+	return XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

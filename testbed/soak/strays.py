@@ -1,0 +1,172 @@
+"""Strays: copies of frames that hosts have received, on the wire again later, from somewhere else, and often damaged.
+
+A fault rule meets a frame where it is sent, and once. A stray comes while its collective goes on or when that is over, says
+that it is of another one, or comes to a host that it was never for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from random import Random
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from testbed.collectives.ring_maps import Frame
+from testbed.errors import FabricError, TestbedError
+from testbed.fabric.namespace import inside
+from testbed.kernel import Map, RingReader
+from testbed.plan import FabricPlan
+from testbed.soak import tap
+
+if TYPE_CHECKING:
+    from testbed.fabric import Fabric
+
+__all__ = ["FIELDS", "Herd", "Strays"]
+
+_RINGBUF = 27  # BPF_MAP_TYPE_RINGBUF
+_TICK: Final = 0.005  # seconds between two batches
+_GRACE: Final = 10.0  # seconds for a host's worker to answer
+_MOST_BEHIND: Final = 20  # ticks that are caught up on, when the machine has been busy
+
+_LOWER = {"destination": (0, 6), "source": (6, 6), "total length": (16, 2), "protocol": (23, 1)}
+_LOWER |= {"source address": (26, 4), "destination address": (30, 4), "port": (36, 2)}
+_HEADER: Final = [entry[0] for entry in Frame._fields_[1:]]
+FIELDS: Final = _LOWER | {name: (getattr(Frame, name).offset, getattr(Frame, name).size) for name in _HEADER}
+"""Offset and width, in bytes, of each field that a bit may be flipped in."""
+
+
+class Herd:
+    """Frames that have been seen, and what strays are made of them. Pure.
+
+    :param plan: Of the fabric.
+    :param room: Frames that are remembered. A new one takes the place of any, so that most are young and some are very old.
+    :param latest: So many of the latest are remembered besides.
+    """
+
+    def __init__(self, plan: FabricPlan, seed: int, room: int = 512, latest: int = 16) -> None:
+        self._random, self._room = Random(f"strays/{seed}"), room
+        self._frames: list[bytes] = []
+        self._latest: deque[bytes] = deque(maxlen=latest)
+        self._hosts = [(host.name, bytes.fromhex(host.mac.replace(":", ""))) for host in plan.hosts]
+
+    def add(self, frame: bytes) -> None:
+        """Remember a frame."""
+        self._latest.append(frame)
+        if len(self._frames) < self._room:
+            self._frames.append(frame)
+        else:
+            self._frames[self._random.randrange(self._room)] = frame
+
+    def stray(self) -> tuple[str, bytes] | None:
+        """Where a stray comes from, and what it says; None where nothing has been seen.
+
+        Half of them are made of the latest frames. A third goes to another host than the frame did; a quarter has no bit
+        flipped, the others one to three. A switch sends nothing back, so none comes from the host that it is for.
+        """
+        if not self._frames:
+            return None
+        random = self._random
+        data = bytearray(random.choice(self._frames if random.random() < 0.5 else self._latest))
+        if random.random() < 1 / 3:
+            data[:6] = random.choice(self._hosts)[1]
+        for _ in range(random.randrange(4)):
+            offset, width = FIELDS[random.choice(list(FIELDS))]
+            data[offset + random.randrange(width)] ^= 1 << random.randrange(8)
+        return random.choice([name for name, mac in self._hosts if mac != data[:6]]), bytes(data)
+
+
+class Strays:
+    """Strays on a fabric, from entering the context until leaving it.
+
+    :param fabric: A fabric with workers, on the datapath ``xdp``.
+    :param rate: A second.
+    :param seed: Of what is drawn; what there is to draw from goes by time.
+    """
+
+    def __init__(self, fabric: Fabric, rate: int, seed: int) -> None:
+        self._fabric, self._rate = fabric, rate
+        self._herd = Herd(fabric.plan, seed)
+        self._over = threading.Event()
+        self._error: Exception | None = None
+        #: Frames that have been put on a wire.
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        """Begin.
+
+        :raises FabricError: No workers are there, or the datapath is another one.
+        :raises KernelError: The kernel refused a map or a program.
+        """
+        if self._fabric.workers is None:
+            raise FabricError("strays: hosts' workers copy frames, and none are running")
+        if self._fabric.datapath != "xdp":
+            raise FabricError(f"strays: the datapath is {self._fabric.datapath}: allowed is xdp, where programs copy frames")
+        with ExitStack() as stack:
+            frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
+            stack.callback(os.close, frames.fd)
+            self._wires = {name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts}
+            stack.push(self._detach)
+            self._fabric.workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
+            # The reader goes with the thread, and with it the ring buffer's memory.
+            thread = threading.Thread(target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(self._over.set)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, traceback)
+        if self._error and kind is None:
+            raise self._error
+
+    def _wire(self, host: str) -> socket.socket:
+        """A socket for whole frames that leave a host by its link."""
+        wire = inside(self._fabric.hosts[host].namespace.fd, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+        wire.bind((self._fabric.plan.host(host).ifname, 0))
+        return wire
+
+    def _detach(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._fabric.workers is None:
+            return
+        try:
+            self._fabric.workers.call_all(tap.detach, list(self._fabric.hosts), timeout=_GRACE)
+        except TestbedError:
+            if kind is None:  # else what has gone wrong already says more
+                raise
+
+    def _run(self, reader: RingReader) -> None:
+        try:
+            due, moment = 0.0, time.monotonic()
+            while not self._over.wait(_TICK):
+                before, moment = moment, time.monotonic()
+                due += self._rate * min(moment - before, _MOST_BEHIND * _TICK)
+                self._look(reader, max(1, int(due)))
+                while due >= 1:
+                    due -= 1
+                    self._send()
+        except Exception as error:  # raised again in the thread that leaves the context
+            self._error = error
+
+    def _look(self, reader: RingReader, most: int) -> None:
+        """Take in the latest of what has been copied.
+
+        :param most: Frames of it.
+        """
+        seen = reader.peek()
+        for record in seen[-most:]:
+            if length := int(record["length"]):
+                self._herd.add(record["data"][:length].tobytes())
+        reader.advance(seen.size)
+
+    def _send(self) -> None:
+        if stray := self._herd.stray():
+            host, data = stray
+            with suppress(OSError):  # the link is down, or its queue is full
+                self._wires[host].send(data)
+                self.sent += 1

@@ -1,0 +1,37 @@
+"""Numbers of collectives: what follows what, and when to forget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.protocol.generation import NEWEST, generation_after, is_before, must_forget
+
+QUARTER = 1 << 30
+
+
+def test_neighbours_differ_in_their_lowest_bit() -> None:
+    for generation in (1, 2, QUARTER - 1, QUARTER, NEWEST - 1, NEWEST):
+        assert (generation ^ generation_after(generation)) & 1
+    assert generation_after(NEWEST) == 2
+
+
+@given(st.integers(2, NEWEST), st.integers(1, (1 << 31) - 3))
+def test_what_comes_before_what(generation, steps) -> None:
+    later = generation + steps if generation + steps <= NEWEST else generation + steps - NEWEST + 1
+    assert is_before(generation, later)
+    assert not is_before(later, generation)
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_forgetting_comes_at_each_quarter(quarter) -> None:
+    first = quarter * QUARTER
+    before = first - 1 if quarter else NEWEST
+    assert must_forget(before, generation_after(before))
+    assert not must_forget(max(first, 1) + 1, max(first, 1) + 2)
+
+
+@given(st.integers(0, NEWEST), st.integers(0, NEWEST))
+def test_nothing_that_is_kept_is_half_the_range_old(kept, now) -> None:
+    """What was last used in `kept` is looked through before it is as old as that: at the quarter after it."""
+    if not must_forget(kept, now):
+        assert abs(now - kept) < QUARTER
