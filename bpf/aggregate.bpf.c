@@ -50,7 +50,7 @@ static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 {
 	struct pinch_control *c = control_of();
-	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct ring_frame *f = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
 	if (!f || !c || !is_for_me(f))
 		return XDP_DROP;
@@ -100,7 +100,7 @@ SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
 	struct pinch_control *c = control_of();
-	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct ring_frame *f = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
 	if (!f || !stays_in_order(f) || !elsewhere())
 		return receive(ctx, true);

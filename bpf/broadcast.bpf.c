@@ -223,7 +223,7 @@ struct greet_work {
 static long send_hello(__u32 rank, struct greet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 word = peer ? word_of(peer->ours, w->say.generation) : 0;
+	__u64 word = peer ? pinch_word_in(peer->ours, w->say.generation) : 0;
 
 	if (rank == config.rank)
 		return 0;

@@ -4,12 +4,11 @@
 
 #include "fault.h"
 #include "held.h"
-#include "wire.h"
+#include "lib/frame.h"
 
 #define FAULT_FOREIGN 0x80 /* kinds of frames that are none of the ring's: this and the IPv4 protocol */
 #define FAULT_LINKS (FATE_MAX_HOSTS * FATE_MAX_HOSTS)
 #define FAULT_LOG_BYTES (1 << 23) /* a second and more at 100,000 records a second */
-#define FAULT_FRAGMENT 0x3fff	  /* more fragments, or an offset */
 
 /* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic adds. */
 struct fault_link {

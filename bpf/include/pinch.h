@@ -7,7 +7,8 @@
  */
 #pragma once
 
-#include "ring.h"
+#include "lib/frame.h"
+#include "shared/ring_abi.h"
 
 #define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
 #define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
@@ -63,7 +64,7 @@ struct pinch_config {
 	__u8 fan_cpu[PINCH_MAX_FLOWS]; /* the CPUs of those that have any */
 	__u8 home[RING_MAX_RANKS];    /* each rank's flow */
 	struct pinch_source sources[RING_MAX_RANKS];
-	struct ring_peer peers[RING_MAX_RANKS];
+	struct net_peer peers[RING_MAX_RANKS];
 };
 
 /* Cache lines that the process writes, and one that the kernel writes. */

@@ -34,7 +34,7 @@ static __always_inline __u32 exponent_in(__u64 word)
 }
 
 /* A generation's word in such a pair; 0: there is none. */
-static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
+static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 generation)
 {
 	__u64 word = *(const volatile __u64 *)&pair[generation & 1];
 
@@ -44,7 +44,7 @@ static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
 /* Has a partner more to say in a generation that this rank has entered: its hello, or frames? */
 static __always_inline bool is_behind(const struct pinch_peer *peer, __u32 generation)
 {
-	__u64 word = word_of(peer->theirs, generation);
+	__u64 word = pinch_word_in(peer->theirs, generation);
 
 	return !word || *(const volatile __u32 *)&peer->received < frames_in(word);
 }
@@ -58,7 +58,7 @@ struct waits_work {
 static long note_wait(__u32 rank, struct waits_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 ours = peer ? word_of(peer->ours, w->generation) : 0;
+	__u64 ours = peer ? pinch_word_in(peer->ours, w->generation) : 0;
 
 	if (rank == config.rank || !ours || !(w->partners >> rank & 1))
 		return 0;
@@ -97,7 +97,7 @@ struct meet_work {
 static long meet_rank(__u32 rank, struct meet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 word = peer ? word_of(peer->theirs, w->generation) : 0;
+	__u64 word = peer ? pinch_word_in(peer->theirs, w->generation) : 0;
 
 	if (!(w->partners >> rank & 1))
 		return 0;

@@ -33,7 +33,7 @@ static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello
 /* What this rank has to say to one that lacks its hello: that of the generation asked for, or if it has not entered it yet, its latest. */
 static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation, __u32 mine)
 {
-	__u64 word = word_of(peer->ours, generation);
+	__u64 word = pinch_word_in(peer->ours, generation);
 
 	/* Who has no partner in somebody may be any number of generations ahead of it. */
 	if (generation == PINCH_FIRST && mine > PINCH_FIRST && !word)
@@ -110,7 +110,7 @@ static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *
 	if (!ask)
 		return MET_DONE;
 	answer = has_ended(c) ? (__u64)generation << 32 : answer_of(peer, generation, mine);
-	say.generation = word_of(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
+	say.generation = pinch_word_in(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
 	say.waits = waits_of(c, mine);
 	hello = (void *)(long)ctx->data;
 	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)

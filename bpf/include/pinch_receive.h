@@ -218,7 +218,7 @@ static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *
 	__sync_fetch_and_add(&c->received, 1);
 	check_complete(c, generation);
 	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */
-	if (come == frames_in(word_of(peer->theirs, generation)))
+	if (come == frames_in(pinch_word_in(peer->theirs, generation)))
 		next |= ACKNOWLEDGE;
 	return next | (w.hubs ? GO_ON : DONE);
 }

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "pinch_maps.h"
-#include "weights.h"
+#include "lib/word.h"
+#include "shared/weights_abi.h"
 
 #define PINCH_TRIES 8 /* for a word that other CPUs change as well */
 
@@ -31,25 +32,9 @@ static __always_inline struct pinch_control *control_of(void)
 	return bpf_map_lookup_elem(&control, &zero);
 }
 
-static __always_inline __u32 generation_of(__u64 word)
-{
-	return word >> 32;
-}
-
-/* Twin: testbed/protocol/generation.py. 1 is not used again, so that neighbours differ in their lowest bit. */
-static __always_inline __u32 generation_after(__u32 generation)
-{
-	return generation == 0xffffffff ? 2 : generation + 1;
-}
-
 static __always_inline __u32 bits_of(__u64 word, __u32 generation)
 {
 	return generation_of(word) == generation ? (__u32)word : 0;
-}
-
-static __always_inline __u32 now_us(void)
-{
-	return bpf_ktime_get_ns() / 1000;
 }
 
 static __always_inline __u32 popcount(__u32 bits)
@@ -128,32 +113,7 @@ static __always_inline __u32 next_of(__u32 flow_number, struct pinch_flow *flow,
 /* Address a frame of this rank's to another. `length` is the payload's. */
 static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length)
 {
-	const volatile struct ring_peer *peer = &config.peers[to % RING_MAX_RANKS], *self = &config.peers[config.rank % RING_MAX_RANKS];
-	__u16 total = bpf_htons(sizeof(*f) - sizeof(f->eth) + length);
-	__u32 sum;
-
-	*(__u16 *)&f->eth.h_dest[0] = *(const volatile __u16 *)&peer->mac[0];
-	*(__u16 *)&f->eth.h_dest[2] = *(const volatile __u16 *)&peer->mac[2];
-	*(__u16 *)&f->eth.h_dest[4] = *(const volatile __u16 *)&peer->mac[4];
-	*(__u16 *)&f->eth.h_source[0] = *(const volatile __u16 *)&self->mac[0];
-	*(__u16 *)&f->eth.h_source[2] = *(const volatile __u16 *)&self->mac[2];
-	*(__u16 *)&f->eth.h_source[4] = *(const volatile __u16 *)&self->mac[4];
-	f->eth.h_proto = bpf_htons(ETH_P_IP);
-	*(__u16 *)&f->ip = bpf_htons(0x4500);
-	f->ip.tot_len = total;
-	f->ip.id = 0;
-	f->ip.frag_off = bpf_htons(0x4000);
-	f->ip.ttl = 64;
-	f->ip.protocol = IPPROTO_UDP;
-	sum = peer->ip_sum + total;
-	sum = (sum & 0xffff) + (sum >> 16);
-	f->ip.check = ~((sum & 0xffff) + (sum >> 16));
-	f->ip.saddr = self->ip;
-	f->ip.daddr = peer->ip;
-	f->udp.source = bpf_htons(RING_PORT);
-	f->udp.dest = bpf_htons(RING_PORT);
-	f->udp.len = bpf_htons(sizeof(*f) - sizeof(f->eth) - sizeof(f->ip) + length);
-	f->udp.check = 0;
+	frame_address(f, &config.peers[config.rank % RING_MAX_RANKS], &config.peers[to % RING_MAX_RANKS], length);
 	f->receiver = to;
 	f->length = length;
 }
@@ -218,11 +178,11 @@ static __always_inline bool is_for_me(const struct ring_frame *f)
 
 	if (is_foreign(f))
 		return false;
-	if (f->receiver != config.rank || f->ip.daddr != config.peers[config.rank % RING_MAX_RANKS].ip) {
+	if (f->receiver != config.rank || f->ip.destination != config.peers[config.rank % RING_MAX_RANKS].ip) {
 		count(PINCH_NOT_MINE, 1);
 		return false;
 	}
-	if (sender >= config.ranks || sender >= RING_MAX_RANKS || sender == config.rank || f->ip.saddr != config.peers[sender].ip) {
+	if (sender >= config.ranks || sender >= RING_MAX_RANKS || sender == config.rank || f->ip.source != config.peers[sender].ip) {
 		count(PINCH_BAD_RANK, 1);
 		return false;
 	}

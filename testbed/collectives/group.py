@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from testbed.errors import SpecError
+from testbed.kernel.abi import constant
+from testbed.protocol.wire import MAX_RANKS, Endpoint
 
 __all__ = [
     "MAX_GAP",
@@ -26,11 +28,10 @@ OnOverflow = Literal["error", "saturate"]
 Affinity = Literal["none", "rank"]
 RecoveryFrom = Literal["origin", "upstream"]
 
-MAX_RANKS = 32
 MAX_WINDOW = 256
 MAX_GAP = 4096
 MAX_YIELDS = 10_000
-MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
+MAX_GROUP_ID = constant("RING_MAX_GROUPS") - 1  # socket transports listen on a base port plus the group's id
 MTU_RANGE = (576, 9000)  # RFC 791's least datagram; the largest jumbo frame in common use
 
 
@@ -48,6 +49,11 @@ class Member:
     name: str
     ip: str
     mac: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its addresses."""
+        return Endpoint(self.mac, self.ip)
 
 
 @dataclass(frozen=True, slots=True)

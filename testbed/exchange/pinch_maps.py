@@ -6,12 +6,11 @@ A test compares every offset with the compiled object's BTF.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import c_int32, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from enum import IntEnum
 
 import numpy as np
 
-from testbed.collectives.ring_maps import Peer as Address
 from testbed.protocol.pinch_memory import COUNTERS
 from testbed.protocol.pinch_packet import ACK_WORDS
 from testbed.protocol.wire import FRAME_BYTES, MAX_RANKS
@@ -81,6 +80,12 @@ class Aggregation(IntEnum):
     SUM = 0
     WEIGHTED = 1
     MAX = 2
+
+
+class Address(ctypes.Structure):
+    """``struct net_peer``."""
+
+    _fields_ = [("mac", c_uint8 * 6), ("ip_sum", c_uint16), ("ip", c_uint32)]
 
 
 class Source(ctypes.Structure):

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.closing import Closing
-from testbed.collectives import ring_maps
 from testbed.exchange import pinch_maps as maps
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch_doorbell import Doorbell
@@ -26,7 +25,7 @@ from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
 from testbed.protocol.pinch_packet import ACK_BEHIND, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
 from testbed.protocol.pinch_policy import Actions, Seen
-from testbed.protocol.wire import FRAME_BYTES
+from testbed.protocol.wire import FRAME_BYTES, net_peer
 
 __all__ = ["PinchPort"]
 
@@ -94,7 +93,8 @@ class PinchPort(Closing):
             sources=tables.sources,
         )
         for other in group.members:
-            config.peers[other.rank] = ring_maps.peer(group.me, other)
+            mac, ip_sum, ip = net_peer(group.me.endpoint, other.endpoint)
+            config.peers[other.rank] = maps.Address(tuple(mac), ip_sum, socket.htonl(ip))
         for rank, home in enumerate(self.homes):
             config.home[rank] = home
             config.homes[home] |= 1 << rank

@@ -50,7 +50,7 @@ def compile_bpf(name: str) -> Path:
     if clang is None:
         raise KernelError("clang is not installed: run `make setup`")
     # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf target.
-    includes = (f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
+    includes = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
     target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
     if target.exists():
         return target
@@ -79,6 +79,6 @@ def compile_all() -> list[Path]:
 
 def _digest(source: Path, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256("\0".join(flags).encode())
-    for path in (source, *sorted((BPF / "include").glob("*.h"))):
+    for path in (source, *sorted(BPF.glob("*/*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -17,9 +17,9 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "delay_store.h"
 #include "delay_wakeups.h"
 
@@ -28,14 +28,6 @@
 static int packets; /* the socket, for both ways: each message that is sent names its port */
 static struct wakeups wakeups;
 static const volatile uint64_t *flooding; /* not 0: the switch has lost its table; NULL: it never does */
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* Read what has come, at most a batch; returns whether there may be more. */
 static bool receive(void)

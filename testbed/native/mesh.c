@@ -12,7 +12,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
+
+#include "clock.h"
 
 #define MAX_PEERS 32
 
@@ -62,14 +63,6 @@ struct mesh {
 	uint64_t send_ns;           // time spent gathering and sending, cumulative
 	struct peer *peer;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ull + t.tv_nsec;
-}
 
 static int again(void)
 {

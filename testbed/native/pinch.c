@@ -3,8 +3,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <time.h>
 
+#include "clock.h"
 #include "pinch_numbers.h"
 
 /* struct pinch_control of bpf/include/pinch.h */
@@ -61,14 +61,6 @@ struct pinch {
 	int32_t doorbell, events;
 	uint64_t quantize_ns, send_ns, wait_ns;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* Ring for every flow, by one system call. Returns 0 or an errno. */
 int pinch_ring(struct pinch *p)

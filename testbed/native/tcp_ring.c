@@ -14,7 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
-#include <time.h>
+
+#include "clock.h"
 
 enum outcome { DONE = 0, LEFT_FAILED = 1, RIGHT_FAILED = 2, LEFT_SILENT = 3, RIGHT_SILENT = 4 };
 
@@ -39,14 +40,6 @@ struct cursor {
 	uint64_t done;          // bytes of the block behind us
 	int finished;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ull + t.tv_nsec;
-}
 
 static void find_block(struct cursor *c, uint32_t index, uint32_t ranks)
 {

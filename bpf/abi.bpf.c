@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* The contract between programs, native code and Python, as BTF: every struct and enum of shared/. Read by testbed/kernel/abi.py, and never
+ * loaded.
+ *
+ * clang describes the types of global variables, and whatever those contain, but not what is only declared. So each type that nothing
+ * else contains is named here once.
+ */
+#include "shared/ring_native_abi.h"
+#include "shared/wire_abi.h"
+
+#define KEEP(type) KEEP_AS(type, __COUNTER__)
+#define KEEP_AS(type, number) KEEP_IN(type, number)
+#define KEEP_IN(type, number) type keep_##number
+
+KEEP(enum net_value);
+KEEP(enum ring_value);
+KEEP(enum ring_kind);
+KEEP(enum pinch_kind);
+KEEP(enum ring_flag);
+KEEP(enum ring_item);
+KEEP(enum ring_prev);
+KEEP(enum ring_stage);
+KEEP(struct ring_frame);
+
+KEEP(enum drop_reason);
+
+KEEP(enum ring_size);
+KEEP(enum ring_result_state);
+KEEP(enum ring_order_kind);
+KEEP(enum ring_order_extra);
+KEEP(enum ring_parked_state);
+KEEP(enum ring_counter);
+KEEP(struct ring_config);
+KEEP(struct ring_control);
+KEEP(struct ring_chunk);
+KEEP(struct ring_kept);
+KEEP(struct ring_lane);
+KEEP(struct ring_rank);
+KEEP(struct ring_order);
+KEEP(struct ring_asks);
+KEEP(struct ring_parked);
+
+KEEP(enum ring_native_size);
+KEEP(enum ring_outcome);
+KEEP(struct lanes);
+KEEP(struct ring_layout);
+KEEP(struct ring_quiet);
+KEEP(struct ring);
