@@ -5,6 +5,8 @@
  * clang describes the types of global variables, and whatever those contain, but not what is only declared. So each type that nothing
  * else contains is named here once.
  */
+#include "shared/delay_abi.h"
+#include "shared/fault_abi.h"
 #include "shared/ring_native_abi.h"
 #include "shared/wire_abi.h"
 
@@ -46,3 +48,22 @@ KEEP(struct lanes);
 KEEP(struct ring_layout);
 KEEP(struct ring_quiet);
 KEEP(struct ring);
+
+KEEP(enum fate_size);
+KEEP(enum fault_draw);
+KEEP(enum fault_action);
+KEEP(struct fault_rules);
+KEEP(struct fault_quantiles);
+KEEP(struct fault_verdict);
+KEEP(struct fault_link);
+KEEP(struct fault_limit);
+KEEP(struct fault_record);
+
+KEEP(enum held_value);
+KEEP(struct held);
+KEEP(enum delay_value);
+KEEP(struct delay_line);
+
+KEEP(enum switch_value);
+KEEP(struct switch_destination);
+KEEP(struct switch_counters);

@@ -2,7 +2,7 @@
 /* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks for them. It sits where the host's program
  * (dispatch.bpf.c) was, and goes on to that: XDP takes frames before any packet socket sees them.
  */
-#include "wire.h"
+#include "lib/frame.h"
 
 #define TAP_BYTES 3584 /* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
 
@@ -32,7 +32,7 @@ int tap(struct xdp_md *ctx)
 	__u32 length = data_end - data;
 	struct tapped *copy;
 
-	if (ring_parse(data, data_end)) {
+	if (frame_parse(data, data_end)) {
 		copy = bpf_ringbuf_reserve(&frames, sizeof(*copy), 0);
 		if (copy) {
 			copy->pad = 0;

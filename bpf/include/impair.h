@@ -184,7 +184,7 @@ static __always_inline void fault_hold(struct held *held, struct fault_verdict *
 	int i;
 
 	__builtin_memset(held, 0, sizeof(*held));
-	held->eth.h_proto = bpf_htons(HELD_ETHERTYPE);
+	held->eth.type = bpf_htons(HELD_ETHERTYPE);
 	held->copies = verdict->copies + 1;
 	held->ifindex = egress;
 	held->ingress = ingress;

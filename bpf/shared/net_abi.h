@@ -10,6 +10,7 @@ enum net_value {
 	NET_IPV4_DONT_FRAGMENT = 0x4000,
 	NET_IPV4_FRAGMENT = 0x3fff, /* mask: more fragments, or an offset */
 	NET_IPV4_TTL = 64,
+	NET_PROTOCOL_ICMP = 1,
 	NET_PROTOCOL_TCP = 6,
 	NET_PROTOCOL_UDP = 17,
 };

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_bpf
 
-__all__ = ["Struct", "constant", "counter_names", "dtype", "enum"]
+__all__ = ["Struct", "constant", "counter_names", "dtype", "enum", "lifted"]
 
 
 @cache
@@ -31,6 +31,18 @@ def dtype(name: str) -> np.dtype[Any]:
     :raises KernelError: No header has it, or clang is not installed.
     """
     return _contract().dtype(name)
+
+
+def lifted(layout: np.dtype[Any]) -> np.dtype[Any]:
+    """The same layout with the members of nested structs beside their own, under their own names."""
+    places: dict[str, tuple[np.dtype[Any], int]] = {}
+    for name, (kind, offset, *_) in (layout.fields or {}).items():
+        if kind.fields is None:
+            places[name] = kind, offset
+        else:
+            places |= {inner: (own, offset + place) for inner, (own, place, *_) in kind.fields.items()}
+    formats, offsets = zip(*places.values(), strict=True)
+    return np.dtype({"names": list(places), "formats": formats, "offsets": offsets, "itemsize": layout.itemsize})
 
 
 @cache

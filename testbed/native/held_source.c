@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "clock.h"
-#include "../../bpf/include/held.h"
+#include "shared/held_abi.h"
 
 #define BATCH 32 /* a veth's ring holds 256 */
 #define LARGEST 2048

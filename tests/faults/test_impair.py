@@ -12,12 +12,12 @@ from testbed.faults.attach import LINK
 from testbed.faults.fate import judge
 from testbed.faults.held import SIZE, Held, link_index
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.rules import parse_rule
 from testbed.faults.table import compile_rules
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfObject, Map
 from testbed.plan import plan_fabric
 from testbed.protocol.scapy_ring import RingHeader
 from testbed.protocol.wire import PORT
+from tests.support.rules import parse_rule
 
 pytestmark = pytest.mark.kernel
 
