@@ -7,6 +7,7 @@
  */
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
+#include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
 #include "shared/wire_abi.h"
 
@@ -67,3 +68,26 @@ KEEP(struct delay_line);
 KEEP(enum switch_value);
 KEEP(struct switch_destination);
 KEEP(struct switch_counters);
+
+KEEP(enum pinch_size);
+KEEP(enum pinch_mark);
+KEEP(enum pinch_word);
+KEEP(enum pinch_generation);
+KEEP(enum pinch_flag);
+KEEP(enum pinch_aggregation);
+KEEP(enum pinch_counter);
+KEEP(struct pinch_config);
+KEEP(struct pinch_control);
+KEEP(struct pinch_flow);
+KEEP(struct pinch_frame);
+KEEP(struct pinch_sent);
+KEEP(struct pinch_vertex);
+KEEP(struct pinch_edge);
+KEEP(struct pinch_hub);
+KEEP(struct pinch_peer);
+KEEP(struct pinch_hello);
+KEEP(struct pinch_ack);
+
+KEEP(enum pinch_waited);
+KEEP(struct pinch_format);
+KEEP(struct pinch);

@@ -2,6 +2,8 @@
 /* Maps of the fault programs besides rules: counters, limits, log. User space: testbed/faults/attach.py. */
 #pragma once
 
+#include <linux/if_ether.h>
+
 #include "fault.h"
 #include "lib/frame.h"
 

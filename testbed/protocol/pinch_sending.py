@@ -29,7 +29,7 @@ class Sender(Work):
         if self._is_foreign(bell):
             return False
         if bell.receiver != self.config.rank:
-            return self._refuse("not_mine")
+            return self._refuse("bad_receiver")
         if bell.kind not in (PinchKind.BELL, PinchKind.GREET):
             return self._refuse("bad_kind")
         return bell.checksum == bell.seal or self._refuse("bad_checksum")

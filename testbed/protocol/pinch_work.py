@@ -73,7 +73,7 @@ class Work(Memory):
         if self._is_foreign(packet):
             return False
         if packet.receiver != me or packet.destination != me:
-            return self._refuse("not_mine")
+            return self._refuse("bad_receiver")
         return (sender < self.config.ranks and sender != me and packet.source == sender) or self._refuse("bad_rank")
 
     def _is_foreign(self, packet: Packet) -> bool:

@@ -15,6 +15,8 @@ from testbed.kernel import abi, compile_bpf
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import BPF, FLAGS
 from testbed.native import FLAGS as NATIVE_FLAGS
+from testbed.plan import MAX_HOSTS
+from testbed.protocol import memory, pinch_memory
 
 CLANG = shutil.which("clang") or "clang"
 INCLUDES = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
@@ -163,6 +165,10 @@ def test_damaged_btf_is_refused(damage) -> None:
         Btf(bytes(data[:20] if damage == "cut" else data), "bad")
 
 
+def test_plans_have_no_more_hosts_than_masks_have_bits() -> None:
+    assert abi.constant("FATE_MAX_HOSTS") == abi.constant("RING_MAX_RANKS") == MAX_HOSTS
+
+
 def declared(word: str) -> set[str]:
     text = "".join((BPF / name).read_text() for name in HEADERS)
     return set(re.findall(rf"^{word} (\w+) \{{", text, re.MULTILINE))
@@ -177,7 +183,7 @@ def test_the_contract_keeps_every_type_of_the_shared_headers(word) -> None:
 def test_native_code_and_programs_lay_every_shared_struct_out_as_python_reads_it() -> None:
     headers = "".join(f'#include "{name}"\n' for name in HEADERS)
     wanted = [one for name in sorted(declared("struct")) for one in members(f"struct {name}", abi.dtype(name))]
-    assert len(wanted) > 500
+    assert len(wanted) > 1000
     for flags in (FLAGS, (*NATIVE_FLAGS, "-Wno-unused-const-variable")):
         assert refusals(wanted, headers, *flags) == ""
 
@@ -189,6 +195,13 @@ def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> N
     assert set(re.findall(r'#include "(.*)"', text)) <= {Path(one).name for one in HEADERS}
     assert "static __always_inline" not in text
     assert refusals([], f'#include "{name}"\n', *NATIVE_FLAGS, "-Wno-unused-const-variable") == ""
+
+
+def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
+    """Names of functions, maps and types carry their system's."""
+    program = '#include "ring_orders.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
+    assert refusals([], program, *FLAGS) == ""
+    assert "redefinition of 'ring_frame'" in refusals([], program + "struct ring_frame { int again; };\n", *FLAGS)
 
 
 def test_structs_as_attributes() -> None:
@@ -205,9 +218,8 @@ def test_structs_as_attributes() -> None:
         control.settled = 1 << 32
 
 
-def test_ring_and_exchange_count_drops_under_the_same_names() -> None:
-    from testbed.protocol.memory import COUNTERS
-
-    assert COUNTERS[abi.constant("DROP_BAD_COOKIE")] == "bad_cookie"
-    assert COUNTERS[abi.constant("RING_SENT")] == "sent"
-    assert len(COUNTERS) == abi.constant("RING_COUNTERS")
+@pytest.mark.parametrize(("counters", "system"), [(memory.COUNTERS, "RING"), (pinch_memory.COUNTERS, "PINCH")])
+def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) -> None:
+    assert counters[abi.constant("DROP_BAD_COOKIE")] == "bad_cookie"
+    assert counters[abi.constant(f"{system}_SENT")] == "sent"
+    assert len(counters) == len(set(counters)) == abi.constant(f"{system}_COUNTERS")
