@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,3 +224,31 @@ def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) ->
     assert counters[abi.constant("DROP_BAD_COOKIE")] == "bad_cookie"
     assert counters[abi.constant(f"{system}_SENT")] == "sent"
     assert len(counters) == len(set(counters)) == abi.constant(f"{system}_COUNTERS")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-c", "from testbed.cli import main; main()", "--help"),
+        ("-c", "from testbed.cli import main; main()", "doctor"),
+        ("-m", "pytest", "-p", "testbed.testing.plugin", "."),
+    ],
+    ids=["help", "doctor", "plugin"],
+)
+def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -> None:
+    """The command's help, the doctor, and the plugin, which every pytest imports, do without clang."""
+    (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass\n")
+    environment = {"PATH": str(tmp_path), "TESTBED_BUILD": str(tmp_path / "build"), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr + done.stdout, done.stderr
+    assert done.stdout
+    assert "doctor" in arguments or done.returncode == 0, done.stderr
+
+
+def test_who_needs_a_layout_is_told_what_is_missing(tmp_path) -> None:
+    environment = {"PATH": str(tmp_path), "TESTBED_BUILD": str(tmp_path / "build")}
+    code = "from testbed.kernel.abi import dtype; dtype('ring_frame')"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("KernelError: clang is not installed: run `make setup`\n")
