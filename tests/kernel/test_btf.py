@@ -231,7 +231,7 @@ def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) ->
     [
         ("-c", "from testbed.cli import main; main()", "--help"),
         ("-c", "from testbed.cli import main; main()", "doctor"),
-        ("-m", "pytest", "-p", "testbed.testing.plugin", "."),
+        ("-m", "pytest", "."),
     ],
     ids=["help", "doctor", "plugin"],
 )
