@@ -5,10 +5,13 @@
  * clang describes the types of global variables, and whatever those contain, but not what is only declared. So each type that nothing
  * else contains is named here once.
  */
+#include "shared/adjacency_native_abi.h"
 #include "shared/delay_abi.h"
 #include "shared/fault_abi.h"
+#include "shared/mesh_native_abi.h"
 #include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
+#include "shared/tcp_ring_native_abi.h"
 #include "shared/wire_abi.h"
 
 #define KEEP(type) KEEP_AS(type, __COUNTER__)
@@ -91,3 +94,13 @@ KEEP(struct pinch_ack);
 KEEP(enum pinch_waited);
 KEEP(struct pinch_format);
 KEEP(struct pinch);
+
+KEEP(enum tcp_ring_outcome);
+KEEP(struct tcp_ring);
+KEEP(enum mesh_kind);
+KEEP(enum mesh_step);
+KEEP(enum mesh_outcome);
+KEEP(struct mesh_peer);
+KEEP(struct mesh);
+KEEP(enum adjacency_sum);
+KEEP(struct adjacency);

@@ -83,7 +83,7 @@ class Struct:
 
     __slots__ = ("_memory",)
 
-    def __init__(self, kind: str | NDArray[Any], **members: Any) -> None:
+    def __init__(self, kind: str | NDArray[Any], /, **members: Any) -> None:
         memory = np.zeros(1, dtype(kind)) if isinstance(kind, str) else kind
         object.__setattr__(self, "_memory", memory.reshape(1))
         for name, value in members.items():
