@@ -77,7 +77,7 @@ def counter_names(name: str, prefix: str) -> tuple[str, ...]:
 class Struct:
     """One struct in memory, its members as attributes: numbers as Python's, nested structs and arrays as views.
 
-    :param memory: A structured array of one element; without, new memory, all zeros.
+    :param kind: Name of a struct, for new memory, all zeros; or memory, a structured array of one element.
     :param members: What to set.
     """
 

@@ -41,7 +41,7 @@ def compile_bpf(name: str) -> Path:
 
     :param name: ``ring`` for ``bpf/ring.bpf.c``.
     :returns: Path of the ``.bpf.o``.
-    :raises KernelError: no such source, no clang, or the compiler's own words.
+    :raises KernelError: no such source, no clang, no place for the object, or the compiler's own words.
     """
     source = BPF / f"{name}.bpf.c"
     if not source.exists():
@@ -54,9 +54,12 @@ def compile_bpf(name: str) -> Path:
     target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile the same program at once: each writes its own file, the last rename wins.
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may compile the same program at once: each writes its own file, the last rename wins.
+        descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
+    except OSError as error:
+        raise KernelError(f"no place to compile to: {error}: have TESTBED_BUILD name a folder that can be written") from error
     os.close(descriptor)
     result = subprocess.run(
         [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],

@@ -37,6 +37,7 @@ __all__ = [
     "Stage",
     "Tensor",
     "item_of",
+    "parts_of",
     "slots_of",
 ]
 
@@ -54,6 +55,8 @@ ORDERS = constant("RING_ORDERS")
 
 ANYWHERE = constant("RING_ANYWHERE")
 """Of a probe: on whichever CPU takes the order."""
+
+_STAGE_BIT = constant("RING_STAGE_BIT")
 
 COUNTERS = counter_names("ring_counter", "RING_")
 """What the programs count: reasons to drop a frame, and ``enum ring_counter``."""
@@ -264,6 +267,11 @@ def item_of(index: int, round_: int, stage: Stage) -> int:
     item = index << CHUNK_SHIFT | round_ << ROUND_SHIFT | stage
     assert item < NOTHING
     return item
+
+
+def parts_of(item: int) -> tuple[int, int, Stage]:
+    """Chunk, round and stage of what `item_of` names."""
+    return item >> CHUNK_SHIFT, item >> ROUND_SHIFT & 0xFF, Stage(item & _STAGE_BIT)
 
 
 def slots_of(rank: int, ranks: int, total: int) -> int:

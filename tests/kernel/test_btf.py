@@ -247,8 +247,13 @@ def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -
     assert "doctor" in arguments or done.returncode == 0, done.stderr
 
 
-def test_who_needs_a_layout_is_told_what_is_missing(tmp_path) -> None:
-    environment = {"PATH": str(tmp_path), "TESTBED_BUILD": str(tmp_path / "build")}
+@pytest.mark.parametrize(
+    ("path", "build", "said"),
+    [("", "build", "clang is not installed: run `make setup`"), (str(Path(CLANG).parent), "file", "no place to compile to: ")],
+)
+def test_who_needs_a_layout_is_told_what_is_missing(tmp_path, path, build, said) -> None:
+    (tmp_path / "file").touch()
+    environment = {"PATH": path, "TESTBED_BUILD": str(tmp_path / build)}
     code = "from testbed.kernel.abi import dtype; dtype('ring_frame')"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr.endswith("KernelError: clang is not installed: run `make setup`\n")
+    assert done.stderr.splitlines()[-1].startswith(f"testbed.errors.KernelError: {said}")
