@@ -185,11 +185,11 @@ class Loaded(Closing):
 
     def memory(self, rank: int) -> dict[str, bytes]:
         """All that programs can write to, but for counters and what they work in."""
-        tables = self.ports[rank]._receive.maps
-        left_out = {f"pinch_{name}" for name in ("counters", "scratch", "events", "both", "fan", "cpus")}
+        left_out = ("counters", "scratch", "events", "both", "fan", "cpus")
+        tables = {name.removeprefix("pinch_"): table for name, table in self.ports[rank]._receive.maps.items()}
         shared = {name: table for name, table in tables.items() if name not in left_out and not name.startswith(".")}
-        found = {name: table.view(np.uint8).tobytes() for name, table in shared.items() if name != "pinch_stash"}
-        stash = shared["pinch_stash"]
+        stash = shared.pop("stash")
+        found = {name: table.view(np.uint8).tobytes() for name, table in shared.items()}
         found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
         return found | {"events": self.ports[rank]._producer.tobytes()}
 

@@ -527,7 +527,7 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     port, maps = loaded.ports[1], loaded.ports[1]._receive.maps
     loaded.open(1, QUARTER - 1)
     kept, old = QUARTER - 1, QUARTER - 2
-    bitmaps = [maps[name].view().ravel() for name in ("seen", "acked", "hub_queue")]
+    bitmaps = [maps[f"pinch_{name}"].view().ravel() for name in ("seen", "acked", "hub_queue")]
     for bitmap in bitmaps:
         bitmap[:] = old << 32 | 7
         bitmap[0] = kept << 32 | 7
