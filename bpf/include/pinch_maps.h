@@ -24,7 +24,7 @@ PINCH_ARRAY(pinch_sent, struct pinch_sent);	   /* by number, `capacity` a flow *
 PINCH_ARRAY(pinch_vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
 PINCH_ARRAY(pinch_edges, struct pinch_edge);
 PINCH_ARRAY(pinch_hubs, struct pinch_hub);
-PINCH_ARRAY(pinch_hub_queue, __u64);		   /* generation << 32 | slot in `hubs` */
+PINCH_ARRAY(pinch_hub_queue, __u64);		   /* generation << 32 | slot in `pinch_hubs` */
 PINCH_ARRAY(pinch_orders, __u64);		   /* frames to send again, as generation << 32 | number: PINCH_ORDERS a flow */
 /* Bitmaps, as generation << 32 | 32 frames: a word of another generation is empty, so that none needs clearing, and what a late frame of an
  * earlier one finds cannot be taken for its own.

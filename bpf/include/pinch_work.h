@@ -128,7 +128,7 @@ static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 }
 
 /* Is a frame of this exchange, for this rank, and from another, whose address it has? A switch that has lost its table brings frames for
- * anybody. What holds here is what the header says: that it is true, `weigh` and the seal tell, before anything is made of it.
+ * anybody. What holds here is what the header says: that it is true, `pinch_weigh` and the seal tell, before anything is made of it.
  */
 static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {

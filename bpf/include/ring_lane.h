@@ -9,7 +9,7 @@
  * A frame that is sent again has no place in the order; it names what it named the first time. So two that were lost one after the other are both
  * found: the second by what came after it, and the first by the second when that is sent again.
  *
- * Who lacks a frame asks for it, from time to time until it comes. The frame at hand has to go on, so its copy does the asking (`fan_ask`): it is sent
+ * Who lacks a frame asks for it, from time to time until it comes. The frame at hand has to go on, so its copy does the asking (`ring_fan_ask`): it is sent
  * to the doorbell, where this CPU receives it next, and takes what is to be asked for from a queue that no other CPU touches.
  */
 #pragma once

@@ -2,7 +2,7 @@
 /* Inputs, partial sums, results and parked frames: what one rank does with the memory that it shares with its process.
  *
  * Nothing that is held is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the
- * process may begin the next collective meanwhile: so whoever writes has moved a word forward that says what is there (`advance`), which a CPU
+ * process may begin the next collective meanwhile: so whoever writes has moved a word forward that says what is there (`word_advance`), which a CPU
  * that was held up cannot; and whoever has read memory that may be overwritten looks afterwards whether it has been.
  */
 #pragma once

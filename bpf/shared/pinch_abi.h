@@ -97,7 +97,7 @@ struct pinch_control {
 	__u32 unfit;	/* generation that all have entered with payloads that do not */
 	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
 	__u32 acked;	/* copies acknowledged */
-	__u32 received; /* frames whose vertices are all added, or in `hubs` */
+	__u32 received; /* frames whose vertices are all added, or in `pinch_hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */
 	__u32 queued;	/* hubs in the queue, in this generation */
 	__u32 served;	/* of these, done with */
@@ -146,9 +146,9 @@ struct pinch_sent {
 
 /* What another rank's vertex is here. */
 struct pinch_vertex {
-	__u32 first; /* of its neighbours in `edges` */
+	__u32 first; /* of its neighbours in `pinch_edges` */
 	__u32 count; /* 0: it has none */
-	__u32 hub;   /* its first slot in `hubs`, plus 1; 0: it has few neighbours */
+	__u32 hub;   /* its first slot in `pinch_hubs`, plus 1; 0: it has few neighbours */
 	__u32 pad;
 };
 

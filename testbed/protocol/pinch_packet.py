@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from testbed.kernel.abi import constant
+from testbed.protocol.generation import generation_of
 from testbed.protocol.weights import weigh_halves
 from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
 
@@ -37,8 +38,7 @@ __all__ = [
     "check_of",
     "exponent_in",
     "frames_in",
-    "generation_in",
-    "word_of",
+    "word_in",
 ]
 
 MAX_WORDS = constant("PINCH_MAX_WORDS")
@@ -136,14 +136,9 @@ def check_of(words: Iterable[int]) -> int:
     return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
 
 
-def generation_in(word: int) -> int:
-    """Of a hello, or of a bitmap's word."""
-    return word >> 32
-
-
 def bits_of(word: int, generation: int) -> int:
     """The bits of a bitmap's word, if they are of a generation."""
-    return word & U32 if generation_in(word) == generation else 0
+    return word & U32 if generation_of(word) == generation else 0
 
 
 def frames_in(word: int) -> int:
@@ -156,10 +151,10 @@ def exponent_in(word: int) -> int:
     return word & (1 << EXPONENT_BITS) - 1
 
 
-def word_of(pair: list[int], generation: int) -> int:
+def word_in(pair: list[int], generation: int) -> int:
     """A generation's word in those of an even and an odd one; 0: there is none."""
     word = pair[generation & 1]
-    return word if generation_in(word) == generation else 0
+    return word if generation_of(word) == generation else 0
 
 
 def ack_first(chunk: int) -> int:
