@@ -11,6 +11,7 @@
 #include "shared/mesh_native_abi.h"
 #include "shared/pinch_native_abi.h"
 #include "shared/ring_native_abi.h"
+#include "shared/tap_abi.h"
 #include "shared/tcp_ring_native_abi.h"
 #include "shared/wire_abi.h"
 
@@ -104,3 +105,6 @@ KEEP(struct mesh_peer);
 KEEP(struct mesh);
 KEEP(enum adjacency_sum);
 KEEP(struct adjacency);
+
+KEEP(enum tap_size);
+KEEP(struct tapped);

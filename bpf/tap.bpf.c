@@ -3,19 +3,12 @@
  * (dispatch.bpf.c) was, and goes on to that: XDP takes frames before any packet socket sees them.
  */
 #include "lib/frame.h"
-
-#define TAP_BYTES 3584 /* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
-
-struct tapped {
-	__u32 length; /* of the frame, bytes; 0: it could not be copied */
-	__u32 pad;
-	__u8 data[TAP_BYTES];
-};
+#include "shared/tap_abi.h"
 
 /* Who reads makes it, and all hosts share it. When it is full, frames pass without a copy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, TAP_ROOM);
 } frames SEC(".maps");
 
 struct {
