@@ -14,79 +14,79 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 {
 	struct ring_frame *f;
 
-	if (next & ACKNOWLEDGE) {
-		if (!acknowledge(ctx, c, by_link))
+	if (next & PINCH_ACKNOWLEDGE) {
+		if (!pinch_acknowledge(ctx, c, by_link))
 			return XDP_DROP;
-		if (next & GO_ON)
-			return bpf_redirect_map(&both, 0, BPF_F_BROADCAST);
-		return by_link ? XDP_TX : bpf_redirect(config.uplink, 0);
+		if (next & PINCH_GO_ON)
+			return bpf_redirect_map(&pinch_both, 0, BPF_F_BROADCAST);
+		return by_link ? XDP_TX : bpf_redirect(pinch_config.uplink, 0);
 	}
-	if (!(next & GO_ON))
+	if (!(next & PINCH_GO_ON))
 		return XDP_DROP;
-	f = frame_of(ctx);
+	f = pinch_frame_of(ctx);
 	if (!f)
 		return XDP_DROP;
-	make_own(f, PINCH_WORK);
-	return bpf_redirect(config.bell, 0);
+	pinch_make_own(f, PINCH_WORK);
+	return bpf_redirect(pinch_config.bell, 0);
 }
 
 /* A hello has come: it goes back as an answer, or as the last one that was missing becomes a bell for each flow. */
 static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 {
-	__u32 next = on_hello(ctx, c);
+	__u32 next = pinch_on_hello(ctx, c);
 	struct ring_frame *f;
 
-	if (next == MET_ANSWER)
+	if (next == PINCH_MET_ANSWER)
 		return XDP_TX;
-	f = frame_of(ctx);
-	if (next == MET_DONE || !f)
+	f = pinch_frame_of(ctx);
+	if (next == PINCH_MET_DONE || !f)
 		return XDP_DROP;
-	f->sender = config.rank;
-	f->flags = BELL_FOR_ALL;
-	make_own(f, PINCH_BELL);
-	return bpf_redirect_map(&fan, 0, BPF_F_BROADCAST);
+	f->sender = pinch_config.rank;
+	f->flags = PINCH_FLAG_ALL;
+	pinch_make_own(f, PINCH_BELL);
+	return bpf_redirect_map(&pinch_fan, 0, BPF_F_BROADCAST);
 }
 
 static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 {
-	struct pinch_control *c = control_of();
-	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct pinch_control *c = pinch_control_of();
+	struct ring_frame *f = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
-	if (!f || !c || !is_for_me(f))
+	if (!f || !c || !pinch_is_for_me(f))
 		return XDP_DROP;
 	if (f->kind == PINCH_EMBED)
-		return leave(ctx, c, on_embed(ctx, c, f), by_link);
+		return leave(ctx, c, pinch_on_embed(ctx, c, f), by_link);
 	if (f->kind == PINCH_ASK)
-		return leave(ctx, c, on_ask(c, f), by_link);
+		return leave(ctx, c, pinch_on_ask(c, f), by_link);
 	if (f->kind == PINCH_ACK) {
-		if (!on_ack(ctx, c, f))
+		if (!pinch_on_ack(ctx, c, f))
 			return XDP_DROP;
-		f = frame_of(ctx);
+		f = pinch_frame_of(ctx);
 		if (!f)
 			return XDP_DROP;
-		make_own(f, PINCH_BELL);
-		return bpf_redirect(config.bell, 0);
+		pinch_make_own(f, PINCH_BELL);
+		return bpf_redirect(pinch_config.bell, 0);
 	}
 	if (f->kind == PINCH_HELLO)
 		return greet(ctx, c);
-	count(PINCH_BAD_KIND, 1);
+	pinch_count(DROP_BAD_KIND, 1);
 	return XDP_DROP;
 }
 
 static __always_inline int go_on(struct pinch_control *c)
 {
-	return add_slice(c) ? bpf_redirect(config.bell, 0) : XDP_DROP;
+	return pinch_add_slice(c) ? bpf_redirect(pinch_config.bell, 0) : XDP_DROP;
 }
 
 static __always_inline bool elsewhere(void)
 {
-	return config.cpu != PINCH_ANYWHERE && bpf_get_smp_processor_id() != config.cpu;
+	return pinch_config.cpu != PINCH_ANYWHERE && bpf_get_smp_processor_id() != pinch_config.cpu;
 }
 
 static __always_inline int hand_over(void)
 {
-	count(PINCH_REMOTE, 1);
-	return bpf_redirect_map(&cpus, config.cpu, XDP_DROP);
+	pinch_count(PINCH_REMOTE, 1);
+	return bpf_redirect_map(&pinch_cpus, pinch_config.cpu, XDP_DROP);
 }
 
 /* What must not overtake other frames of its sender's on another CPU. */
@@ -99,12 +99,12 @@ static __always_inline bool stays_in_order(const struct ring_frame *f)
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
-	struct pinch_control *c = control_of();
-	struct ring_frame *f = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct pinch_control *c = pinch_control_of();
+	struct ring_frame *f = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 
 	if (!f || !stays_in_order(f) || !elsewhere())
 		return receive(ctx, true);
-	if (!c || !is_for_me(f))
+	if (!c || !pinch_is_for_me(f))
 		return XDP_DROP;
 	__sync_fetch_and_add(&c->handed, 1);
 	return hand_over();
@@ -113,35 +113,35 @@ int pinch_link(struct xdp_md *ctx)
 /* The flow that one of several equal bells is for: they come one after the other, on one CPU. */
 static __always_inline __u32 next_in_fan(void)
 {
-	__u64 *table = counters_of();
+	__u64 *table = pinch_counters_of();
 
-	return table && config.fan ? config.fan_cpu[table[PINCH_FANNED]++ % config.fan % PINCH_MAX_FLOWS] : 0;
+	return table && pinch_config.fan ? pinch_config.fan_cpu[table[PINCH_FANNED]++ % pinch_config.fan % PINCH_MAX_FLOWS] : 0;
 }
 
 /* At the doorbell's far end: bells go on to the program that sends; the rest is about hubs. */
 SEC("xdp")
 int pinch_bell(struct xdp_md *ctx)
 {
-	int grow = sizeof(struct ring_frame) + config.payload - bpf_xdp_get_buff_len(ctx);
-	struct pinch_control *c = control_of();
-	struct ring_frame *f = frame_of(ctx);
+	int grow = sizeof(struct ring_frame) + pinch_config.payload - bpf_xdp_get_buff_len(ctx);
+	struct pinch_control *c = pinch_control_of();
+	struct ring_frame *f = pinch_frame_of(ctx);
 
-	if (!f || !c || is_foreign(f))
+	if (!f || !c || pinch_is_foreign(f))
 		return XDP_DROP;
 	if (f->kind == PINCH_GREET)
 		return XDP_PASS;
 	if (f->kind == PINCH_BELL) {
-		if (f->sender == config.rank && f->flags & BELL_FOR_ALL) {
+		if (f->sender == pinch_config.rank && f->flags & PINCH_FLAG_ALL) {
 			f->chunk = next_in_fan();
-			make_own(f, PINCH_BELL);
+			pinch_make_own(f, PINCH_BELL);
 		}
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
-		f = frame_of(ctx);
+		f = pinch_frame_of(ctx);
 		/* One that no acknowledgement has become is for the flow of a CPU. */
-		if (f && f->sender == config.rank && config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
-			return bpf_redirect_map(&cpus, f->chunk, XDP_DROP);
+		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
+			return bpf_redirect_map(&pinch_cpus, f->chunk, XDP_DROP);
 		return XDP_PASS;
 	}
 	if (elsewhere())
@@ -153,8 +153,8 @@ int pinch_bell(struct xdp_md *ctx)
 SEC("xdp/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {
-	struct pinch_control *c = control_of();
-	struct ring_frame *f = frame_of(ctx);
+	struct pinch_control *c = pinch_control_of();
+	struct ring_frame *f = pinch_frame_of(ctx);
 
 	if (!f || !c)
 		return XDP_DROP;

@@ -38,33 +38,33 @@ static long send_copy(__u32 rank, struct copy_work *w)
 {
 	if (!(w->to >> rank & 1))
 		return 0;
-	w->head.flags = w->ask >> rank & 1;
-	address(&w->head, rank, w->length);
+	w->head.flags = w->ask >> rank & 1 ? PINCH_FLAG_ASK : 0;
+	pinch_address(&w->head, rank, w->length);
 	w->head.checksum = w->check + frame_seal(&w->head);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->head, sizeof(w->head), 0))
 		return 1;
-	bpf_clone_redirect(w->skb, config.uplink, 0);
+	bpf_clone_redirect(w->skb, pinch_config.uplink, 0);
 	return 0;
 }
 
 static __always_inline struct pinch_sent *sent_of(struct send_work *w, __u32 number)
 {
-	__u32 index = w->here * config.capacity + number;
+	__u32 index = w->here * pinch_config.capacity + number;
 
-	return bpf_map_lookup_elem(&sent, &index);
+	return bpf_map_lookup_elem(&pinch_sent, &index);
 }
 
 /* Send frame `number` to the ranks in `to`. */
 static __always_inline bool send_frame(struct send_work *w, __u32 number, struct pinch_frame *frame, __u32 to)
 {
 	struct copy_work copy = { .skb = w->skb, .check = frame->check, .to = to, .ask = frame->ask, .length = frame->length };
-	__u32 length = frame->length, copies = popcount(to), size = sizeof(copy.head) + length;
+	__u32 length = frame->length, copies = bitmap_count(to), size = sizeof(copy.head) + length;
 	__u8 attempt = 0;
 	bool again;
-	void *payload = bpf_map_lookup_elem(&payloads, &number);
+	void *payload = bpf_map_lookup_elem(&pinch_payloads, &number);
 	struct pinch_sent *last = sent_of(w, number);
 
-	if (!payload || !last || length < 8 || length > config.payload)
+	if (!payload || !last || length < 8 || length > pinch_config.payload)
 		return false;
 	size = size < PINCH_LEAST_BYTES ? PINCH_LEAST_BYTES : size;
 	if (bpf_skb_change_tail(w->skb, size, 0) ||
@@ -75,14 +75,14 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 		attempt = last->attempt + 1;
 		copy.ask = to;
 	}
-	write_head(&copy.head, PINCH_EMBED, w->generation, number, attempt, w->control->tag);
-	copy.head.prev = next_serial();
+	pinch_write_head(&copy.head, PINCH_EMBED, w->generation, number, attempt, w->control->tag);
+	copy.head.prev = pinch_next_serial();
 	*last = (struct pinch_sent){ w->generation, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
-	bpf_loop(config.ranks, send_copy, &copy, 0);
-	count(PINCH_SENT, copies);
-	count(PINCH_SENT_BYTES, copies * size);
+	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
+	pinch_count(PINCH_SENT, copies);
+	pinch_count(PINCH_SENT_BYTES, copies * size);
 	if (again)
-		count(PINCH_RESENT, copies);
+		pinch_count(PINCH_RESENT, copies);
 	return true;
 }
 
@@ -93,18 +93,18 @@ static __always_inline void ask_for(struct send_work *w, __u32 number, struct pi
 
 	if (bpf_skb_change_tail(w->skb, PINCH_LEAST_BYTES, 0))
 		return;
-	write_head(&copy.head, PINCH_ASK, w->generation, number, ++last->attempt, w->control->tag);
-	copy.head.prev = next_serial();
-	bpf_loop(config.ranks, send_copy, &copy, 0);
-	count(PINCH_ASKS, popcount(to));
+	pinch_write_head(&copy.head, PINCH_ASK, w->generation, number, ++last->attempt, w->control->tag);
+	copy.head.prev = pinch_next_serial();
+	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
+	pinch_count(PINCH_ASKS, bitmap_count(to));
 }
 
 static __always_inline bool is_acked(__u32 generation, __u32 number, __u32 rank)
 {
-	__u32 index = rank * config.acked_words + number / 32;
-	__u64 *word = bpf_map_lookup_elem(&acked, &index);
+	__u32 index = rank * pinch_config.acked_words + number / 32;
+	__u64 *word = bpf_map_lookup_elem(&pinch_acked, &index);
 
-	return word && bits_of(*word, generation) >> number % 32 & 1;
+	return word && bitmap_bits(*word, generation) >> number % 32 & 1;
 }
 
 struct lack_work {
@@ -124,14 +124,14 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 /* Send a frame again to those of the flow's ranks that lack it, or ask them about it. What has not been sent yet is left alone. */
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
-	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
+	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	struct lack_work lack = { .number = number, .generation = w->generation };
 	struct pinch_sent *last = sent_of(w, number);
 
 	if (!frame || !last || number >= (__u32)w->control->progress || last->generation != w->generation)
 		return;
 	lack.to = frame->to & w->homes;
-	bpf_loop(config.ranks, find_lacking, &lack, 0);
+	bpf_loop(pinch_config.ranks, find_lacking, &lack, 0);
 	if (!lack.lacking)
 		return;
 	if (ask)
@@ -144,7 +144,7 @@ static __always_inline void send_again(struct send_work *w, __u32 number, bool a
 static long send_ordered(__u32 i, struct send_work *w)
 {
 	__u32 taken = *(volatile __u32 *)&w->flow->taken, slot = w->here * PINCH_ORDERS + taken % PINCH_ORDERS;
-	__u64 *order = bpf_map_lookup_elem(&orders, &slot), entry;
+	__u64 *order = bpf_map_lookup_elem(&pinch_orders, &slot), entry;
 
 	if (!order || taken == *(volatile __u32 *)&w->flow->ordered)
 		return 1;
@@ -166,9 +166,9 @@ static long send_hole(__u32 i, struct send_work *w)
 	if (is_acked(w->generation, number, w->peer) || !last || last->generation != w->generation || last->lane != w->lane ||
 	    (__s32)(last->serial - w->serial) >= 0)
 		return 0;
-	frame = bpf_map_lookup_elem(&frames, &number);
+	frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	if (frame && frame->to >> w->peer & 1 && send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
-		count(PINCH_GAPS, 1);
+		pinch_count(PINCH_GAPS, 1);
 	return 0;
 }
 
@@ -177,13 +177,13 @@ static long send_holes(__u32 i, struct send_work *w)
 	__u32 index;
 	__u64 *due, *have;
 
-	w->word = ack_first(w->chunk) + i;
-	index = w->peer * config.acked_words + w->word;
-	due = bpf_map_lookup_elem(&wanted, &index);
-	have = bpf_map_lookup_elem(&acked, &index);
+	w->word = pinch_ack_first(w->chunk) + i;
+	index = w->peer * pinch_config.acked_words + w->word;
+	due = bpf_map_lookup_elem(&pinch_wanted, &index);
+	have = bpf_map_lookup_elem(&pinch_acked, &index);
 	if (w->word > w->chunk / 32 || !due || !have)
 		return 1;
-	if (*due & ~bits_of(*have, w->generation))
+	if (*due & ~bitmap_bits(*have, w->generation))
 		bpf_loop(32, send_hole, w, 0);
 	return 0;
 }
@@ -192,15 +192,15 @@ static long send_holes(__u32 i, struct send_work *w)
 static long send_new(__u32 i, struct send_work *w)
 {
 	__u32 next = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
-	__u32 number = next_of(w->here, w->flow, next);
-	struct pinch_frame *frame = bpf_map_lookup_elem(&frames, &number);
+	__u32 number = pinch_next_of(w->here, w->flow, next);
+	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
 
 	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress ||
 	    generation_of(*(volatile __u64 *)&w->control->met) != w->generation)
 		return 1;
 	to = frame->to & w->homes;
-	copies = popcount(to);
+	copies = bitmap_count(to);
 	if (flying && flying + copies > w->control->window)
 		return 1;
 	if (__sync_val_compare_and_swap(&w->flow->next, next, next + 1) != next)
@@ -214,7 +214,7 @@ struct greet_work {
 	struct pinch_hello hello;
 	struct __sk_buff *skb;
 	struct pinch_control *control;
-	struct greeting say;
+	struct pinch_greeting say;
 };
 
 /* Say hello to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
@@ -222,34 +222,34 @@ struct greet_work {
  */
 static long send_hello(__u32 rank, struct greet_work *w)
 {
-	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 word = peer ? word_of(peer->ours, w->say.generation) : 0;
+	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
+	__u64 word = peer ? pinch_word_in(peer->ours, w->say.generation) : 0;
 
-	if (rank == config.rank)
+	if (rank == pinch_config.rank)
 		return 0;
-	if (has_ended(w->control)) {
+	if (pinch_has_ended(w->control)) {
 		if (w->control->told >> rank & 1)
 			return 0;
-		word = (__u64)w->say.generation << 32;
-	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !is_behind(peer, w->say.generation))) {
+		word = word_of(w->say.generation, 0);
+	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.generation))) {
 		return 0;
 	}
-	write_hello(&w->hello, w->control, rank, word, &w->say);
+	pinch_write_hello(&w->hello, w->control, rank, word, &w->say);
 	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
 		return 1;
-	bpf_clone_redirect(w->skb, config.uplink, 0);
+	bpf_clone_redirect(w->skb, pinch_config.uplink, 0);
 	return 0;
 }
 
 /* A bell for each flow. */
 static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
 {
-	bell->flags = BELL_FOR_ALL;
-	make_own(bell, PINCH_BELL);
+	bell->flags = PINCH_FLAG_ALL;
+	pinch_make_own(bell, PINCH_BELL);
 	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
 		return;
-	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < config.fan; i++)
-		bpf_clone_redirect(skb, config.bell, 0);
+	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < pinch_config.fan; i++)
+		bpf_clone_redirect(skb, pinch_config.bell, 0);
 }
 
 /* A function of its own, as it is all the stack that there is, together with what else the program needs. */
@@ -259,13 +259,13 @@ static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, 
 
 	w.say.generation = generation_of(c->progress);
 	w.say.attempt = bell->attempt;
-	w.say.ask = bell->attempt || has_ended(c);
+	w.say.ask = bell->attempt || pinch_has_ended(c);
 	if (bell->attempt)
-		w.say.waits = waits_of(c, w.say.generation);
+		w.say.waits = pinch_waits_of(c, w.say.generation);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
-		bpf_loop(config.ranks, send_hello, &w, 0);
+		bpf_loop(pinch_config.ranks, send_hello, &w, 0);
 	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
-	if (meet(c, w.say.generation) && (__u32)(*(volatile __u64 *)&c->progress))
+	if (pinch_meet(c, w.say.generation) && (__u32)(*(volatile __u64 *)&c->progress))
 		ring_all(skb, bell);
 	return TC_ACT_SHOT;
 }
@@ -277,7 +277,7 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 	if (w->flow->taken != w->flow->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
 	w->peer = bell->sender;
-	if (w->peer != config.rank && w->peer < config.ranks && bell->generation == w->generation) {
+	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && bell->generation == w->generation) {
 		w->chunk = bell->chunk;
 		w->serial = bell->prev;
 		w->lane = bell->lane;
@@ -289,18 +289,18 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 /* Is it a bell of this host's, as it was made? */
 static __always_inline bool is_bell(const struct ring_frame *bell)
 {
-	if (is_foreign(bell))
+	if (pinch_is_foreign(bell))
 		return false;
-	if (bell->receiver != config.rank) {
-		count(PINCH_NOT_MINE, 1);
+	if (bell->receiver != pinch_config.rank) {
+		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
 	if (bell->kind != PINCH_BELL && bell->kind != PINCH_GREET) {
-		count(PINCH_BAD_KIND, 1);
+		pinch_count(DROP_BAD_KIND, 1);
 		return false;
 	}
 	if (bell->checksum != frame_seal(bell)) {
-		count(PINCH_BAD_CHECKSUM, 1);
+		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
 	return true;
@@ -309,18 +309,18 @@ static __always_inline bool is_bell(const struct ring_frame *bell)
 SEC("tc")
 int pinch_send(struct __sk_buff *skb)
 {
-	struct send_work w = { .skb = skb, .control = control_of() };
+	struct send_work w = { .skb = skb, .control = pinch_control_of() };
 	struct ring_frame bell;
-	__u32 here = flow_here();
+	__u32 here = pinch_flow_here();
 
-	w.flow = bpf_map_lookup_elem(&flows, &here);
+	w.flow = bpf_map_lookup_elem(&pinch_flows, &here);
 	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || !is_bell(&bell))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
 	if (bell.kind == PINCH_GREET)
 		return greet_all(skb, w.control, &bell);
 	w.here = here;
-	w.homes = config.homes[here % PINCH_MAX_FLOWS];
+	w.homes = pinch_config.homes[here % PINCH_MAX_FLOWS];
 	__sync_fetch_and_add(&w.control->sending, 1);
 	send_all(&w, &bell);
 	__sync_fetch_and_add(&w.control->sending, -1);

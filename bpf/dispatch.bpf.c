@@ -2,7 +2,7 @@
 /* The programs that a host's devices carry: they find out which group a frame belongs to and hand it to that group's own
  * program. So groups come and go while the devices keep their programs.
  */
-#include "ring.h"
+#include "lib/frame.h"
 
 #include <linux/pkt_cls.h>
 
@@ -23,7 +23,7 @@ struct {
 
 static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwise)
 {
-	struct ring_frame *frame = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct ring_frame *frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	__u64 *count;
 	__u32 zero = 0;
 
@@ -63,7 +63,7 @@ int dispatch_send(struct __sk_buff *skb)
 {
 	struct ring_frame frame;
 
-	if (!bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)) && ring_parse(&frame, &frame + 1))
+	if (!bpf_skb_load_bytes(skb, 0, &frame, sizeof(frame)) && frame_parse(&frame, &frame + 1))
 		bpf_tail_call(skb, &senders, frame.group);
 	return TC_ACT_SHOT;
 }

@@ -108,7 +108,7 @@ int impair_xdp(struct xdp_md *ctx)
 		byte ^= 1 << bit % 8;
 		bpf_xdp_store_bytes(ctx, bit / 8, &byte, 1);
 	}
-	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.h_dest);
+	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.destination);
 	if (to && must_wait(verdict))
 		return hold_xdp(ctx, verdict, &packet, link, to->ifindex);
 	fault_passed(link);
@@ -177,7 +177,7 @@ int impair_tc(struct __sk_buff *skb)
 		byte ^= 1 << bit % 8;
 		bpf_skb_store_bytes(skb, bit / 8, &byte, 1, 0);
 	}
-	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.h_dest);
+	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.destination);
 	if (to && must_wait(verdict))
 		return hold_tc(skb, verdict, &packet, link, to->ifindex);
 	fault_passed(link);

@@ -16,15 +16,15 @@
 SEC("xdp")
 int ring_link(struct xdp_md *ctx)
 {
-	struct work w = {};
-	enum outcome outcome;
+	struct ring_work w = {};
+	enum ring_verdict outcome;
 
-	if (!begin(&w, ctx))
+	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	outcome = on_frame(&w);
-	if (config.gap)
-		look_around(&w);
-	return leave(&w, outcome, true);
+	outcome = ring_on_frame(&w);
+	if (ring_config.gap)
+		ring_look_around(&w);
+	return ring_leave(&w, outcome, true);
 }
 
 /* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
@@ -34,17 +34,17 @@ int ring_link(struct xdp_md *ctx)
 SEC("xdp")
 int ring_bell(struct xdp_md *ctx)
 {
-	struct work w = {};
+	struct ring_work w = {};
 	__u32 waiting;
 
-	if (!begin(&w, ctx))
+	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	waiting = *(volatile __u32 *)&w.control->ordered - *(volatile __u32 *)&w.control->taken;
 	if (waiting > RING_FAN_SMALL) {
 		w.frame->flags = RING_FLAG_SPREAD;
-		return bpf_redirect_map(&fan_large, 0, BPF_F_BROADCAST);
+		return bpf_redirect_map(&ring_fan_large, 0, BPF_F_BROADCAST);
 	}
-	return waiting ? bpf_redirect_map(&fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
+	return waiting ? bpf_redirect_map(&ring_fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
 /* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, lap after lap,
@@ -56,45 +56,45 @@ int ring_order(struct xdp_md *ctx)
 {
 	__u32 here = bpf_get_smp_processor_id();
 	struct ring_order order;
-	struct work w = {};
+	struct ring_work w = {};
 
-	if (!begin(&w, ctx))
+	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind != RING_BELL) /* the copy of a frame that has gone on */
-		return leave(&w, on_ask(&w), false);
-	if (w.frame->flags & RING_FLAG_SPREAD && config.cpus > 1) {
-		__u32 cpu = count_up(&w, RING_SPREAD) % config.cpus;
+		return ring_leave(&w, ring_on_ask(&w), false);
+	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
+		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
 
 		if (cpu != here)
-			return bpf_redirect_map(&cpus, cpu, XDP_DROP);
+			return bpf_redirect_map(&ring_cpus, cpu, XDP_DROP);
 	}
-	if (!take(&w, &order))
+	if (!ring_take(&w, &order))
 		return XDP_DROP;
-	if (order.kind == ORDER_PROBE && order.extra != ORDER_ANYWHERE && order.extra != here) {
+	if (order.kind == RING_ORDER_PROBE && order.extra != RING_ANYWHERE && order.extra != here) {
 		w.frame->kind = RING_PROBE;
 		w.frame->chunk = order.chunk;
 		w.frame->attempt = order.attempt;
-		return bpf_redirect_map(&cpus, order.extra, XDP_DROP);
+		return bpf_redirect_map(&ring_cpus, order.extra, XDP_DROP);
 	}
-	return leave(&w, on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_order(&w, &order), false);
 }
 
 /* The same on another CPU: a bell, or a probe that is to go out from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
-	struct ring_order order = { .kind = ORDER_PROBE };
-	struct work w = {};
+	struct ring_order order = { .kind = RING_ORDER_PROBE };
+	struct ring_work w = {};
 
-	if (!begin(&w, ctx))
+	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind == RING_PROBE) {
 		order.chunk = w.frame->chunk;
 		order.attempt = w.frame->attempt;
-	} else if (w.frame->kind != RING_BELL || !take(&w, &order)) {
+	} else if (w.frame->kind != RING_BELL || !ring_take(&w, &order)) {
 		return XDP_DROP;
 	}
-	return leave(&w, on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_order(&w, &order), false);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -2,20 +2,13 @@
 /* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks for them. It sits where the host's program
  * (dispatch.bpf.c) was, and goes on to that: XDP takes frames before any packet socket sees them.
  */
-#include "wire.h"
-
-#define TAP_BYTES 3584 /* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
-
-struct tapped {
-	__u32 length; /* of the frame, bytes; 0: it could not be copied */
-	__u32 pad;
-	__u8 data[TAP_BYTES];
-};
+#include "lib/frame.h"
+#include "shared/tap_abi.h"
 
 /* Who reads makes it, and all hosts share it. When it is full, frames pass without a copy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 18);
+	__uint(max_entries, TAP_ROOM);
 } frames SEC(".maps");
 
 struct {
@@ -32,7 +25,7 @@ int tap(struct xdp_md *ctx)
 	__u32 length = data_end - data;
 	struct tapped *copy;
 
-	if (ring_parse(data, data_end)) {
+	if (frame_parse(data, data_end)) {
 		copy = bpf_ringbuf_reserve(&frames, sizeof(*copy), 0);
 		if (copy) {
 			copy->pad = 0;

@@ -8,14 +8,6 @@
 
 #include "fault.h"
 
-/* Draws of one rule about one frame. */
-enum fault_draw {
-	DRAW_MEETS = 0,	     /* whether the rule fires */
-	DRAW_STATE = 1,	     /* of a burst: the stream's next state */
-	DRAW_STATIONARY = 2, /* of a burst: the state that a stream begins in */
-	DRAW_VALUES = 3,     /* and on: bits to flip, delays of copies */
-};
-
 /* splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014). */
 static __always_inline __u64 fate_mix(__u64 x)
 {

@@ -5,25 +5,12 @@
  */
 #pragma once
 
-#include <linux/bpf.h>
 #include <linux/if_ether.h>
 
-#include <bpf/bpf_helpers.h>
-#include <stdbool.h>
+#include "lib/bpf.h"
+#include "shared/switch_abi.h"
 
-#define SWITCH_MAX_PORTS 64 /* ports are numbered from 1 */
-#define SWITCH_TO_BRIDGE 0  /* the counters' element for frames that were passed */
 #define SWITCH_ALL_OTHERS (BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS)
-
-struct switch_destination {
-	__u32 port;
-	__u32 ifindex;
-};
-
-struct switch_counters {
-	__u64 frames;
-	__u64 bytes;
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

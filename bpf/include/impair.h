@@ -29,14 +29,14 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head, s
 		.sender = packet->sender,
 		.receiver = packet->receiver,
 		.protocol = frame->ip.protocol,
-		.source = frame->ip.saddr,
-		.destination = frame->ip.daddr,
+		.source = frame->ip.source,
+		.destination = frame->ip.destination,
 	};
 	struct fault_flow fresh = {}, *flow;
 
-	if (frame->ip.ihl == 5 && !(frame->ip.frag_off & bpf_htons(FAULT_FRAGMENT)) &&
-	    (key.protocol == IPPROTO_TCP || key.protocol == IPPROTO_UDP))
-		key.ports = (__u32)frame->udp.source << 16 | frame->udp.dest; /* TCP's are in the same place */
+	if ((frame->ip.version_ihl & 15) == 5 && !(frame->ip.fragment & bpf_htons(NET_IPV4_FRAGMENT)) &&
+	    (key.protocol == NET_PROTOCOL_TCP || key.protocol == NET_PROTOCOL_UDP))
+		key.ports = (__u32)frame->udp.source << 16 | frame->udp.destination; /* TCP's are in the same place */
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (!flow) {
 		fresh.number = __sync_fetch_and_add(&link->flows, 1);
@@ -58,11 +58,11 @@ static __always_inline bool fault_identify(struct fault_head *head, struct fault
 	struct ring_frame *frame;
 	__u32 index;
 
-	if (head->size < sizeof(struct ethhdr) + sizeof(struct iphdr) + sizeof(__u32) ||
-	    head->frame.eth.h_proto != bpf_htons(ETH_P_IP))
+	if (head->size < sizeof(struct net_eth) + sizeof(struct net_ipv4) + sizeof(__u32) ||
+	    head->frame.eth.type != bpf_htons(NET_ETHERTYPE_IPV4))
 		return false;
-	sender = bpf_map_lookup_elem(&hosts, head->frame.eth.h_source);
-	receiver = bpf_map_lookup_elem(&hosts, head->frame.eth.h_dest);
+	sender = bpf_map_lookup_elem(&hosts, head->frame.eth.source);
+	receiver = bpf_map_lookup_elem(&hosts, head->frame.eth.destination);
 	if (!sender || !receiver)
 		return false;
 	packet->sender = *sender % FATE_MAX_HOSTS;
@@ -72,7 +72,7 @@ static __always_inline bool fault_identify(struct fault_head *head, struct fault
 	if (!*link)
 		return false;
 	__sync_fetch_and_add(&(*link)->frames, 1);
-	frame = head->size == sizeof(*frame) ? ring_parse(&head->frame, &head->frame + 1) : NULL;
+	frame = head->size == sizeof(*frame) ? frame_parse(&head->frame, &head->frame + 1) : NULL;
 	if (!frame)
 		return fault_identify_flow(head, packet, *link);
 	packet->kind = frame->kind & ~FAULT_FOREIGN;
@@ -184,7 +184,7 @@ static __always_inline void fault_hold(struct held *held, struct fault_verdict *
 	int i;
 
 	__builtin_memset(held, 0, sizeof(*held));
-	held->eth.h_proto = bpf_htons(HELD_ETHERTYPE);
+	held->eth.type = bpf_htons(HELD_ETHERTYPE);
 	held->copies = verdict->copies + 1;
 	held->ifindex = egress;
 	held->ingress = ingress;

@@ -1,26 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What fault programs share with user space besides rules: counters, limits, log. User space: testbed/faults/attach.py. */
+/* Maps of the fault programs besides rules: counters, limits, log. User space: testbed/faults/attach.py. */
 #pragma once
 
+#include <linux/if_ether.h>
+
 #include "fault.h"
-#include "held.h"
-#include "wire.h"
+#include "lib/frame.h"
 
-#define FAULT_FOREIGN 0x80 /* kinds of frames that are none of the ring's: this and the IPv4 protocol */
-#define FAULT_LINKS (FATE_MAX_HOSTS * FATE_MAX_HOSTS)
 #define FAULT_LOG_BYTES (1 << 23) /* a second and more at 100,000 records a second */
-#define FAULT_FRAGMENT 0x3fff	  /* more fragments, or an offset */
-
-/* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic adds. */
-struct fault_link {
-	struct held_link held; /* the delay line's; first */
-	__u64 frames;	       /* that had an identity */
-	__u64 blocked;
-	__u64 limited;
-	__u64 lost;  /* frames of which the log lacks records */
-	__u64 flows; /* of frames that are none of the ring's */
-	__u64 unplaced; /* frames that should have waited, or come again, but could not */
-};
 
 struct fault_flow_key {
 	__u8 sender, receiver, protocol, reserved;
@@ -32,30 +19,6 @@ struct fault_flow {
 	__u32 number;
 	__u32 packets;
 };
-
-/* A rate that a host sends (or is sent) at most: the virtual scheduling algorithm (ITU-T I.371, annex A), which is a token
- * bucket whose only state is the time at which it would be full.
- */
-struct fault_limit {
-	__u64 rate;  /* bits a second; 0: no limit */
-	__u64 burst; /* ns, that a full bucket lasts at this rate */
-	__u64 full;  /* ns, CLOCK_MONOTONIC */
-};
-
-/* One rule that one frame has met. */
-struct fault_record {
-	__u64 time; /* ns, CLOCK_MONOTONIC */
-	struct fault_packet packet;
-	__u64 argument; /* as of struct fault_fired */
-	__u16 length;	/* of the frame */
-	__u8 rule;
-	__u8 action; /* enum fault_action */
-	__u8 order;  /* 0 of the first rule that the frame met .. */
-	__u8 fired;  /* .. of so many; 0 of a frame that none met */
-	__u16 reserved;
-};
-
-_Static_assert(sizeof(struct fault_record) == 40, "twin: testbed/faults/log.py");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -118,4 +81,4 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
-} wakeups SEC(".maps"); /* held.h */
+} wakeups SEC(".maps"); /* shared/held_abi.h */

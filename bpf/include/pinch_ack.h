@@ -6,14 +6,7 @@
 
 #include "pinch_receive.h"
 
-struct pinch_ack {
-	struct ring_frame head;
-	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have come */
-} __attribute__((packed, aligned(8)));
-
-_Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round in place");
-
-struct ack_work {
+struct pinch_ack_work {
 	__u64 words[PINCH_ACK_WORDS];
 	__u64 check; /* of the words */
 	__u32 generation;
@@ -25,44 +18,44 @@ struct ack_work {
 	__u32 holes;
 };
 
-static long read_seen(__u32 i, struct ack_work *w)
+static long pinch_read_seen(__u32 i, struct pinch_ack_work *w)
 {
 	__u32 index = w->offset + w->first + i, bits = 0;
-	__u64 *word = bpf_map_lookup_elem(&seen, &index);
+	__u64 *word = bpf_map_lookup_elem(&pinch_seen, &index);
 
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	if (word && w->first + i < w->end)
-		bits = bits_of(*word, w->generation);
+		bits = bitmap_bits(*word, w->generation);
 	w->words[i] = bits;
-	w->check += weigh(bits, &weights[2 * i]);
+	w->check += pinch_weigh(bits, &weights[2 * i]);
 	return 0;
 }
 
 /* All of a generation that is over. */
-static long fill_seen(__u32 i, struct ack_work *w)
+static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	w->words[i] = 0xffffffff;
-	w->check += weigh(0xffffffff, &weights[2 * i]);
+	w->check += pinch_weigh(0xffffffff, &weights[2 * i]);
 	return 0;
 }
 
 /* May a frame have overtaken others of its lane? One that came to the right CPU may have, while some that came to another wait to be handed
  * over. Those keep their order, and come behind all that were here before. */
-static __always_inline bool may_overtake(struct pinch_control *c, bool by_link)
+static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
 	return by_link && (__s32)(*(volatile __u32 *)&c->handed - *(volatile __u32 *)&c->taken) > 0;
 }
 
 /* Make the frame an acknowledgement to its sender. */
-static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control *c, bool by_link)
+static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_control *c, bool by_link)
 {
 	const int want = sizeof(struct pinch_ack);
 	int have = bpf_xdp_get_buff_len(ctx);
 	const volatile struct pinch_source *source;
-	struct ack_work w = {};
+	struct pinch_ack_work w = {};
 	struct pinch_ack *ack;
 	__u32 sender;
 
@@ -72,85 +65,85 @@ static __always_inline bool acknowledge(struct xdp_md *ctx, struct pinch_control
 	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
 		return false;
 	sender = ack->head.sender % RING_MAX_RANKS;
-	source = &config.sources[sender];
+	source = &pinch_config.sources[sender];
 	w.generation = ack->head.generation;
-	w.first = ack_first(ack->head.chunk);
+	w.first = pinch_ack_first(ack->head.chunk);
 	w.offset = source->seen;
 	w.end = (source->frames + 31) / 32;
 	if (w.generation == generation_of(c->progress))
-		bpf_loop(PINCH_ACK_WORDS, read_seen, &w, 0);
+		bpf_loop(PINCH_ACK_WORDS, pinch_read_seen, &w, 0);
 	else
-		bpf_loop(PINCH_ACK_WORDS, fill_seen, &w, 0);
+		bpf_loop(PINCH_ACK_WORDS, pinch_fill_seen, &w, 0);
 	ack = (void *)(long)ctx->data;
 	if ((void *)(ack + 1) > (void *)(long)ctx->data_end)
 		return false;
 	__builtin_memcpy(ack->words, w.words, sizeof(w.words));
 	ack->head.kind = PINCH_ACK;
-	ack->head.sender = config.rank;
+	ack->head.sender = pinch_config.rank;
 	ack->head.flags = 0;
-	if (may_overtake(c, by_link))
+	if (pinch_may_overtake(c, by_link))
 		ack->head.lane = PINCH_NO_LANE;
-	address(&ack->head, sender, sizeof(w.words));
+	pinch_address(&ack->head, sender, sizeof(w.words));
 	ack->head.checksum = w.check + frame_seal(&ack->head);
-	count(PINCH_ACKS, 1);
+	pinch_count(PINCH_ACKS, 1);
 	return true;
 }
 
-static long weigh_ack(__u32 i, struct ack_work *w)
+static long pinch_weigh_ack(__u32 i, struct pinch_ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
-	w->check += weigh(w->words[i], &weights[2 * i]);
+	w->check += pinch_weigh(w->words[i], &weights[2 * i]);
 	return 0;
 }
 
 /* The bits of a bitmap's word that are for no later frame than `chunk`. */
-static __always_inline __u32 up_to(__u32 chunk, __u32 word)
+static __always_inline __u32 pinch_up_to(__u32 chunk, __u32 word)
 {
 	return word < chunk / 32 ? 0xffffffff : word > chunk / 32 ? 0 : 0xffffffff >> (31 - chunk % 32);
 }
 
-static long note_acked(__u32 i, struct ack_work *w)
+static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
 {
 	__u32 word = w->first + i, index = w->offset + word, fresh;
-	__u64 *due = bpf_map_lookup_elem(&wanted, &index);
+	__u64 *due = bpf_map_lookup_elem(&pinch_wanted, &index);
 
 	if (!due || word >= w->end || i >= PINCH_ACK_WORDS)
 		return 1;
-	bitmap_add(&acked, index, w->generation, *due & w->words[i], &fresh);
-	w->news += popcount(fresh);
-	w->holes |= *due & ~w->words[i] & up_to(w->chunk, word);
+	bitmap_add(&pinch_acked, index, w->generation, *due & w->words[i], &fresh);
+	w->news += bitmap_count(fresh);
+	w->holes |= *due & ~w->words[i] & pinch_up_to(w->chunk, word);
 	return 0;
 }
 
 /* Is it what it says? It is copied to the stack. */
-static __always_inline bool load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct ack_work *w)
+static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct pinch_ack_work *w)
 {
 	struct pinch_ack *ack = (void *)(long)ctx->data;
 	__u64 check = f->checksum, seal = frame_seal(f);
 
 	if (f->generation != generation_of(c->progress)) {
-		count(PINCH_BAD_GENERATION, 1);
+		pinch_count(DROP_BAD_GENERATION, 1);
 		return false;
 	}
 	if (f->chunk >= (__u32)c->progress) {
-		count(PINCH_BAD_CHUNK, 1);
+		pinch_count(DROP_BAD_CHUNK, 1);
 		return false;
 	}
 	if ((void *)(ack + 1) > (void *)(long)ctx->data_end || f->length != sizeof(ack->words)) {
-		count(PINCH_BAD_LENGTH, 1);
+		pinch_count(DROP_BAD_LENGTH, 1);
 		return false;
 	}
 	__builtin_memcpy(w->words, ack->words, sizeof(w->words));
-	bpf_loop(PINCH_ACK_WORDS, weigh_ack, w, 0);
+	bpf_loop(PINCH_ACK_WORDS, pinch_weigh_ack, w, 0);
 	if (w->check + seal == check)
 		return true;
-	count(PINCH_BAD_CHECKSUM, 1);
+	pinch_count(DROP_BAD_CHECKSUM, 1);
 	return false;
 }
 
 /* Take the time since a frame was sent, if it was this very sending that has been answered. */
-static __always_inline void measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
+static __always_inline void pinch_measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
@@ -163,24 +156,24 @@ static __always_inline void measure(struct pinch_control *c, const struct ring_f
 }
 
 /* Note what a peer has. Is there anything to send now? */
-static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = flow_to(peer);
-	struct ack_work w = { .generation = generation, .first = ack_first(chunk), .end = config.acked_words, .chunk = chunk };
-	__u32 index = number * config.capacity + chunk;
+	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = pinch_flow_to(peer);
+	struct pinch_ack_work w = { .generation = generation, .first = pinch_ack_first(chunk), .end = pinch_config.acked_words, .chunk = chunk };
+	__u32 index = number * pinch_config.capacity + chunk;
 	struct pinch_sent *frame;
 	struct pinch_flow *flow;
 	struct pinch_peer *p;
 
-	if (!load_ack(ctx, c, f, &w))
+	if (!pinch_load_ack(ctx, c, f, &w))
 		return false;
-	frame = bpf_map_lookup_elem(&sent, &index);
-	p = bpf_map_lookup_elem(&peers, &peer);
-	flow = bpf_map_lookup_elem(&flows, &number);
+	frame = bpf_map_lookup_elem(&pinch_sent, &index);
+	p = bpf_map_lookup_elem(&pinch_peers, &peer);
+	flow = bpf_map_lookup_elem(&pinch_flows, &number);
 	if (!frame || !p || !flow)
 		return false;
-	w.offset = peer * config.acked_words;
-	bpf_loop(PINCH_ACK_WORDS, note_acked, &w, 0);
+	w.offset = peer * pinch_config.acked_words;
+	bpf_loop(PINCH_ACK_WORDS, pinch_note_acked, &w, 0);
 	__sync_fetch_and_add(&p->heard, 1);
 	__sync_fetch_and_add(&p->answers, 1);
 	if (w.news) {
@@ -188,10 +181,10 @@ static __always_inline bool on_ack(struct xdp_md *ctx, struct pinch_control *c, 
 		__sync_fetch_and_add(&p->acked, w.news);
 		__sync_fetch_and_add(&flow->flying, -w.news);
 		__sync_fetch_and_add(&c->acked, w.news);
-		check_complete(c, generation);
-		f = frame_of(ctx);
+		pinch_check_complete(c, generation);
+		f = pinch_frame_of(ctx);
 		if (f)
-			measure(c, f, frame);
+			pinch_measure(c, f, frame);
 	}
-	return w.holes || next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
+	return w.holes || pinch_next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
 }

@@ -12,21 +12,21 @@
 
 #include "pinch_work.h"
 
-struct row_work {
+struct pinch_row_work {
 	const __u64 *wide; /* the row, lanes at twice the width */
 	__u32 bank;   /* first accumulator */
-	__u32 first;  /* of the neighbours, in `edges` */
+	__u32 first;  /* of the neighbours, in `pinch_edges` */
 	__u32 count;
 	__u32 offset; /* words into the accumulator */
 };
 
 /* One word's lanes at twice the width. */
-static __always_inline void widen(__u64 word, __u64 *wide)
+static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 {
-	if (config.bits == 32) {
+	if (pinch_config.bits == 32) {
 		wide[0] = (__s64)(__s32)word;
 		wide[1] = (__s64)word >> 32;
-	} else if (config.aggregation == PINCH_MAX) {
+	} else if (pinch_config.aggregation == PINCH_MAX) {
 		wide[0] = (__u32)(__s32)(__s16)word | (__u64)(__u32)(__s32)(__s16)(word >> 32) << 32;
 		wide[1] = (__u32)(__s32)(__s16)(word >> 16) | (__u64)(__u32)(__s32)(__s16)(word >> 48) << 32;
 	} else {
@@ -40,7 +40,7 @@ static __always_inline void widen(__u64 word, __u64 *wide)
 /* All ones if a number is negative. No branch, which clang would make of it, nor an arithmetic shift, at which the verifier would take both
  * ways: at every word its states would double.
  */
-static __always_inline __u64 if_negative(__s64 number)
+static __always_inline __u64 pinch_if_negative(__s64 number)
 {
 	__u64 mask;
 
@@ -50,87 +50,87 @@ static __always_inline __u64 if_negative(__s64 number)
 	return mask;
 }
 
-static __always_inline __u64 greater_lane(__u64 a, __u64 b)
+static __always_inline __u64 pinch_greater_lane(__u64 a, __u64 b)
 {
-	__u64 less = if_negative(((__s64)a >> 1) - ((__s64)b >> 1) - (~a & b & 1));
+	__u64 less = pinch_if_negative(((__s64)a >> 1) - ((__s64)b >> 1) - (~a & b & 1));
 
 	return a ^ ((a ^ b) & less);
 }
 
-static __always_inline __u64 greater_lanes(__u64 a, __u64 b)
+static __always_inline __u64 pinch_greater_lanes(__u64 a, __u64 b)
 {
-	__u64 low = if_negative((__s64)(__s32)a - (__s32)b), high = if_negative(((__s64)a >> 32) - ((__s64)b >> 32));
+	__u64 low = pinch_if_negative((__s64)(__s32)a - (__s32)b), high = pinch_if_negative(((__s64)a >> 32) - ((__s64)b >> 32));
 
 	return a ^ ((a ^ b) & ((low & 0xffffffff) | high << 32));
 }
 
-static __always_inline __u64 combine(__u64 to, __u64 wide, __s64 weight, __u32 aggregation, __u32 bits)
+static __always_inline __u64 pinch_combine(__u64 to, __u64 wide, __s64 weight, __u32 aggregation, __u32 bits)
 {
 	if (aggregation == PINCH_MAX)
-		return bits == 32 ? greater_lane(to, wide) : greater_lanes(to, wide);
+		return bits == 32 ? pinch_greater_lane(to, wide) : pinch_greater_lanes(to, wide);
 	return to + (aggregation == PINCH_WEIGHTED ? wide * weight : wide);
 }
 
 /* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more. */
-static __always_inline __u64 *accumulator_of(struct row_work *row, __u32 k, __u32 offset)
+static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, __u32 k, __u32 offset)
 {
 	__u32 index = row->first + k, target;
-	struct pinch_edge *edge = bpf_map_lookup_elem(&edges, &index);
+	struct pinch_edge *edge = bpf_map_lookup_elem(&pinch_edges, &index);
 	__u64 *to;
 
-	if (!edge || k >= row->count || edge->target >= config.targets)
+	if (!edge || k >= row->count || edge->target >= pinch_config.targets)
 		return NULL;
 	target = row->bank + edge->target;
-	to = bpf_map_lookup_elem(&accumulators, &target);
+	to = bpf_map_lookup_elem(&pinch_accumulators, &target);
 	return to ? to + offset : NULL;
 }
 
 /* `aggregation` and `bits` are constants, so that there is a loop for each, and eight words in a round: the verifier walks through all. */
-static __always_inline void add_words(__u64 *to, const __u64 *wide, __s64 weight, __u32 aggregation, __u32 bits)
+static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 weight, __u32 aggregation, __u32 bits)
 {
 	__u32 i = 0;
 
-	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= 2 * config.words; i += 8) {
+	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= 2 * pinch_config.words; i += 8) {
 #pragma unroll
 		for (int j = 0; j < 8; j++)
-			to[i + j] = combine(to[i + j], wide[i + j], weight, aggregation, bits);
+			to[i + j] = pinch_combine(to[i + j], wide[i + j], weight, aggregation, bits);
 	}
-	for (; i < PINCH_MAX_WIDE && i < 2 * config.words; i++)
-		to[i] = combine(to[i], wide[i], weight, aggregation, bits);
+	for (; i < PINCH_MAX_WIDE && i < 2 * pinch_config.words; i++)
+		to[i] = pinch_combine(to[i], wide[i], weight, aggregation, bits);
 }
 
-static __always_inline void add_row(struct row_work *row, __u32 k, __u64 *to)
+static __always_inline void pinch_add_row(struct pinch_row_work *row, __u32 k, __u64 *to)
 {
 	struct pinch_edge *edge;
 	__u32 index = row->first + k;
 
-	if (config.aggregation == PINCH_SUM) {
-		add_words(to, row->wide, 1, PINCH_SUM, 0);
-	} else if (config.aggregation == PINCH_MAX) {
-		if (config.bits == 32)
-			add_words(to, row->wide, 1, PINCH_MAX, 32);
+	if (pinch_config.aggregation == PINCH_SUM) {
+		pinch_add_words(to, row->wide, 1, PINCH_SUM, 0);
+	} else if (pinch_config.aggregation == PINCH_MAX) {
+		if (pinch_config.bits == 32)
+			pinch_add_words(to, row->wide, 1, PINCH_MAX, 32);
 		else
-			add_words(to, row->wide, 1, PINCH_MAX, 16);
+			pinch_add_words(to, row->wide, 1, PINCH_MAX, 16);
 	} else {
-		edge = bpf_map_lookup_elem(&edges, &index);
+		edge = bpf_map_lookup_elem(&pinch_edges, &index);
 		if (edge)
-			add_words(to, row->wide, edge->weight, PINCH_WEIGHTED, 0);
+			pinch_add_words(to, row->wide, edge->weight, PINCH_WEIGHTED, 0);
 	}
 }
 
 /* Add the row at hand to four neighbours. Accumulators are far apart and in no cache, so all four are asked for before the first is used. */
-static long add_edges(__u32 k, struct row_work *row)
+static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
 	__u64 *a, *b, *c, *d;
 
-	if (offset > 2 * config.words * (config.parts - 1))
+	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
 		return 1;
-	a = accumulator_of(row, 4 * k, offset);
+	a = pinch_accumulator_of(row, 4 * k, offset);
 	/* Where there is none, there is no next: the verifier walks through the loops of add_row in five states then, not in sixteen. */
-	b = a ? accumulator_of(row, 4 * k + 1, offset) : NULL;
-	c = b ? accumulator_of(row, 4 * k + 2, offset) : NULL;
-	d = c ? accumulator_of(row, 4 * k + 3, offset) : NULL;
+	b = a ? pinch_accumulator_of(row, 4 * k + 1, offset) : NULL;
+	c = b ? pinch_accumulator_of(row, 4 * k + 2, offset) : NULL;
+	d = c ? pinch_accumulator_of(row, 4 * k + 3, offset) : NULL;
 	if (b)
 		(void)*(volatile __u64 *)b;
 	if (c)
@@ -138,42 +138,42 @@ static long add_edges(__u32 k, struct row_work *row)
 	if (d)
 		(void)*(volatile __u64 *)d;
 	if (a)
-		add_row(row, 4 * k, a);
+		pinch_add_row(row, 4 * k, a);
 	if (b)
-		add_row(row, 4 * k + 1, b);
+		pinch_add_row(row, 4 * k + 1, b);
 	if (c)
-		add_row(row, 4 * k + 2, c);
+		pinch_add_row(row, 4 * k + 2, c);
 	if (d)
-		add_row(row, 4 * k + 3, d);
+		pinch_add_row(row, 4 * k + 3, d);
 	return 0;
 }
 
 /* The same for one: four loops over maxima are too many instructions for the verifier. */
-static long add_edge(__u32 k, struct row_work *row)
+static long pinch_add_edge(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
 	__u64 *to;
 
-	if (offset > 2 * config.words * (config.parts - 1))
+	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
 		return 1;
-	to = accumulator_of(row, k, offset);
+	to = pinch_accumulator_of(row, k, offset);
 	if (!to)
 		return 1;
-	add_row(row, k, to);
+	pinch_add_row(row, k, to);
 	return 0;
 }
 
 /* Add the row at hand to all of `count` neighbours. */
-static __always_inline void add_all(struct row_work *row)
+static __always_inline void pinch_add_all(struct pinch_row_work *row)
 {
-	if (config.aggregation == PINCH_MAX)
-		bpf_loop(row->count, add_edge, row, 0);
+	if (pinch_config.aggregation == PINCH_MAX)
+		bpf_loop(row->count, pinch_add_edge, row, 0);
 	else
-		bpf_loop((row->count + 3) / 4, add_edges, row, 0);
+		bpf_loop((row->count + 3) / 4, pinch_add_edges, row, 0);
 }
 
 /* The first accumulator of this CPU's bank. */
-static __always_inline __u32 bank_of(void)
+static __always_inline __u32 pinch_bank_of(void)
 {
-	return config.cpu == PINCH_ANYWHERE ? bpf_get_smp_processor_id() % config.banks * config.targets : 0;
+	return pinch_config.cpu == PINCH_ANYWHERE ? bpf_get_smp_processor_id() % pinch_config.banks * pinch_config.targets : 0;
 }

@@ -10,31 +10,24 @@
  *
  * The header says where the sender is: `prev` is the generation that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
  * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those of
- * which nothing is heard any more, or with HELLO_LATE those that are up, and were waited for in vain. Whoever hears of it says so, too, from then on.
+ * which nothing is heard any more, or with PINCH_FLAG_LATE those that are up, and were waited for in vain. Whoever hears of it says so, too, from then on.
  */
 #pragma once
 
 #include "pinch_work.h"
 
-#define PINCH_EXPONENT_BITS 9
-
-struct pinch_hello {
-	struct ring_frame head;
-	__u64 word;
-} __attribute__((packed, aligned(8)));
-
-static __always_inline __u32 frames_in(__u64 word)
+static __always_inline __u32 pinch_frames_in(__u64 word)
 {
 	return (__u32)word >> PINCH_EXPONENT_BITS;
 }
 
-static __always_inline __u32 exponent_in(__u64 word)
+static __always_inline __u32 pinch_exponent_in(__u64 word)
 {
 	return word & PINCH_NOT_FINITE;
 }
 
 /* A generation's word in such a pair; 0: there is none. */
-static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
+static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 generation)
 {
 	__u64 word = *(const volatile __u64 *)&pair[generation & 1];
 
@@ -42,98 +35,98 @@ static __always_inline __u64 word_of(const __u64 *pair, __u32 generation)
 }
 
 /* Has a partner more to say in a generation that this rank has entered: its hello, or frames? */
-static __always_inline bool is_behind(const struct pinch_peer *peer, __u32 generation)
+static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 generation)
 {
-	__u64 word = word_of(peer->theirs, generation);
+	__u64 word = pinch_word_in(peer->theirs, generation);
 
-	return !word || *(const volatile __u32 *)&peer->received < frames_in(word);
+	return !word || *(const volatile __u32 *)&peer->received < pinch_frames_in(word);
 }
 
-struct waits_work {
+struct pinch_waits_work {
 	__u32 generation;
 	__u32 partners;
 	__u32 waits;
 };
 
-static long note_wait(__u32 rank, struct waits_work *w)
+static long pinch_note_wait(__u32 rank, struct pinch_waits_work *w)
 {
-	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 ours = peer ? word_of(peer->ours, w->generation) : 0;
+	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
+	__u64 ours = peer ? pinch_word_in(peer->ours, w->generation) : 0;
 
-	if (rank == config.rank || !ours || !(w->partners >> rank & 1))
+	if (rank == pinch_config.rank || !ours || !(w->partners >> rank & 1))
 		return 0;
-	if (is_behind(peer, w->generation) || *(volatile __u32 *)&peer->acked < frames_in(ours))
+	if (pinch_is_behind(peer, w->generation) || *(volatile __u32 *)&peer->acked < pinch_frames_in(ours))
 		w->waits |= 1u << rank % 32;
 	return 0;
 }
 
 /* The ranks from which this one lacks something, in the generation that it is in. */
-static __always_inline __u32 waits_of(struct pinch_control *c, __u32 generation)
+static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 generation)
 {
-	struct waits_work w = { .generation = generation, .partners = c->partners };
+	struct pinch_waits_work w = { .generation = generation, .partners = c->partners };
 
-	bpf_loop(config.ranks, note_wait, &w, 0);
+	bpf_loop(pinch_config.ranks, pinch_note_wait, &w, 0);
 	return w.waits;
 }
 
-static __always_inline bool has_ended(struct pinch_control *c)
+static __always_inline bool pinch_has_ended(struct pinch_control *c)
 {
 	return *(volatile __u32 *)&c->odd || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
 }
 
 /* The checksum of a hello that is addressed. */
-static __always_inline __u64 hello_check(const struct pinch_hello *hello)
+static __always_inline __u64 pinch_hello_check(const struct pinch_hello *hello)
 {
-	return weigh(hello->word, weights) + frame_seal(&hello->head);
+	return pinch_weigh(hello->word, weights) + frame_seal(&hello->head);
 }
 
-struct meet_work {
+struct pinch_meet_work {
 	__u32 partners;
 	__u32 generation;
 	__u32 frames;
 	__u32 exponent;
 };
 
-static long meet_rank(__u32 rank, struct meet_work *w)
+static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 {
-	struct pinch_peer *peer = bpf_map_lookup_elem(&peers, &rank);
-	__u64 word = peer ? word_of(peer->theirs, w->generation) : 0;
+	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
+	__u64 word = peer ? pinch_word_in(peer->theirs, w->generation) : 0;
 
 	if (!(w->partners >> rank & 1))
 		return 0;
 	if (!word)
 		return 1;
 	w->partners &= ~(1u << rank);
-	w->frames += frames_in(word);
-	w->exponent = exponent_in(word) > w->exponent ? exponent_in(word) : w->exponent;
+	w->frames += pinch_frames_in(word);
+	w->exponent = pinch_exponent_in(word) > w->exponent ? pinch_exponent_in(word) : w->exponent;
 	return 0;
 }
 
 /* Have all partners entered this generation, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
-static __always_inline bool meet(struct pinch_control *c, __u32 generation)
+static __always_inline bool pinch_meet(struct pinch_control *c, __u32 generation)
 {
-	struct meet_work w = { .partners = c->partners, .generation = generation };
+	struct pinch_meet_work w = { .partners = c->partners, .generation = generation };
 	__u64 before = *(volatile __u64 *)&c->met, event = generation;
 
 	if (generation_of(before) == generation)
 		return true;
-	bpf_loop(config.ranks, meet_rank, &w, 0);
+	bpf_loop(pinch_config.ranks, pinch_meet_rank, &w, 0);
 	if (w.partners)
 		return false;
 	if (w.exponent < *(volatile __u32 *)&c->lowest || w.exponent > *(volatile __u32 *)&c->highest) {
 		*(volatile __u32 *)&c->unfit = generation;
-		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 		return false;
 	}
 	/* Whoever comes late, when the process has gone on, changes nothing. */
 	if (generation == generation_of(*(volatile __u64 *)&c->progress))
-		__sync_val_compare_and_swap(&c->met, before, (__u64)generation << 32 | w.frames);
-	check_complete(c, generation);
+		__sync_val_compare_and_swap(&c->met, before, word_of(generation, w.frames));
+	pinch_check_complete(c, generation);
 	return true;
 }
 
 /* What a rank has to say to all. */
-struct greeting {
+struct pinch_greeting {
 	__u32 generation; /* that it has entered last */
 	__u32 waits;
 	__u8 attempt;
@@ -141,17 +134,17 @@ struct greeting {
 };
 
 /* Make the frame at hand a hello to a rank. */
-static __always_inline void write_hello(struct pinch_hello *hello, struct pinch_control *c, __u32 to, __u64 word, const struct greeting *say)
+static __always_inline void pinch_write_hello(struct pinch_hello *hello, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_greeting *say)
 {
 	struct ring_frame *f = &hello->head;
-	bool ended = has_ended(c);
+	bool ended = pinch_has_ended(c);
 	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	write_head(f, PINCH_HELLO, generation_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
+	pinch_write_head(f, PINCH_HELLO, generation_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
 	f->prev = ended ? gone | late : say->generation;
-	f->flags = say->ask | (late ? HELLO_LATE : 0);
-	hello->word = ended ? (__u64)generation_of(word) << 32 | PINCH_ENDED : word;
-	address(f, to, sizeof(word));
-	f->checksum = hello_check(hello);
-	count(PINCH_HELLOS, 1);
+	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
+	hello->word = ended ? word_of(generation_of(word), PINCH_ENDED) : word;
+	pinch_address(f, to, sizeof(word));
+	f->checksum = pinch_hello_check(hello);
+	pinch_count(PINCH_HELLOS, 1);
 }

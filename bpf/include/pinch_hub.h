@@ -10,39 +10,39 @@
 
 #define PINCH_HUB_TRIES 4 /* hubs that are done with, which a run may pass over */
 
-static __always_inline __u32 slices_of(__u32 neighbours)
+static __always_inline __u32 pinch_slices_of(__u32 neighbours)
 {
-	return (neighbours + config.slice - 1) / config.slice;
+	return (neighbours + pinch_config.slice - 1) / pinch_config.slice;
 }
 
 /* Set a row aside, in slot `index`. */
-static __always_inline void set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
+static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
 {
-	struct pinch_hub *hub = bpf_map_lookup_elem(&hubs, &index);
-	__u64 *to = bpf_map_lookup_elem(&stash, &index), *entry;
+	struct pinch_hub *hub = bpf_map_lookup_elem(&pinch_hubs, &index);
+	__u64 *to = bpf_map_lookup_elem(&pinch_stash, &index), *entry;
 	__u32 place;
 
 	if (!hub || !to)
 		return;
-	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < config.words; i++)
+	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < pinch_config.words; i++)
 		to[i] = words[i];
 	hub->first = vertex->first;
 	hub->count = vertex->count;
 	hub->part = part;
-	__sync_fetch_and_add(&c->owed, slices_of(vertex->count));
+	__sync_fetch_and_add(&c->owed, pinch_slices_of(vertex->count));
 	*(volatile __u32 *)&hub->next = 0; /* from here on slices can be claimed */
 	place = __sync_fetch_and_add(&c->queued, 1);
-	entry = bpf_map_lookup_elem(&hub_queue, &place);
+	entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 	if (entry)
 		*(volatile __u64 *)entry = (c->progress & 0xffffffff00000000ull) | index;
 }
 
 /* Add one slice of the first hub in the queue. Is there more to do? */
-static __always_inline bool add_slice(struct pinch_control *c)
+static __always_inline bool pinch_add_slice(struct pinch_control *c)
 {
 	__u32 generation = generation_of(c->progress), zero = 0, tries, slice, place, index, left;
-	struct pinch_scratch *room = bpf_map_lookup_elem(&scratch, &zero);
-	struct row_work row = { .bank = bank_of() };
+	struct pinch_scratch *room = bpf_map_lookup_elem(&pinch_scratch, &zero);
+	struct pinch_row_work row = { .bank = pinch_bank_of() };
 	struct pinch_hub *hub = NULL;
 	__u64 *words = NULL, *entry;
 
@@ -50,18 +50,18 @@ static __always_inline bool add_slice(struct pinch_control *c)
 		place = *(volatile __u32 *)&c->served;
 		if (place == *(volatile __u32 *)&c->queued)
 			return false;
-		entry = bpf_map_lookup_elem(&hub_queue, &place);
+		entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 		if (!entry || generation_of(*(volatile __u64 *)entry) != generation)
 			return false; /* who is about to put it there goes on with it */
 		index = *entry;
-		hub = bpf_map_lookup_elem(&hubs, &index);
-		words = bpf_map_lookup_elem(&stash, &index);
+		hub = bpf_map_lookup_elem(&pinch_hubs, &index);
+		words = bpf_map_lookup_elem(&pinch_stash, &index);
 		if (!hub || !words || !room)
 			return false;
 		if (generation_of(*(volatile __u64 *)&c->progress) != generation)
 			return false;
 		slice = __sync_fetch_and_add(&hub->next, 1);
-		if (slice < slices_of(hub->count))
+		if (slice < pinch_slices_of(hub->count))
 			break;
 		if (generation_of(*(volatile __u64 *)&c->progress) == generation)
 			__sync_val_compare_and_swap(&c->served, place, place + 1);
@@ -69,18 +69,18 @@ static __always_inline bool add_slice(struct pinch_control *c)
 	}
 	if (!hub || !words || !room)
 		return true;
-	row.first = hub->first + slice * config.slice;
-	row.offset = hub->part * 2 * config.words;
-	left = hub->count - slice * config.slice;
-	left = left < config.slice ? left : config.slice;
-	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < config.words; i++)
-		widen(words[i], &room->wide[2 * i]);
+	row.first = hub->first + slice * pinch_config.slice;
+	row.offset = hub->part * 2 * pinch_config.words;
+	left = hub->count - slice * pinch_config.slice;
+	left = left < pinch_config.slice ? left : pinch_config.slice;
+	for (__u32 i = 0; i < PINCH_MAX_WORDS && i < pinch_config.words; i++)
+		pinch_widen(words[i], &room->wide[2 * i]);
 	row.wide = room->wide;
 	row.count = left;
-	add_all(&row);
-	count(PINCH_SLICES, 1);
-	count(PINCH_EDGES, left);
+	pinch_add_all(&row);
+	pinch_count(PINCH_SLICES, 1);
+	pinch_count(PINCH_EDGES, left);
 	if (__sync_fetch_and_add(&c->owed, -1) == 1)
-		check_complete(c, generation);
+		pinch_check_complete(c, generation);
 	return true;
 }

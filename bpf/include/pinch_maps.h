@@ -2,9 +2,10 @@
 /* The maps of one exchange. Sizes that depend on the graph are set before loading. */
 #pragma once
 
-#include "pinch.h"
+#include "lib/bpf.h"
+#include "shared/pinch_abi.h"
 
-const volatile struct pinch_config config = {};
+const volatile struct pinch_config pinch_config = {};
 
 #define PINCH_ARRAY(name, record)                                                                                                 \
 	struct {                                                                                                                  \
@@ -15,22 +16,22 @@ const volatile struct pinch_config config = {};
 		__type(value, record);                                                                                             \
 	} name SEC(".maps")
 
-PINCH_ARRAY(control, struct pinch_control);
-PINCH_ARRAY(frames, struct pinch_frame);   /* to send, by number */
-PINCH_ARRAY(flows, struct pinch_flow);
-PINCH_ARRAY(schedule, __u64);		   /* numbers of each flow's frames, ascending: `capacity` a flow */
-PINCH_ARRAY(sent, struct pinch_sent);	   /* by number, `capacity` a flow */
-PINCH_ARRAY(vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
-PINCH_ARRAY(edges, struct pinch_edge);
-PINCH_ARRAY(hubs, struct pinch_hub);
-PINCH_ARRAY(hub_queue, __u64);		   /* generation << 32 | slot in `hubs` */
-PINCH_ARRAY(orders, __u64);		   /* frames to send again, as generation << 32 | number: PINCH_ORDERS a flow */
+PINCH_ARRAY(pinch_control, struct pinch_control);
+PINCH_ARRAY(pinch_frames, struct pinch_frame);   /* to send, by number */
+PINCH_ARRAY(pinch_flows, struct pinch_flow);
+PINCH_ARRAY(pinch_schedule, __u64);		   /* numbers of each flow's frames, ascending: `capacity` a flow */
+PINCH_ARRAY(pinch_sent, struct pinch_sent);	   /* by number, `capacity` a flow */
+PINCH_ARRAY(pinch_vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
+PINCH_ARRAY(pinch_edges, struct pinch_edge);
+PINCH_ARRAY(pinch_hubs, struct pinch_hub);
+PINCH_ARRAY(pinch_hub_queue, __u64);		   /* generation << 32 | slot in `pinch_hubs` */
+PINCH_ARRAY(pinch_orders, __u64);		   /* frames to send again, as generation << 32 | number: PINCH_ORDERS a flow */
 /* Bitmaps, as generation << 32 | 32 frames: a word of another generation is empty, so that none needs clearing, and what a late frame of an
  * earlier one finds cannot be taken for its own.
  */
-PINCH_ARRAY(seen, __u64);   /* frames that have come, by sender */
-PINCH_ARRAY(acked, __u64);  /* frames that peers have acknowledged: `acked_words` a peer */
-PINCH_ARRAY(wanted, __u64); /* frames that are for a peer, likewise, without a generation */
+PINCH_ARRAY(pinch_seen, __u64);   /* frames that have come, by sender */
+PINCH_ARRAY(pinch_acked, __u64);  /* frames that peers have acknowledged: `acked_words` a peer */
+PINCH_ARRAY(pinch_wanted, __u64); /* frames that are for a peer, likewise, without a generation */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -38,7 +39,7 @@ struct {
 	__uint(max_entries, RING_MAX_RANKS);
 	__type(key, __u32);
 	__type(value, struct pinch_peer);
-} peers SEC(".maps");
+} pinch_peers SEC(".maps");
 
 /* Payloads to send; a full frame's an element. */
 struct {
@@ -47,7 +48,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, 8);
-} payloads SEC(".maps");
+} pinch_payloads SEC(".maps");
 
 /* Payload rows of hubs, while they are added. */
 struct {
@@ -55,7 +56,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, 8);
-} stash SEC(".maps");
+} pinch_stash SEC(".maps");
 
 /* Bank after bank of `targets` rows: what has been received so far. */
 struct {
@@ -64,7 +65,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, 8);
-} accumulators SEC(".maps");
+} pinch_accumulators SEC(".maps");
 
 struct pinch_scratch {
 	__u64 raw[PINCH_MAX_WORDS + PINCH_STEP];
@@ -76,7 +77,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct pinch_scratch);
-} scratch SEC(".maps");
+} pinch_scratch SEC(".maps");
 
 /* The doorbell and the link: an acknowledgement, and its copy, which goes on with a hub. */
 struct {
@@ -84,7 +85,7 @@ struct {
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u32);
-} both SEC(".maps");
+} pinch_both SEC(".maps");
 
 /* The doorbell, once for each flow: a bell for all of them. */
 struct {
@@ -92,7 +93,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
-} fan SEC(".maps");
+} pinch_fan SEC(".maps");
 
 /* The CPU that aggregates. */
 struct {
@@ -100,17 +101,17 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct bpf_cpumap_val);
-} cpus SEC(".maps");
+} pinch_cpus SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u64[PINCH_COUNTERS]);
-} counters SEC(".maps");
+} pinch_counters SEC(".maps");
 
 /* An exchange is complete: the value is the generation. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
-} events SEC(".maps");
+} pinch_events SEC(".maps");

@@ -5,44 +5,44 @@
 #include "pinch_hello.h"
 
 enum pinch_met {
-	MET_DONE = 0,
-	MET_ANSWER = 1, /* the frame is now the answer */
-	MET_ALL = 2,	/* frames may be sent */
+	PINCH_MET_DONE = 0,
+	PINCH_MET_ANSWER = 1, /* the frame is now the answer */
+	PINCH_MET_ALL = 2,	/* frames may be sent */
 };
 
 /* Is it what it says? */
-static __always_inline bool is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
+static __always_inline bool pinch_is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
 {
 	struct ring_frame *f = &hello->head;
 
 	if (f->tag != (__u16)c->tag) {
-		count(PINCH_BAD_TENSOR, 1);
+		pinch_count(DROP_BAD_TENSOR, 1);
 		return false;
 	}
 	if ((void *)(hello + 1) > end || f->length != sizeof(hello->word)) {
-		count(PINCH_BAD_LENGTH, 1);
+		pinch_count(DROP_BAD_LENGTH, 1);
 		return false;
 	}
-	if (f->generation != generation_of(hello->word) || f->checksum != hello_check(hello)) {
-		count(PINCH_BAD_CHECKSUM, 1);
+	if (f->generation != generation_of(hello->word) || f->checksum != pinch_hello_check(hello)) {
+		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
 	return true;
 }
 
 /* What this rank has to say to one that lacks its hello: that of the generation asked for, or if it has not entered it yet, its latest. */
-static __always_inline __u64 answer_of(struct pinch_peer *peer, __u32 generation, __u32 mine)
+static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 generation, __u32 mine)
 {
-	__u64 word = word_of(peer->ours, generation);
+	__u64 word = pinch_word_in(peer->ours, generation);
 
 	/* Who has no partner in somebody may be any number of generations ahead of it. */
 	if (generation == PINCH_FIRST && mine > PINCH_FIRST && !word)
-		return (__u64)PINCH_FIRST << 32;
+		return word_of(PINCH_FIRST, 0);
 	return word ? word : *(volatile __u64 *)&peer->ours[~generation & 1];
 }
 
 /* The sender's exchanges are over, hence this rank's, which its process has to know. */
-static __always_inline void note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone, __u32 late)
+static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone, __u32 late)
 {
 	__u64 event = 0;
 
@@ -52,11 +52,11 @@ static __always_inline void note_end(struct pinch_control *c, __u32 sender, __u3
 	__sync_fetch_and_or(&c->odd, odd);
 	__sync_fetch_and_or(&c->gone, gone);
 	__sync_fetch_and_or(&c->late, late);
-	bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+	bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
 /* Have a rank's word. Does it let this rank send? */
-static __always_inline bool take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
+static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
 {
 	__u32 generation = generation_of(word);
 	__u64 *place = &peer->theirs[generation & 1], before = *(volatile __u64 *)place;
@@ -64,57 +64,57 @@ static __always_inline bool take_word(struct pinch_control *c, struct pinch_peer
 	if (generation != mine && generation != generation_after(mine))
 		return false;
 	if (before && (__s32)(generation - generation_of(before)) <= 0) {
-		count(PINCH_DUPLICATE, 1);
+		pinch_count(DROP_DUPLICATE, 1);
 		return false;
 	}
 	if (__sync_val_compare_and_swap(place, before, word) != before)
 		return false;
 	__sync_fetch_and_add(&peer->news, 1);
-	return generation == mine && meet(c, generation);
+	return generation == mine && pinch_meet(c, generation);
 }
 
 /* Returns one of enum pinch_met. */
-static __always_inline __u32 on_hello(struct xdp_md *ctx, struct pinch_control *c)
+static __always_inline __u32 pinch_on_hello(struct xdp_md *ctx, struct pinch_control *c)
 {
 	struct pinch_hello *hello = (void *)(long)ctx->data;
 	__u32 sender, generation, mine = generation_of(*(volatile __u64 *)&c->progress);
-	struct greeting say = {};
+	struct pinch_greeting say = {};
 	struct pinch_peer *peer;
 	__u64 answer;
 	bool ask, late;
 
-	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !is_hello(c, hello, (void *)(long)ctx->data_end))
-		return MET_DONE;
+	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !pinch_is_hello(c, hello, (void *)(long)ctx->data_end))
+		return PINCH_MET_DONE;
 	sender = hello->head.sender;
 	generation = hello->head.generation;
-	ask = hello->head.flags & 1;
-	late = hello->head.flags & HELLO_LATE;
+	ask = hello->head.flags & PINCH_FLAG_ASK;
+	late = hello->head.flags & PINCH_FLAG_LATE;
 	say.attempt = hello->head.attempt;
-	peer = bpf_map_lookup_elem(&peers, &sender);
+	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
 	if (!peer)
-		return MET_DONE;
+		return PINCH_MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
-	if (exponent_in(hello->word) == PINCH_ENDED) {
-		note_end(c, sender, hello->head.chunk, late ? 0 : hello->head.prev, late ? hello->head.prev : 0);
+	if (pinch_exponent_in(hello->word) == PINCH_ENDED) {
+		pinch_note_end(c, sender, hello->head.chunk, late ? 0 : hello->head.prev, late ? hello->head.prev : 0);
 	} else {
 		*(volatile __u32 *)&peer->at = hello->head.prev;
 		*(volatile __u32 *)&peer->waits = hello->head.chunk;
-		if (take_word(c, peer, hello->word, mine))
-			return MET_ALL;
+		if (pinch_take_word(c, peer, hello->word, mine))
+			return PINCH_MET_ALL;
 		if (generation != mine && generation != generation_after(mine) && generation_after(generation) != mine &&
-		    (generation != PINCH_FIRST || !ask) && !has_ended(c)) {
-			count(PINCH_BAD_GENERATION, 1);
-			return MET_DONE;
+		    (generation != PINCH_FIRST || !ask) && !pinch_has_ended(c)) {
+			pinch_count(DROP_BAD_GENERATION, 1);
+			return PINCH_MET_DONE;
 		}
 	}
 	if (!ask)
-		return MET_DONE;
-	answer = has_ended(c) ? (__u64)generation << 32 : answer_of(peer, generation, mine);
-	say.generation = word_of(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
-	say.waits = waits_of(c, mine);
+		return PINCH_MET_DONE;
+	answer = pinch_has_ended(c) ? word_of(generation, 0) : pinch_answer_of(peer, generation, mine);
+	say.generation = pinch_word_in(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
+	say.waits = pinch_waits_of(c, mine);
 	hello = (void *)(long)ctx->data;
 	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)
-		return MET_DONE;
-	write_hello(hello, c, sender, answer, &say);
-	return MET_ANSWER;
+		return PINCH_MET_DONE;
+	pinch_write_hello(hello, c, sender, answer, &say);
+	return PINCH_MET_ANSWER;
 }

@@ -6,12 +6,12 @@
 #include "pinch_hub.h"
 
 enum pinch_next {
-	DONE = 0,
-	ACKNOWLEDGE = 1, /* the frame is to become an acknowledgement */
-	GO_ON = 2,	 /* there are hubs to go on with */
+	PINCH_DONE = 0,
+	PINCH_ACKNOWLEDGE = 1, /* the frame is to become an acknowledgement */
+	PINCH_GO_ON = 2,	 /* there are hubs to go on with */
 };
 
-struct frame_work {
+struct pinch_frame_work {
 	struct pinch_control *control;
 	struct pinch_scratch *scratch;
 	const volatile struct pinch_source *source;
@@ -23,13 +23,13 @@ struct frame_work {
 	__u32 edges;
 };
 
-struct digest_work {
+struct pinch_digest_work {
 	struct pinch_scratch *scratch;
 	__u64 check; /* so far */
 };
 
 /* Eight words: to the check, and at twice the width to where they are added from. */
-static long digest_step(__u32 i, struct digest_work *w)
+static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 {
 	const __u32 *weight;
 	const __u64 *words;
@@ -44,44 +44,44 @@ static long digest_step(__u32 i, struct digest_work *w)
 	for (int j = 0; j < PINCH_STEP; j++) {
 		__u64 word = words[j];
 
-		check += weigh(word, &weight[2 * j]);
-		widen(word, &wide[2 * j]);
+		check += pinch_weigh(word, &weight[2 * j]);
+		pinch_widen(word, &wide[2 * j]);
 	}
 	w->check += check;
 	return 0;
 }
 
 /* The check of the payload in the scratch, which is widened on the way. */
-static __always_inline __u64 digest(struct pinch_scratch *s, __u32 words)
+static __always_inline __u64 pinch_digest(struct pinch_scratch *s, __u32 words)
 {
-	struct digest_work w = { .scratch = s };
+	struct pinch_digest_work w = { .scratch = s };
 
 	if (words > PINCH_MAX_WORDS)
 		return 0;
 #pragma unroll
 	for (int j = 0; j < PINCH_STEP - 1; j++)
 		s->raw[words + j] = 0;
-	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, digest_step, &w, 0);
+	bpf_loop((words + PINCH_STEP - 1) / PINCH_STEP, pinch_digest_step, &w, 0);
 	return w.check;
 }
 
-static long receive_vertex(__u32 i, struct frame_work *w)
+static long pinch_receive_vertex(__u32 i, struct pinch_frame_work *w)
 {
-	struct row_work row = { .bank = w->bank };
-	__u32 number, part = 0, index, at = w->words + i * config.words;
+	struct pinch_row_work row = { .bank = w->bank };
+	__u32 number, part = 0, index, at = w->words + i * pinch_config.words;
 	struct pinch_vertex *vertex;
 
-	if (i / 2 >= PINCH_MAX_WORDS || at > PINCH_MAX_WORDS - config.words)
+	if (i / 2 >= PINCH_MAX_WORDS || at > PINCH_MAX_WORDS - pinch_config.words)
 		return 1;
 	number = w->scratch->raw[i / 2] >> (i & 1) * 32;
-	if (config.parts > 1)
+	if (pinch_config.parts > 1)
 		part = w->scratch->raw[0] >> 32;
-	if (number >= w->source->vertices || part >= config.parts) {
-		count(PINCH_BAD_CHUNK, 1);
+	if (number >= w->source->vertices || part >= pinch_config.parts) {
+		pinch_count(DROP_BAD_CHUNK, 1);
 		return 0;
 	}
 	index = w->source->first + number;
-	vertex = bpf_map_lookup_elem(&vertices, &index);
+	vertex = bpf_map_lookup_elem(&pinch_vertices, &index);
 	if (!vertex)
 		return 0;
 	if (!vertex->count) {
@@ -89,136 +89,136 @@ static long receive_vertex(__u32 i, struct frame_work *w)
 		return 0;
 	}
 	if (vertex->hub) {
-		set_aside(w->control, &w->scratch->raw[at], vertex, vertex->hub - 1 + part, part);
+		pinch_set_aside(w->control, &w->scratch->raw[at], vertex, vertex->hub - 1 + part, part);
 		w->hubs++;
 		return 0;
 	}
 	row.wide = &w->scratch->wide[2 * at];
 	row.first = vertex->first;
-	row.offset = part * 2 * config.words;
+	row.offset = part * 2 * pinch_config.words;
 	row.count = vertex->count;
-	add_all(&row);
+	pinch_add_all(&row);
 	w->edges += vertex->count;
 	return 0;
 }
 
 /* Is the payload whole, and what its sender has sent? It is copied to the scratch. */
-static __always_inline bool load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
+static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
 {
 	__u64 seal = frame_seal(f), check = f->checksum;
 	__u32 length = f->length;
 
-	if (length < 8 || length > config.payload || length % 8 ||
+	if (length < 8 || length > pinch_config.payload || length % 8 ||
 	    bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), s->raw, length)) {
-		count(PINCH_BAD_LENGTH, 1);
+		pinch_count(DROP_BAD_LENGTH, 1);
 		return false;
 	}
-	if (digest(s, length / 8) + seal != check) {
-		count(PINCH_BAD_CHECKSUM, 1);
+	if (pinch_digest(s, length / 8) + seal != check) {
+		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
 	return true;
 }
 
 /* Was a generation the one before this rank's? */
-static __always_inline bool is_late(__u32 generation, __u32 mine)
+static __always_inline bool pinch_is_late(__u32 generation, __u32 mine)
 {
 	return generation && generation_after(generation) == mine;
 }
 
 /* Can a frame of the sender's have this number, generation and tag? */
-static __always_inline bool is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
+static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
 {
-	if (f->chunk >= config.sources[f->sender % RING_MAX_RANKS].frames) {
-		count(PINCH_BAD_CHUNK, 1);
+	if (f->chunk >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
+		pinch_count(DROP_BAD_CHUNK, 1);
 		return false;
 	}
-	if (f->generation != mine && !is_late(f->generation, mine)) {
-		count(PINCH_BAD_GENERATION, 1);
+	if (f->generation != mine && !pinch_is_late(f->generation, mine)) {
+		pinch_count(DROP_BAD_GENERATION, 1);
 		return false;
 	}
 	if (f->tag != (__u16)c->tag) {
-		count(PINCH_BAD_TENSOR, 1);
+		pinch_count(DROP_BAD_TENSOR, 1);
 		return false;
 	}
 	return true;
 }
 
 /* Somebody wants to know whether a frame has come. Returns one of enum pinch_next. */
-static __always_inline __u32 on_ask(struct pinch_control *c, const struct ring_frame *f)
+static __always_inline __u32 pinch_on_ask(struct pinch_control *c, const struct ring_frame *f)
 {
 	__u32 sender = f->sender;
 	struct pinch_peer *peer;
 
-	if (!is_expected(c, f, generation_of(c->progress)))
-		return DONE;
+	if (!pinch_is_expected(c, f, generation_of(c->progress)))
+		return PINCH_DONE;
 	if (f->length) {
-		count(PINCH_BAD_LENGTH, 1);
-		return DONE;
+		pinch_count(DROP_BAD_LENGTH, 1);
+		return PINCH_DONE;
 	}
 	if (f->checksum != frame_seal(f)) {
-		count(PINCH_BAD_CHECKSUM, 1);
-		return DONE;
+		pinch_count(DROP_BAD_CHECKSUM, 1);
+		return PINCH_DONE;
 	}
-	peer = bpf_map_lookup_elem(&peers, &sender);
+	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
 	if (!peer)
-		return DONE;
+		return PINCH_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
-	return ACKNOWLEDGE;
+	return PINCH_ACKNOWLEDGE;
 }
 
 /* Returns a set of enum pinch_next. */
-static __always_inline __u32 on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
 	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, fresh, come;
-	__u32 next = f->flags & 1 ? ACKNOWLEDGE : DONE;
-	struct frame_work w = { .control = c, .bank = bank_of() };
+	__u32 next = f->flags & PINCH_FLAG_ASK ? PINCH_ACKNOWLEDGE : PINCH_DONE;
+	struct pinch_frame_work w = { .control = c, .bank = pinch_bank_of() };
 	struct pinch_peer *peer;
 
-	w.source = &config.sources[sender % RING_MAX_RANKS];
-	if (!is_expected(c, f, mine))
-		return DONE;
-	w.scratch = bpf_map_lookup_elem(&scratch, &zero);
-	peer = bpf_map_lookup_elem(&peers, &sender);
-	if (!w.scratch || !peer || !load_payload(ctx, f, w.scratch))
-		return DONE;
-	f = frame_of(ctx);
+	w.source = &pinch_config.sources[sender % RING_MAX_RANKS];
+	if (!pinch_is_expected(c, f, mine))
+		return PINCH_DONE;
+	w.scratch = bpf_map_lookup_elem(&pinch_scratch, &zero);
+	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
+	if (!w.scratch || !peer || !pinch_load_payload(ctx, f, w.scratch))
+		return PINCH_DONE;
+	f = pinch_frame_of(ctx);
 	if (!f)
-		return DONE;
-	w.rows = f->length / (8 * config.words + 4);
+		return PINCH_DONE;
+	w.rows = f->length / (8 * pinch_config.words + 4);
 	w.words = (w.rows + 1) / 2;
-	if (!w.rows || w.rows > config.rows || 8 * (w.words + w.rows * config.words) != f->length) {
-		count(PINCH_BAD_LENGTH, 1);
-		return DONE;
+	if (!w.rows || w.rows > pinch_config.rows || 8 * (w.words + w.rows * pinch_config.words) != f->length) {
+		pinch_count(DROP_BAD_LENGTH, 1);
+		return PINCH_DONE;
 	}
 	__sync_fetch_and_add(&peer->heard, 1);
 	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (is_late(generation, mine))
-		return ACKNOWLEDGE;
-	switch (bitmap_add(&seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
-	case CLAIMED:
+	if (pinch_is_late(generation, mine))
+		return PINCH_ACKNOWLEDGE;
+	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
+	case BITMAP_CLAIMED:
 		break;
-	case TAKEN:
-		count(PINCH_DUPLICATE, 1);
-		return ACKNOWLEDGE;
-	case STALE:
-		count(PINCH_BAD_GENERATION, 1);
-		return DONE;
-	case CONTENDED:
-		count(PINCH_CONTENDED, 1);
-		return DONE;
+	case BITMAP_TAKEN:
+		pinch_count(DROP_DUPLICATE, 1);
+		return PINCH_ACKNOWLEDGE;
+	case BITMAP_STALE:
+		pinch_count(DROP_BAD_GENERATION, 1);
+		return PINCH_DONE;
+	case BITMAP_CONTENDED:
+		pinch_count(DROP_CONTENDED, 1);
+		return PINCH_DONE;
 	}
-	bpf_loop(w.rows, receive_vertex, &w, 0);
-	count(PINCH_RECEIVED, 1);
-	count(PINCH_VERTICES, w.rows - w.unused);
-	count(PINCH_UNUSED, w.unused);
-	count(PINCH_EDGES, w.edges);
+	bpf_loop(w.rows, pinch_receive_vertex, &w, 0);
+	pinch_count(PINCH_RECEIVED, 1);
+	pinch_count(PINCH_VERTICES, w.rows - w.unused);
+	pinch_count(PINCH_UNUSED, w.unused);
+	pinch_count(PINCH_EDGES, w.edges);
 	come = __sync_fetch_and_add(&peer->received, 1) + 1;
 	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
-	check_complete(c, generation);
+	pinch_check_complete(c, generation);
 	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */
-	if (come == frames_in(word_of(peer->theirs, generation)))
-		next |= ACKNOWLEDGE;
-	return next | (w.hubs ? GO_ON : DONE);
+	if (come == pinch_frames_in(pinch_word_in(peer->theirs, generation)))
+		next |= PINCH_ACKNOWLEDGE;
+	return next | (w.hubs ? PINCH_GO_ON : PINCH_DONE);
 }

@@ -2,92 +2,35 @@
 /* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a generation. */
 #pragma once
 
+#include "lib/frame.h"
+#include "lib/word.h"
 #include "pinch_maps.h"
-#include "weights.h"
+#include "shared/weights_abi.h"
 
-#define PINCH_TRIES 8 /* for a word that other CPUs change as well */
-
-enum claim { CLAIMED, TAKEN, STALE, CONTENDED };
-
-static __always_inline __u64 *counters_of(void)
+static __always_inline __u64 *pinch_counters_of(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&counters, &zero);
+	return bpf_map_lookup_elem(&pinch_counters, &zero);
 }
 
-static __always_inline void count(enum pinch_counter counter, __u64 by)
+static __always_inline void pinch_count(__u32 counter, __u64 by)
 {
-	__u64 *table = counters_of();
+	__u64 *table = pinch_counters_of();
 
 	if (table)
 		table[counter] += by;
 }
 
-static __always_inline struct pinch_control *control_of(void)
+static __always_inline struct pinch_control *pinch_control_of(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&control, &zero);
-}
-
-static __always_inline __u32 generation_of(__u64 word)
-{
-	return word >> 32;
-}
-
-/* Twin: testbed/protocol/generation.py. 1 is not used again, so that neighbours differ in their lowest bit. */
-static __always_inline __u32 generation_after(__u32 generation)
-{
-	return generation == 0xffffffff ? 2 : generation + 1;
-}
-
-static __always_inline __u32 bits_of(__u64 word, __u32 generation)
-{
-	return generation_of(word) == generation ? (__u32)word : 0;
-}
-
-static __always_inline __u32 now_us(void)
-{
-	return bpf_ktime_get_ns() / 1000;
-}
-
-static __always_inline __u32 popcount(__u32 bits)
-{
-	bits -= bits >> 1 & 0x55555555;
-	bits = (bits & 0x33333333) + (bits >> 2 & 0x33333333);
-	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
-}
-
-/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in generations: a frame of an earlier one,
- * which may have been under way in some program while the process went on, finds nothing to change.
- */
-static __always_inline enum claim bitmap_add(void *bitmap, __u32 index, __u32 generation, __u32 bits, __u32 *fresh)
-{
-	__u64 *word = bpf_map_lookup_elem(bitmap, &index);
-	__u64 before, after;
-	int i;
-
-	*fresh = 0;
-	if (!word)
-		return STALE;
-	for (i = 0; i < PINCH_TRIES; i++) {
-		before = *(volatile __u64 *)word;
-		if ((__s32)(generation - generation_of(before)) < 0)
-			return STALE;
-		*fresh = bits & ~bits_of(before, generation);
-		if (!*fresh)
-			return TAKEN;
-		after = (__u64)generation << 32 | bits_of(before, generation) | bits;
-		if (__sync_val_compare_and_swap(word, before, after) == before)
-			return CLAIMED;
-	}
-	*fresh = 0;
-	return CONTENDED;
+	return bpf_map_lookup_elem(&pinch_control, &zero);
 }
 
 /* First of the bitmap words that an acknowledgement of this frame has. */
-static __always_inline __u32 ack_first(__u32 chunk)
+static __always_inline __u32 pinch_ack_first(__u32 chunk)
 {
 	__u32 word = chunk / 32;
 
@@ -95,71 +38,46 @@ static __always_inline __u32 ack_first(__u32 chunk)
 }
 
 /* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
-static __always_inline void check_complete(struct pinch_control *c, __u32 generation)
+static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 generation)
 {
 	__u64 event = generation, met = *(volatile __u64 *)&c->met;
 
 	if (generation_of(met) == generation && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
 	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
-		bpf_ringbuf_output(&events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
+		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
 /* The flow that this CPU sends. */
-static __always_inline __u32 flow_here(void)
+static __always_inline __u32 pinch_flow_here(void)
 {
-	return config.cpu == PINCH_ANYWHERE ? 0 : bpf_get_smp_processor_id();
+	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : bpf_get_smp_processor_id();
 }
 
 /* The flow that a rank's frames are in. */
-static __always_inline __u32 flow_to(__u32 rank)
+static __always_inline __u32 pinch_flow_to(__u32 rank)
 {
-	return config.cpu == PINCH_ANYWHERE ? 0 : config.home[rank % RING_MAX_RANKS];
+	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : pinch_config.home[rank % RING_MAX_RANKS];
 }
 
 /* The frame that a flow sends next; all ones when it has sent all. What comes before it has been sent. */
-static __always_inline __u32 next_of(__u32 flow_number, struct pinch_flow *flow, __u32 next)
+static __always_inline __u32 pinch_next_of(__u32 flow_number, struct pinch_flow *flow, __u32 next)
 {
-	__u32 index = flow_number * config.capacity + next;
-	__u64 *number = bpf_map_lookup_elem(&schedule, &index);
+	__u32 index = flow_number * pinch_config.capacity + next;
+	__u64 *number = bpf_map_lookup_elem(&pinch_schedule, &index);
 
 	return next < flow->total && number ? *number : 0xffffffff;
 }
 
 /* Address a frame of this rank's to another. `length` is the payload's. */
-static __always_inline void address(struct ring_frame *f, __u32 to, __u32 length)
+static __always_inline void pinch_address(struct ring_frame *f, __u32 to, __u32 length)
 {
-	const volatile struct ring_peer *peer = &config.peers[to % RING_MAX_RANKS], *self = &config.peers[config.rank % RING_MAX_RANKS];
-	__u16 total = bpf_htons(sizeof(*f) - sizeof(f->eth) + length);
-	__u32 sum;
-
-	*(__u16 *)&f->eth.h_dest[0] = *(const volatile __u16 *)&peer->mac[0];
-	*(__u16 *)&f->eth.h_dest[2] = *(const volatile __u16 *)&peer->mac[2];
-	*(__u16 *)&f->eth.h_dest[4] = *(const volatile __u16 *)&peer->mac[4];
-	*(__u16 *)&f->eth.h_source[0] = *(const volatile __u16 *)&self->mac[0];
-	*(__u16 *)&f->eth.h_source[2] = *(const volatile __u16 *)&self->mac[2];
-	*(__u16 *)&f->eth.h_source[4] = *(const volatile __u16 *)&self->mac[4];
-	f->eth.h_proto = bpf_htons(ETH_P_IP);
-	*(__u16 *)&f->ip = bpf_htons(0x4500);
-	f->ip.tot_len = total;
-	f->ip.id = 0;
-	f->ip.frag_off = bpf_htons(0x4000);
-	f->ip.ttl = 64;
-	f->ip.protocol = IPPROTO_UDP;
-	sum = peer->ip_sum + total;
-	sum = (sum & 0xffff) + (sum >> 16);
-	f->ip.check = ~((sum & 0xffff) + (sum >> 16));
-	f->ip.saddr = self->ip;
-	f->ip.daddr = peer->ip;
-	f->udp.source = bpf_htons(RING_PORT);
-	f->udp.dest = bpf_htons(RING_PORT);
-	f->udp.len = bpf_htons(sizeof(*f) - sizeof(f->eth) - sizeof(f->ip) + length);
-	f->udp.check = 0;
+	frame_address(f, &pinch_config.peers[pinch_config.rank % RING_MAX_RANKS], &pinch_config.peers[to % RING_MAX_RANKS], length);
 	f->receiver = to;
 	f->length = length;
 }
 
 /* The frame in the hands of the program, again: helpers make the verifier forget it. */
-static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
+static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 {
 	struct ring_frame *f = (void *)(long)ctx->data;
 
@@ -167,26 +85,26 @@ static __always_inline struct ring_frame *frame_of(struct xdp_md *ctx)
 }
 
 /* A number for the next frame on this CPU's lane. */
-static __always_inline __u32 next_serial(void)
+static __always_inline __u32 pinch_next_serial(void)
 {
-	__u64 *table = counters_of();
+	__u64 *table = pinch_counters_of();
 
 	return table ? ++table[PINCH_SERIAL] : 0;
 }
 
 /* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
-static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
+static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
 	f->version = RING_VERSION;
 	f->kind = kind;
-	f->group = config.group;
-	f->cookie = config.cookie;
+	f->group = pinch_config.group;
+	f->cookie = pinch_config.cookie;
 	f->generation = generation;
 	f->chunk = chunk;
 	f->attempt = attempt;
 	f->hop = 0;
-	f->sender = config.rank;
+	f->sender = pinch_config.rank;
 	f->round = 0;
 	f->tag = tag;
 	f->lane = bpf_get_smp_processor_id();
@@ -194,43 +112,43 @@ static __always_inline void write_head(struct ring_frame *f, __u8 kind, __u32 ge
 }
 
 /* Make the frame at hand one of this host's own, for the doorbell: an enum ring_kind from RING_BELL on. */
-static __always_inline void make_own(struct ring_frame *f, __u8 kind)
+static __always_inline void pinch_make_own(struct ring_frame *f, __u8 kind)
 {
 	f->kind = kind;
-	f->receiver = config.rank;
+	f->receiver = pinch_config.rank;
 	f->checksum = frame_seal(f);
 }
 
-static __always_inline bool is_foreign(const struct ring_frame *f)
+static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 {
-	if (f->cookie == config.cookie && f->version == RING_VERSION && f->group == config.group)
+	if (f->cookie == pinch_config.cookie && f->version == RING_VERSION && f->group == pinch_config.group)
 		return false;
-	count(PINCH_BAD_COOKIE, 1);
+	pinch_count(DROP_BAD_COOKIE, 1);
 	return true;
 }
 
 /* Is a frame of this exchange, for this rank, and from another, whose address it has? A switch that has lost its table brings frames for
- * anybody. What holds here is what the header says: that it is true, `weigh` and the seal tell, before anything is made of it.
+ * anybody. What holds here is what the header says: that it is true, `pinch_weigh` and the seal tell, before anything is made of it.
  */
-static __always_inline bool is_for_me(const struct ring_frame *f)
+static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {
 	__u32 sender = f->sender;
 
-	if (is_foreign(f))
+	if (pinch_is_foreign(f))
 		return false;
-	if (f->receiver != config.rank || f->ip.daddr != config.peers[config.rank % RING_MAX_RANKS].ip) {
-		count(PINCH_NOT_MINE, 1);
+	if (f->receiver != pinch_config.rank || f->ip.destination != pinch_config.peers[pinch_config.rank % RING_MAX_RANKS].ip) {
+		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
-	if (sender >= config.ranks || sender >= RING_MAX_RANKS || sender == config.rank || f->ip.saddr != config.peers[sender].ip) {
-		count(PINCH_BAD_RANK, 1);
+	if (sender >= pinch_config.ranks || sender >= RING_MAX_RANKS || sender == pinch_config.rank || f->ip.source != pinch_config.peers[sender].ip) {
+		pinch_count(DROP_BAD_RANK, 1);
 		return false;
 	}
 	return true;
 }
 
 /* What a word of a payload, in place `i`, adds to its check. */
-static __always_inline __u64 weigh(__u64 word, const __u32 *weight)
+static __always_inline __u64 pinch_weigh(__u64 word, const __u32 *weight)
 {
 	return (word & 0xffffffff) * weight[0] + (word >> 32) * weight[1];
 }

@@ -2,9 +2,10 @@
 /* The maps of one rank. Sizes that depend on the group are set before loading. */
 #pragma once
 
-#include "ring.h"
+#include "lib/bpf.h"
+#include "shared/ring_abi.h"
 
-const volatile struct ring_config config = {};
+const volatile struct ring_config ring_config = {};
 
 /* Quantized lanes, a chunk an element: written by the process, read here. */
 struct {
@@ -13,7 +14,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} inputs SEC(".maps");
+} ring_inputs SEC(".maps");
 
 /* Their sums over all ranks: written here, read by the process. */
 struct {
@@ -22,7 +23,7 @@ struct {
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} results SEC(".maps");
+} ring_results SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -30,7 +31,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ring_chunk);
-} chunks SEC(".maps");
+} ring_chunks SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -38,7 +39,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ring_control);
-} control SEC(".maps");
+} ring_control SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -46,14 +47,14 @@ struct {
 	__uint(max_entries, RING_PARKING);
 	__type(key, __u32);
 	__type(value, struct ring_parked);
-} parking SEC(".maps");
+} ring_parking SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, RING_PARKING);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} parking_data SEC(".maps");
+} ring_parking_data SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -61,7 +62,7 @@ struct {
 	__uint(max_entries, RING_ORDERS);
 	__type(key, __u32);
 	__type(value, struct ring_order);
-} orders SEC(".maps");
+} ring_orders SEC(".maps");
 
 /* The doorbell's far end, named many times: a broadcast to one of these makes many frames of one. */
 struct {
@@ -69,14 +70,14 @@ struct {
 	__uint(max_entries, RING_FAN_SMALL);
 	__type(key, __u32);
 	__type(value, __u32);
-} fan_small SEC(".maps");
+} ring_fan_small SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, RING_FAN_LARGE);
 	__type(key, __u32);
 	__type(value, __u32);
-} fan_large SEC(".maps");
+} ring_fan_large SEC(".maps");
 
 /* The link and the doorbell's far end: a frame that goes on, and its copy, which asks for a frame that is missing. */
 struct {
@@ -84,14 +85,14 @@ struct {
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u32);
-} fan_ask SEC(".maps");
+} ring_fan_ask SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ring_asks);
-} asks SEC(".maps");
+} ring_asks SEC(".maps");
 
 /* By CPU. */
 struct {
@@ -100,7 +101,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ring_lane);
-} lanes SEC(".maps");
+} ring_lanes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -108,21 +109,21 @@ struct {
 	__uint(max_entries, RING_MAX_RANKS);
 	__type(key, __u32);
 	__type(value, struct ring_rank);
-} ranks SEC(".maps");
+} ring_ranks SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ring_kept);
-} kept SEC(".maps");
+} ring_kept SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} kept_data SEC(".maps");
+} ring_kept_data SEC(".maps");
 
 /* The other CPUs, each with `ring_remote` to go on there. */
 struct {
@@ -130,17 +131,17 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct bpf_cpumap_val);
-} cpus SEC(".maps");
+} ring_cpus SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u64[RING_COUNTERS]);
-} counters SEC(".maps");
+} ring_counters SEC(".maps");
 
 /* `wake_at` results are stored: the value is the generation. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
-} events SEC(".maps");
+} ring_events SEC(".maps");

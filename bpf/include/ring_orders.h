@@ -5,23 +5,23 @@
 #include "ring_receive.h"
 
 /* A parked frame's turn has come: the bell's frame takes its place. */
-static __always_inline enum outcome replay(struct work *w, __u32 slot)
+static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 slot)
 {
-	struct ring_parked *parked = bpf_map_lookup_elem(&parking, &slot);
-	void *data = bpf_map_lookup_elem(&parking_data, &slot);
+	struct ring_parked *parked = bpf_map_lookup_elem(&ring_parking, &slot);
+	void *data = bpf_map_lookup_elem(&ring_parking_data, &slot);
 	struct ring_frame *f;
 	__u32 length;
 	__u64 sum;
 
 	if (!parked || !data || slot >= RING_PARKING)
-		return drop(w, RING_BAD_CHUNK);
-	if (__sync_val_compare_and_swap(&parked->state, PARKING_PARKED, PARKING_REPLAYING) != PARKING_PARKED)
-		return GONE;
+		return ring_drop(w, DROP_BAD_CHUNK);
+	if (__sync_val_compare_and_swap(&parked->state, RING_PARKING_PARKED, RING_PARKING_REPLAYING) != RING_PARKING_PARKED)
+		return RING_GONE;
 	length = parked->length;
-	if (length > config.chunk_bytes || length < RING_BLOCK || !resize(w, length) ||
-	    payload_fill(w->ctx, data, length) || !reload(w)) {
-		__sync_lock_test_and_set(&parked->state, PARKING_FREE);
-		return drop(w, RING_BAD_LENGTH);
+	if (length > ring_config.chunk_bytes || length < RING_BLOCK || !ring_resize(w, length) ||
+	    ring_payload_fill(w->ctx, data, length) || !ring_reload(w)) {
+		__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);
+		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	f = w->frame;
 	f->kind = RING_REDUCE;
@@ -30,90 +30,90 @@ static __always_inline enum outcome replay(struct work *w, __u32 slot)
 	f->attempt = parked->attempt;
 	f->hop = parked->hop;
 	f->round = parked->round;
-	f->sender = rank_before(config.rank);
-	f->receiver = config.rank;
+	f->sender = ring_rank_before(ring_config.rank);
+	f->receiver = ring_config.rank;
 	f->flags = 0;
 	f->length = length;
 	f->tag = parked->tag;
 	f->lane = 0;
 	f->prev = RING_NOTHING; /* it was looked at when the frame came */
 	sum = parked->sum;
-	__sync_lock_test_and_set(&parked->state, PARKING_FREE);
+	__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);
 	f->checksum = sum + frame_seal(f);
 	w->index = f->chunk;
-	return find_chunk(w) ? on_reduce(w) : GONE;
+	return ring_find_chunk(w) ? ring_on_reduce(w) : RING_GONE;
 }
 
 /* Ask for a frame. The request is as long as the answer, which may not fit where a shorter one has been. Every asking is another attempt: a fault
  * that meets frames by what they say must not meet all of them.
  */
-static __always_inline enum outcome request(struct work *w, __u8 round, enum stage stage)
+static __always_inline enum ring_verdict ring_request(struct ring_work *w, __u8 round, enum ring_stage stage)
 {
-	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+	struct ring_tensor *tensor = ring_tensor_of(w, generation_of(w->progress));
 	__u32 length = tensor->length;
 
-	if (!resize(w, length))
-		return GONE;
+	if (!ring_resize(w, length))
+		return RING_GONE;
 	w->frame->kind = RING_REQUEST;
 	w->frame->generation = generation_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->attempt = ++w->chunk->attempt;
 	w->frame->hop = 0;
-	w->frame->flags = stage == RESULT ? RING_FLAG_RESULT : 0;
+	w->frame->flags = stage == RING_STAGE_RESULT ? RING_FLAG_RESULT : 0;
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
-	w->frame->prev = (__u8)read_word(&w->chunk->reduced);
+	w->frame->prev = (__u8)word_read(&w->chunk->reduced);
 	w->chunk->asked_us = now_us();
-	count(w, RING_RESENT);
-	return send(w, rank_before(config.rank), length, 0);
+	ring_count(w, RING_RESENT);
+	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);
 }
 
 /* Ask for whatever frame is next to come about a chunk, unless it is all there. */
-static __always_inline enum outcome request_next(struct work *w)
+static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 {
 	__u32 generation = generation_of(w->progress);
-	__u64 reduced = read_word(&w->chunk->reduced), result = read_word(&w->chunk->result);
+	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = generation_of(reduced) == generation;
 
-	if (generation_of(result) == generation && (state_of(result) == RESULT_DONE || state_of(result) == RESULT_CLAIMED))
-		return GONE;
-	if (generation_of(result) == generation && state_of(result) == RESULT_REFUSED)
-		return request(w, round_of(result) + 1, RESULT);
+	if (generation_of(result) == generation && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
+		return RING_GONE;
+	if (generation_of(result) == generation && ring_state_of(result) == RING_RESULT_REFUSED)
+		return ring_request(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
 	if (begun)
-		return request(w, (__u8)reduced, RESULT);
-	return is_mine(w->index) ? GONE : request(w, 0, PARTIAL);
+		return ring_request(w, (__u8)reduced, RING_STAGE_RESULT);
+	return ring_is_mine(w->index) ? RING_GONE : ring_request(w, 0, RING_STAGE_PARTIAL);
 }
 
 /* A result was refused in round `round`. */
-static __always_inline enum outcome order_restart(struct work *w, __u8 round)
+static __always_inline enum ring_verdict ring_order_restart(struct ring_work *w, __u8 round)
 {
-	struct ring_tensor *tensor = tensor_of(w, generation_of(w->progress));
+	struct ring_tensor *tensor = ring_tensor_of(w, generation_of(w->progress));
 
-	if (is_mine(w->index))
-		return restart(w, round);
+	if (ring_is_mine(w->index))
+		return ring_restart(w, round);
 	w->length = tensor->length;
-	if (!resize(w, w->length))
-		return GONE;
+	if (!ring_resize(w, w->length))
+		return RING_GONE;
 	w->frame->generation = generation_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->tag = tensor->tag;
-	return ask_restart(w, round);
+	return ring_ask_restart(w, round);
 }
 
 /* Is rank `to` there? On a CPU of its own the question is passed on as it is. */
-static __always_inline enum outcome probe(struct work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_order *order)
 {
 	w->frame->attempt = order->attempt;
-	return tell(w, RING_PROBE, order->chunk, 0);
+	return ring_tell(w, RING_PROBE, order->chunk, 0);
 }
 
 /* The next order, if there is one that no other CPU has taken. */
-static __always_inline bool take(struct work *w, struct ring_order *order)
+static __always_inline bool ring_take(struct ring_work *w, struct ring_order *order)
 {
 	for (int attempt = 0; attempt < 8; attempt++) {
 		__u32 taken = *(volatile __u32 *)&w->control->taken;
 		__u32 slot = taken % RING_ORDERS;
-		struct ring_order *found = bpf_map_lookup_elem(&orders, &slot);
+		struct ring_order *found = bpf_map_lookup_elem(&ring_orders, &slot);
 
 		if (!found || taken == *(volatile __u32 *)&w->control->ordered)
 			return false;
@@ -125,58 +125,58 @@ static __always_inline bool take(struct work *w, struct ring_order *order)
 }
 
 /* What is wanted of the collective at hand. */
-static __always_inline enum outcome send_order(struct work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_send_order(struct ring_work *w, const struct ring_order *order)
 {
 	w->index = order->chunk;
 	if (order->generation != generation_of(w->progress) || order->chunk >= (__u32)w->progress)
-		return drop(w, RING_BAD_GENERATION);
-	if (order->kind == ORDER_LAUNCH)
-		return launch_first(w);
-	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+		return ring_drop(w, DROP_BAD_GENERATION);
+	if (order->kind == RING_ORDER_LAUNCH)
+		return ring_launch_first(w);
+	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
-		return drop(w, RING_BAD_CHUNK);
-	return order->kind == ORDER_RESTART ? order_restart(w, order->extra) : request_next(w);
+		return ring_drop(w, DROP_BAD_CHUNK);
+	return order->kind == RING_ORDER_RESTART ? ring_order_restart(w, order->extra) : ring_request_next(w);
 }
 
-static __always_inline enum outcome on_order(struct work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_on_order(struct ring_work *w, const struct ring_order *order)
 {
 	switch (order->kind) {
-	case ORDER_LAUNCH:
-	case ORDER_REQUEST:
-	case ORDER_RESTART:
-		return send_order(w, order);
-	case ORDER_REPLAY:
-		return replay(w, order->chunk);
-	case ORDER_PROBE:
-		return probe(w, order);
+	case RING_ORDER_LAUNCH:
+	case RING_ORDER_REQUEST:
+	case RING_ORDER_RESTART:
+		return ring_send_order(w, order);
+	case RING_ORDER_REPLAY:
+		return ring_replay(w, order->chunk);
+	case RING_ORDER_PROBE:
+		return ring_probe(w, order);
 	}
-	return drop(w, RING_BAD_KIND);
+	return ring_drop(w, DROP_BAD_KIND);
 }
 
 /* The frame is free to ask for what is missing. */
-static __always_inline enum outcome on_ask(struct work *w)
+static __always_inline enum ring_verdict ring_on_ask(struct ring_work *w)
 {
 	__u32 zero = 0;
-	struct ring_asks *list = bpf_map_lookup_elem(&asks, &zero);
+	struct ring_asks *list = bpf_map_lookup_elem(&ring_asks, &zero);
 	struct ring_ask ask;
 
-	if (!list || !(take_ask(w, list, &list->fresh, &ask) || take_ask(w, list, &list->again, &ask)))
-		return GONE;
+	if (!list || !(ring_take_ask(w, list, &list->fresh, &ask) || ring_take_ask(w, list, &list->again, &ask)))
+		return RING_GONE;
 	w->index = ask.item >> RING_CHUNK_SHIFT;
-	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
+	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
-		return GONE;
-	return request(w, ask.item >> RING_ROUND_SHIFT, ask.item & RING_STAGE_BIT);
+		return RING_GONE;
+	return ring_request(w, ask.item >> RING_ROUND_SHIFT, ask.item & RING_STAGE_BIT);
 }
 
 /* Where a frame goes in the end. */
-static __always_inline int leave(struct work *w, enum outcome outcome, bool by_link)
+static __always_inline int ring_leave(struct ring_work *w, enum ring_verdict outcome, bool by_link)
 {
-	if (w->asks && outcome == SEND)
-		return bpf_redirect_map(&fan_ask, 0, BPF_F_BROADCAST);
+	if (w->asks && outcome == RING_SEND)
+		return bpf_redirect_map(&ring_fan_ask, 0, BPF_F_BROADCAST);
 	if (w->asks)
-		outcome = on_ask(w);
-	if (outcome != SEND)
+		outcome = ring_on_ask(w);
+	if (outcome != RING_SEND)
 		return XDP_DROP;
-	return by_link ? XDP_TX : bpf_redirect(config.uplink, 0);
+	return by_link ? XDP_TX : bpf_redirect(ring_config.uplink, 0);
 }

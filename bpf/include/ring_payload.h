@@ -8,14 +8,14 @@
 
 #include "ring_maps.h"
 
-#define WORDS (RING_BLOCK / 8)
+#define RING_BLOCK_WORDS (RING_BLOCK / 8)
 
-#define FOR_EACH_BLOCK(blocks) for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
+#define RING_FOR_EACH_BLOCK(blocks) for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
 
 /* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough. */
-static __always_inline __u32 blocks_of(__u32 length)
+static __always_inline __u32 ring_blocks_of(__u32 length)
 {
-	__u32 blocks = length / RING_BLOCK, most = config.chunk_bytes / RING_BLOCK;
+	__u32 blocks = length / RING_BLOCK, most = ring_config.chunk_bytes / RING_BLOCK;
 
 	return blocks > most ? most : blocks;
 }
@@ -23,71 +23,71 @@ static __always_inline __u32 blocks_of(__u32 length)
 /* Ask for a payload's cache lines ahead of use: loads that nothing waits for. Frames come in bursts, chunk after chunk of one
  * owner, and inputs and results of a large tensor are in memory, not in a cache.
  */
-static __always_inline void payload_touch(const void *payload)
+static __always_inline void ring_payload_touch(const void *payload)
 {
 	if (!payload)
 		return;
-	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < config.chunk_bytes / RING_BLOCK; line++)
+	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK; line++)
 		(void)*(volatile const __u64 *)(payload + line * RING_BLOCK);
 }
 
 /* input or result -> frame. The helper is a memcpy with the CPU's own string instructions. */
-static __always_inline int payload_fill(struct xdp_md *ctx, void *from, __u32 length)
+static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u32 length)
 {
-	if (length < RING_BLOCK || length > config.chunk_bytes)
+	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
 	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
 }
 
 /* frame -> result, kept or parked. */
-static __always_inline int payload_take(struct xdp_md *ctx, void *to, __u32 length)
+static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32 length)
 {
-	if (length < RING_BLOCK || length > config.chunk_bytes)
+	if (length < RING_BLOCK || length > ring_config.chunk_bytes)
 		return -1;
 	return bpf_xdp_load_bytes(ctx, sizeof(struct ring_frame), to, length);
 }
 
 /* *sum = the words' sum */
-static __always_inline int payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
+static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
-	__u32 blocks = blocks_of(length);
+	__u32 blocks = ring_blocks_of(length);
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	FOR_EACH_BLOCK(blocks) {
+	RING_FOR_EACH_BLOCK(blocks) {
 		barrier_var(data_end); /* clang would compare with data_end + 1, which the verifier does not allow */
-		if ((void *)(words + WORDS) > data_end)
+		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
 #pragma unroll
-		for (int i = 0; i < WORDS; i++)
+		for (int i = 0; i < RING_BLOCK_WORDS; i++)
 			total += words[i];
-		words += WORDS;
+		words += RING_BLOCK_WORDS;
 	}
 	*sum = total;
 	return 0;
 }
 
 /* frame += input; *sum = the words' sum */
-static __always_inline int payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length, __u64 *sum)
+static __always_inline int ring_payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length, __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
-	__u32 blocks = blocks_of(length);
+	__u32 blocks = ring_blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	FOR_EACH_BLOCK(blocks) {
-		if ((void *)(words + WORDS) > data_end)
+	RING_FOR_EACH_BLOCK(blocks) {
+		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
 #pragma unroll
-		for (int i = 0; i < WORDS; i++) {
+		for (int i = 0; i < RING_BLOCK_WORDS; i++) {
 			__u64 word = words[i] + input[i];
 
 			words[i] = word;
 			total += word;
 		}
-		words += WORDS;
-		input += WORDS;
+		words += RING_BLOCK_WORDS;
+		input += RING_BLOCK_WORDS;
 	}
 	*sum = total;
 	return 0;

@@ -5,131 +5,131 @@
 #include "ring_store.h"
 
 /* Is the frame, which is of this rank's generation, one of this rank's tensor? */
-static __always_inline bool fits(struct work *w)
+static __always_inline bool ring_fits(struct ring_work *w)
 {
-	struct ring_tensor *tensor = tensor_of(w, w->frame->generation);
+	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->generation);
 
 	if (w->index >= tensor->total)
-		count(w, RING_BAD_CHUNK);
+		ring_count(w, DROP_BAD_CHUNK);
 	else if (w->frame->length != tensor->length)
-		count(w, RING_BAD_LENGTH);
+		ring_count(w, DROP_BAD_LENGTH);
 	else if (w->frame->tag != tensor->tag)
-		count(w, RING_BAD_TENSOR);
+		ring_count(w, DROP_BAD_TENSOR);
 	else
 		return true;
 	return false;
 }
 
 /* Look up the chunk that the frame names; refuse the frame if its payload cannot be one. */
-static __always_inline bool find_chunk(struct work *w)
+static __always_inline bool ring_find_chunk(struct ring_work *w)
 {
-	w->chunk = bpf_map_lookup_elem(&chunks, &w->index);
-	if (!w->chunk || w->index >= config.chunks) {
-		count(w, RING_BAD_CHUNK);
+	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
+	if (!w->chunk || w->index >= ring_config.chunks) {
+		ring_count(w, DROP_BAD_CHUNK);
 		return false;
 	}
 	if (!w->frame->generation) { /* what chunks that were never stored have */
-		count(w, RING_BAD_GENERATION);
+		ring_count(w, DROP_BAD_GENERATION);
 		return false;
 	}
 	w->length = w->frame->length;
-	if (w->length > config.chunk_bytes || w->length < RING_BLOCK || w->length % RING_BLOCK) {
-		count(w, RING_BAD_LENGTH);
+	if (w->length > ring_config.chunk_bytes || w->length < RING_BLOCK || w->length % RING_BLOCK) {
+		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
 	/* Other generations: an earlier one is answered as it asks, what the next one will be is not known yet. */
-	return w->frame->generation != generation_of(w->progress) || fits(w);
+	return w->frame->generation != generation_of(w->progress) || ring_fits(w);
 }
 
 /* Does this rank hold the result of the frame's chunk and generation? */
-static __always_inline bool holds(struct work *w)
+static __always_inline bool ring_holds(struct ring_work *w)
 {
-	__u64 result = read_word(&w->chunk->result);
+	__u64 result = word_read(&w->chunk->result);
 
-	return generation_of(result) == w->frame->generation && state_of(result) == RESULT_DONE;
+	return generation_of(result) == w->frame->generation && ring_state_of(result) == RING_RESULT_DONE;
 }
 
 /* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
-static __always_inline bool holds_enough(struct work *w)
+static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return holds(w) && (round_of(read_word(&w->chunk->result)) >= w->frame->round || is_settled(w, w->frame->generation));
+	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->generation));
 }
 
 /* Is the whole frame what its sender has sealed? */
-static __always_inline bool verify(struct work *w, __u64 *sum)
+static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 {
-	__u64 expected = payload_expected(w);
+	__u64 expected = ring_payload_expected(w);
 
-	if (payload_sum(w->ctx, w->length, sum)) {
-		count(w, RING_BAD_LENGTH);
+	if (ring_payload_sum(w->ctx, w->length, sum)) {
+		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
 	if (*sum == expected)
 		return true;
-	count(w, RING_BAD_CHECKSUM);
+	ring_count(w, DROP_BAD_CHECKSUM);
 	return false;
 }
 
-static __always_inline enum outcome on_reduce(struct work *w)
+static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 {
 	__u32 generation = w->frame->generation, mine = generation_of(w->progress);
-	__u32 hop = steps_to(w->index, config.rank);
+	__u32 hop = ring_steps_to(w->index, ring_config.rank);
 	bool ready = false;
 	__u64 sum;
 
-	if (!hop || w->frame->hop != hop || w->frame->sender != rank_before(config.rank))
-		return drop(w, RING_BAD_RANK);
-	if (!config.upstream && holds_enough(w)) {
+	if (!hop || w->frame->hop != hop || w->frame->sender != ring_rank_before(ring_config.rank))
+		return ring_drop(w, DROP_BAD_RANK);
+	if (!ring_config.upstream && ring_holds_enough(w)) {
 		/* The owner has not got the result, which went on from here. */
-		if (!verify(w, &sum))
-			return GONE;
-		return too_soon(w) ? GONE : send_result(w, owner_of(w->index), w->frame->round, w->chunk->before[RESULT]);
+		if (!ring_verify(w, &sum))
+			return RING_GONE;
+		return ring_too_soon(w) ? RING_GONE : ring_send_result(w, ring_owner_of(w->index), w->frame->round, w->chunk->before[RING_STAGE_RESULT]);
 	}
 	if (generation != mine && generation != generation_after(mine))
-		return drop(w, RING_BAD_GENERATION);
+		return ring_drop(w, DROP_BAD_GENERATION);
 	if (generation == mine && w->index < (__u32)w->progress)
-		return reduce(w);
-	if (!verify(w, &sum))
-		return GONE;
-	look_back(w);
-	park(w, sum, &ready);
+		return ring_reduce(w);
+	if (!ring_verify(w, &sum))
+		return RING_GONE;
+	ring_look_back(w);
+	ring_park(w, sum, &ready);
 	if (!ready)
-		return GONE;
-	return fits(w) ? reduce(w) : GONE;
+		return RING_GONE;
+	return ring_fits(w) ? ring_reduce(w) : RING_GONE;
 }
 
-static __always_inline enum outcome on_result(struct work *w)
+static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, hop = result_steps_to(w->index, config.rank);
+	__u32 generation = w->frame->generation, hop = ring_result_steps_to(w->index, ring_config.rank);
 	__u8 round = w->frame->round;
-	__u64 result = read_word(&w->chunk->result), sum;
-	enum taking taken;
+	__u64 result = word_read(&w->chunk->result), sum;
+	enum ring_taking taken;
 
 	if (w->frame->hop != hop)
-		return drop(w, RING_BAD_RANK);
-	if (generation_of(result) == generation && state_of(result) != RESULT_NONE && round_of(result) >= round)
-		return drop(w, RING_DUPLICATE);
+		return ring_drop(w, DROP_BAD_RANK);
+	if (generation_of(result) == generation && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
+		return ring_drop(w, DROP_DUPLICATE);
 	if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress)
 		/* No sum can be whole without this rank's part: a forgery, or a frame of another age. */
-		return drop(w, RING_BAD_GENERATION);
-	if (!verify(w, &sum))
-		return GONE;
-	look_back(w);
-	taken = take_result(w, round, sum);
-	if (taken == NOT_TAKEN)
-		return drop(w, RING_DUPLICATE);
-	if (!reload(w))
-		return GONE;
-	if (hop + 1 < config.ranks) {
+		return ring_drop(w, DROP_BAD_GENERATION);
+	if (!ring_verify(w, &sum))
+		return RING_GONE;
+	ring_look_back(w);
+	taken = ring_take_result(w, round, sum);
+	if (taken == RING_NOT_TAKEN)
+		return ring_drop(w, DROP_DUPLICATE);
+	if (!ring_reload(w))
+		return RING_GONE;
+	if (hop + 1 < ring_config.ranks) {
 		w->frame->hop = hop + 1;
-		enlist(w, generation, w->index, RESULT);
-		return send(w, rank_after(config.rank), w->length, sum);
+		ring_enlist(w, generation, w->index, RING_STAGE_RESULT);
+		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
-	return taken == TAKEN_FIRST && hop + 1 == config.ranks ? launch_next(w) : GONE;
+	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w) : RING_GONE;
 }
 
 /* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */
-static __always_inline enum outcome ask_restart(struct work *w, __u8 round)
+static __always_inline enum ring_verdict ring_ask_restart(struct ring_work *w, __u8 round)
 {
 	w->frame->kind = RING_REQUEST;
 	w->frame->flags = RING_FLAG_RESTART;
@@ -137,95 +137,95 @@ static __always_inline enum outcome ask_restart(struct work *w, __u8 round)
 	w->frame->round = round;
 	w->frame->attempt = ++w->chunk->attempt;
 	w->frame->prev = RING_NOTHING;
-	count(w, RING_RESENT);
-	return send(w, owner_of(w->index), w->length, 0);
+	ring_count(w, RING_RESENT);
+	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
 /* The rank behind lacks what this one has sent it, and the chunk's owner is to send it again. The request says what was sent before that, as the
  * frame itself did, so that the owner's answer can.
  */
-static __always_inline enum outcome pass_on(struct work *w, __u32 prev)
+static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32 prev)
 {
 	w->frame->prev = prev;
 	w->frame->hop = 1;
-	count(w, RING_RESENT);
-	return send(w, owner_of(w->index), w->length, 0);
+	ring_count(w, RING_RESENT);
+	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
 /* The rank behind lacks the partial sum that this rank has sent. */
-static __always_inline enum outcome resend_partial(struct work *w, bool mine)
+static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w, bool mine)
 {
-	__u64 reduced = read_word(&w->chunk->reduced);
+	__u64 reduced = word_read(&w->chunk->reduced);
 	__u8 round = reduced;
-	enum outcome outcome;
+	enum ring_verdict outcome;
 
 	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
-		return drop(w, RING_NOT_HELD);
-	if (!config.upstream && !mine)
-		return pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
-	if (too_soon(w))
-		return GONE;
+		return ring_drop(w, DROP_NOT_HELD);
+	if (!ring_config.upstream && !mine)
+		return ring_pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
+	if (ring_too_soon(w))
+		return RING_GONE;
 	if (mine)
-		return launch(w, round, true);
-	if (send_kept(w, round, &outcome))
+		return ring_launch(w, round, true);
+	if (ring_send_kept(w, round, &outcome))
 		return outcome;
 	w->chunk->resent_us = now_us();
-	return ask_restart(w, round);
+	return ring_ask_restart(w, round);
 }
 
 /* A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that. */
-static __always_inline enum outcome on_restart(struct work *w, bool mine)
+static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bool mine)
 {
 	__u32 asker = w->frame->sender;
 
 	if (!mine)
-		return drop(w, RING_BAD_RANK);
-	if (holds(w) && is_settled(w, w->frame->generation)) {
-		if (too_soon(w))
-			return GONE;
-		return send_result(w, asker, w->frame->round + 1, asker == rank_after(config.rank) ? w->chunk->before[RESULT] : RING_NOTHING);
+		return ring_drop(w, DROP_BAD_RANK);
+	if (ring_holds(w) && ring_is_settled(w, w->frame->generation)) {
+		if (ring_too_soon(w))
+			return RING_GONE;
+		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
 	}
 	if (w->frame->generation != generation_of(w->progress))
-		return drop(w, RING_NOT_HELD);
-	return restart(w, w->frame->round);
+		return ring_drop(w, DROP_NOT_HELD);
+	return ring_restart(w, w->frame->round);
 }
 
 /* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
  * the chunk's owner, which sends the result, or begins lap one again. What this rank has not sent is not lost, whatever the asker believes.
  */
-static __always_inline enum outcome on_request(struct work *w)
+static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
 {
-	bool mine = is_mine(w->index), direct = !w->frame->hop, answers = config.upstream || mine;
-	__u32 asker = direct ? w->frame->sender : rank_after(w->frame->sender);
+	bool mine = ring_is_mine(w->index), direct = !w->frame->hop, answers = ring_config.upstream || mine;
+	__u32 asker = direct ? w->frame->sender : ring_rank_after(w->frame->sender);
 
-	if (!is_sealed(w))
-		return GONE;
+	if (!ring_is_sealed(w))
+		return RING_GONE;
 	if (w->frame->flags & RING_FLAG_RESTART)
-		return on_restart(w, mine);
-	if (direct ? asker != rank_after(config.rank) : config.upstream || !mine)
-		return drop(w, RING_BAD_RANK);
-	if (holds_enough(w)) {
+		return ring_on_restart(w, mine);
+	if (direct ? asker != ring_rank_after(ring_config.rank) : ring_config.upstream || !mine)
+		return ring_drop(w, DROP_BAD_RANK);
+	if (ring_holds_enough(w)) {
 		if (!answers)
-			return pass_on(w, w->chunk->before[RESULT]);
-		if (asker == config.rank)
-			return drop(w, RING_DUPLICATE);
-		if (too_soon(w))
-			return GONE;
-		return send_result(w, asker, w->frame->round, direct ? w->chunk->before[RESULT] : w->frame->prev);
+			return ring_pass_on(w, w->chunk->before[RING_STAGE_RESULT]);
+		if (asker == ring_config.rank)
+			return ring_drop(w, DROP_DUPLICATE);
+		if (ring_too_soon(w))
+			return RING_GONE;
+		return ring_send_result(w, asker, w->frame->round, direct ? w->chunk->before[RING_STAGE_RESULT] : w->frame->prev);
 	}
 	/* It cannot have the result before this rank, but may lack the partial sum of a later round. */
-	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)read_word(&w->chunk->reduced) <= w->frame->prev)
-		return drop(w, RING_NOT_HELD);
-	return resend_partial(w, mine);
+	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
+		return ring_drop(w, DROP_NOT_HELD);
+	return ring_resend_partial(w, mine);
 }
 
 /* What another rank says of itself. */
-static __always_inline void note_rank(struct work *w)
+static __always_inline void ring_note_rank(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender, generation = w->frame->generation;
-	struct ring_rank *rank = bpf_map_lookup_elem(&ranks, &sender);
+	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
-	if (!rank || (rank->generation && is_before(generation, rank->generation)))
+	if (!rank || (rank->generation && generation_is_before(generation, rank->generation)))
 		return;
 	rank->front = w->frame->chunk;
 	rank->generation = generation;
@@ -234,9 +234,9 @@ static __always_inline void note_rank(struct work *w)
 }
 
 /* What this rank says of itself. To the rank behind it names what it has sent it last. */
-static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __u8 flags)
+static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
 {
-	__u32 generation = generation_of(read_word(&w->control->progress));
+	__u32 generation = generation_of(word_read(&w->control->progress));
 
 	w->frame->kind = kind;
 	w->frame->generation = generation;
@@ -246,69 +246,69 @@ static __always_inline enum outcome tell(struct work *w, __u8 kind, __u32 to, __
 	w->frame->round = 0;
 	w->frame->tag = 0;
 	w->frame->prev = RING_NOTHING;
-	if (kind == RING_ALIVE && to == rank_after(config.rank))
-		name_latest(w, generation);
-	return send(w, to, 0, 0);
+	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
+		ring_name_latest(w, generation);
+	return ring_send(w, to, 0, 0);
 }
 
-static __always_inline enum outcome on_probe(struct work *w)
+static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 {
-	if (!is_sealed(w))
-		return GONE;
-	note_rank(w);
-	return tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
+	if (!ring_is_sealed(w))
+		return RING_GONE;
+	ring_note_rank(w);
+	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
 }
 
-static __always_inline enum outcome on_alive(struct work *w)
+static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
 	__u32 lane = w->frame->lane, sender = w->frame->sender;
-	struct ring_rank *rank = bpf_map_lookup_elem(&ranks, &sender);
+	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
-	if (!is_sealed(w) || !rank)
-		return GONE;
-	note_rank(w);
+	if (!ring_is_sealed(w) || !rank)
+		return RING_GONE;
+	ring_note_rank(w);
 	if (w->frame->flags & RING_FLAG_TOLD)
 		rank->told = *(volatile __u32 *)&w->control->settled;
-	if (sender != rank_before(config.rank) || is_before(w->frame->generation, generation_of(w->progress)))
-		return GONE;
-	look_back(w);
+	if (sender != ring_rank_before(ring_config.rank) || generation_is_before(w->frame->generation, generation_of(w->progress)))
+		return RING_GONE;
+	ring_look_back(w);
 	if (lane < 64)
 		__sync_fetch_and_or(&w->control->flushed, 1ull << lane);
-	return GONE;
+	return RING_GONE;
 }
 
 /* What every frame must be before anything is looked at that it names. */
-static __always_inline bool begin(struct work *w, struct xdp_md *ctx)
+static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 {
 	__u32 zero = 0, cpu = bpf_get_smp_processor_id();
 
 	w->ctx = ctx;
-	w->frame = ring_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
-	w->control = bpf_map_lookup_elem(&control, &zero);
-	w->counters = bpf_map_lookup_elem(&counters, &zero);
-	w->lane = bpf_map_lookup_elem(&lanes, &cpu);
+	w->frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	w->control = bpf_map_lookup_elem(&ring_control, &zero);
+	w->counters = bpf_map_lookup_elem(&ring_counters, &zero);
+	w->lane = bpf_map_lookup_elem(&ring_lanes, &cpu);
 	if (!w->frame || !w->control || !w->counters)
 		return false;
-	if (w->frame->cookie != config.cookie || w->frame->version != RING_VERSION || w->frame->group != config.group) {
-		count(w, RING_BAD_COOKIE);
+	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION || w->frame->group != ring_config.group) {
+		ring_count(w, DROP_BAD_COOKIE);
 		return false;
 	}
-	w->progress = read_word(&w->control->progress);
+	w->progress = word_read(&w->control->progress);
 	w->index = w->frame->chunk;
 	return true;
 }
 
 /* Is a frame for this rank, and from another one? */
-static __always_inline bool is_for_me(struct work *w)
+static __always_inline bool ring_is_for_me(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender;
 
-	if (w->frame->receiver != config.rank || w->frame->ip.daddr != config.peers[config.rank].ip) {
-		count(w, RING_BAD_RECEIVER);
+	if (w->frame->receiver != ring_config.rank || w->frame->ip.destination != ring_config.peers[ring_config.rank].ip) {
+		ring_count(w, DROP_BAD_RECEIVER);
 		return false;
 	}
-	if (sender >= RING_MAX_RANKS || sender >= config.ranks || sender == config.rank || w->frame->ip.saddr != config.peers[sender].ip) {
-		count(w, RING_BAD_RANK);
+	if (sender >= RING_MAX_RANKS || sender >= ring_config.ranks || sender == ring_config.rank || w->frame->ip.source != ring_config.peers[sender].ip) {
+		ring_count(w, DROP_BAD_RANK);
 		return false;
 	}
 	if (w->lane)
@@ -316,28 +316,28 @@ static __always_inline bool is_for_me(struct work *w)
 	return true;
 }
 
-static __always_inline enum outcome on_frame(struct work *w)
+static __always_inline enum ring_verdict ring_on_frame(struct ring_work *w)
 {
 	__u8 kind = w->frame->kind;
 	__u32 next;
 
-	if (!is_for_me(w))
-		return GONE;
+	if (!ring_is_for_me(w))
+		return RING_GONE;
 	if (kind == RING_PROBE)
-		return on_probe(w);
+		return ring_on_probe(w);
 	if (kind == RING_ALIVE)
-		return on_alive(w);
+		return ring_on_alive(w);
 	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_REQUEST)
-		return drop(w, RING_BAD_KIND);
-	if (!find_chunk(w))
-		return GONE;
+		return ring_drop(w, DROP_BAD_KIND);
+	if (!ring_find_chunk(w))
+		return RING_GONE;
 	if (kind == RING_REQUEST)
-		return on_request(w);
-	next = w->index + config.ranks;
+		return ring_on_request(w);
+	next = w->index + ring_config.ranks;
 	if (kind == RING_REDUCE) {
-		payload_touch(bpf_map_lookup_elem(&inputs, &next));
-		return on_reduce(w);
+		ring_payload_touch(bpf_map_lookup_elem(&ring_inputs, &next));
+		return ring_on_reduce(w);
 	}
-	payload_touch(bpf_map_lookup_elem(&results, &next));
-	return on_result(w);
+	ring_payload_touch(bpf_map_lookup_elem(&ring_results, &next));
+	return ring_on_result(w);
 }

@@ -9,12 +9,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from testbed.collectives.options import CollectiveOptions, Lanes, RecoveryFrom
 from testbed.errors import SpecError
+from testbed.kernel.abi import constant
 from testbed.plan import MAX_HOSTS, MAX_MTU, MIN_MTU
+from testbed.protocol.wire import Endpoint
 from testbed.tables import explain, findings, path_of
 
 __all__ = ["MAX_GROUP_ID", "GroupSpec", "Lanes", "Member", "RecoveryFrom", "make_groups"]
 
-MAX_GROUP_ID = 4095  # socket transports listen on a base port plus the group's id
+MAX_GROUP_ID = constant("RING_MAX_GROUPS") - 1  # socket transports listen on a base port plus the group's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Member:
     name: str
     ip: str
     mac: str
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its addresses."""
+        return Endpoint(self.mac, self.ip)
 
 
 class GroupSpec(CollectiveOptions):

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
 
 __all__ = ["EXPONENTS", "Lanes", "NativeLanes"]
@@ -127,23 +128,16 @@ class Lanes:
         return integers.astype(np.float32) * np.float32(self.step(exponent))
 
 
-class NativeLanes(ctypes.Structure):
-    """The same in C, a pass each over memory, for large arrays: ``struct lanes`` of ``testbed/native/lanes.h``.
+class NativeLanes:
+    """The same in C, a pass each over memory, for large arrays.
 
     Addresses are those of C-contiguous arrays; the caller keeps them alive and large enough.
     """
 
-    _fields_ = [
-        ("bytes", ctypes.c_uint32),
-        ("bias", ctypes.c_int32),
-        ("limit", ctypes.c_int32),
-        ("clamp", ctypes.c_float),
-        ("fraction_bits", ctypes.c_int32),
-        ("ranks", ctypes.c_int32),
-    ]
-
     def __init__(self, lanes: Lanes) -> None:
-        super().__init__(lanes.bytes, lanes.bias, lanes.limit, lanes.clamp, lanes.fraction_bits, lanes.ranks)
+        #: ``struct lanes``.
+        self.format = Struct("lanes", **{name: getattr(lanes, name) for name in dtype("lanes").names or ()})
+        self._address = self.format.address
 
     def absmax(self, values: int, count: int) -> float:
         """Largest magnitude of ``count`` float32; infinite or NaN if one of them is."""
@@ -155,7 +149,7 @@ class NativeLanes(ctypes.Structure):
 
     def exponent_for(self, absmax: float) -> int:
         """See `Lanes.exponent_for`."""
-        return int(_library().exponent_for(self, int(np.float32(absmax).view(np.uint32))))
+        return int(_library().exponent_for(self._address, int(np.float32(absmax).view(np.uint32))))
 
     def quantize(self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int) -> float:
         """Quantize into chunks of ``per_chunk`` lanes and a word.
@@ -164,7 +158,7 @@ class NativeLanes(ctypes.Structure):
 
         :returns: The largest magnitude.
         """
-        return _as_float(_library().quantize(self, values, count, out, per_chunk, records, exponent))
+        return _as_float(_library().quantize(self._address, values, count, out, per_chunk, records, exponent))
 
     def seal(self, chunk: int, length: int, record: int) -> None:
         """Set a chunk's last word to the check of what is before it, and the sum of all words in its record."""
@@ -172,13 +166,13 @@ class NativeLanes(ctypes.Structure):
 
     def dequantize(self, sums: int, count: int, per_chunk: int, out: int, exponent: int) -> int:
         """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say; how many chunks that is."""
-        return int(_library().dequantize(self, sums, count, per_chunk, out, exponent))
+        return int(_library().dequantize(self._address, sums, count, per_chunk, out, exponent))
 
 
 @cache
 def _library() -> ctypes.CDLL:
     library = load("lanes")
-    pointer, size, integer, own = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.POINTER(NativeLanes)
+    pointer, size, integer, own = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_void_p
     library.absmax.argtypes, library.absmax.restype = [pointer, size], ctypes.c_uint32
     library.find_nonfinite.argtypes, library.find_nonfinite.restype = [pointer, size], size
     library.exponent_for.argtypes, library.exponent_for.restype = [own, ctypes.c_uint32], integer

@@ -5,22 +5,24 @@ The last word of each chunk is its check, which the lanes and the status pass ov
 
 from __future__ import annotations
 
-import ctypes
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.collectives.lanes import Lanes
-from testbed.collectives.ring_maps import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+from testbed.kernel.abi import Struct, constant
 from testbed.protocol.status import status_bytes
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 
 __all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
 BLOCKS = 8
 """Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
 
-CHECK_BYTES = 8
+CHECK_BYTES = constant("RING_CHECK_BYTES")
 """What a chunk's check takes of it."""
 
 LEAST_BLOCK = 1 << 20
@@ -33,21 +35,36 @@ def chunk_bytes_for(mtu: int) -> int:
     return min((mtu - overhead) // BLOCK * BLOCK, MAX_PAYLOAD)
 
 
-class Layout(ctypes.Structure):
-    """``struct layout`` of ``testbed/native/ring.c``.
+@dataclass(frozen=True)
+class Layout:
+    """``struct ring_layout``.
 
     A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is full, because a frame that
     becomes the next chunk may have no room to grow.
+
+    :param count: Values.
+    :param data: Bytes of their lanes, up to the next word: where the status begins, checks left out.
+    :param status: Its bytes.
+    :param total: Chunks.
+    :param length: Payload of a frame, bytes.
+    :param block: Chunks that are quantized and published at a time.
     """
 
-    _fields_ = [
-        ("count", ctypes.c_uint64),
-        ("data", ctypes.c_uint64),
-        ("status", ctypes.c_uint32),
-        ("total", ctypes.c_uint32),
-        ("length", ctypes.c_uint32),
-        ("block", ctypes.c_uint32),
-    ]
+    count: int
+    data: int
+    status: int
+    total: int
+    length: int
+    block: int
+
+    @cached_property
+    def _native(self) -> Struct:
+        return Struct("ring_layout", **asdict(self))
+
+    @cached_property
+    def address(self) -> int:
+        """Of the struct, as C takes it; it lives as long as this object."""
+        return self._native.address
 
     @classmethod
     def plan(cls, count: int, lanes: Lanes, chunk_bytes: int) -> Self:
@@ -89,7 +106,7 @@ class Layout(ctypes.Structure):
 
 def chunks_for(count: int, lanes: Lanes, chunk_bytes: int) -> int:
     """Chunks that a tensor of ``count`` values needs."""
-    return int(Layout.plan(count, lanes, chunk_bytes).total)
+    return Layout.plan(count, lanes, chunk_bytes).total
 
 
 def _pad(count: int, to: int) -> int:

@@ -11,7 +11,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives import ring_maps as maps
 from testbed.collectives.group import GroupSpec
 from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
 from testbed.collectives.ring_layout import Layout, chunk_bytes_for, chunks_for
@@ -19,12 +18,13 @@ from testbed.collectives.transport import PHASES
 from testbed.errors import CollectiveError, SpecError
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
+from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
-from testbed.protocol.memory import ANYWHERE
+from testbed.protocol.memory import ANYWHERE, COUNTERS, PARKING, Order
 from testbed.protocol.scale import SLACK
-from testbed.protocol.wire import MAX_CHUNKS
+from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
@@ -42,14 +42,14 @@ _SLICE_NS = 100_000_000
 
 
 class Outcome(IntEnum):
-    """What became of a collective: ``enum outcome`` of ``testbed/native/ring.c``."""
+    """What became of a collective: ``enum ring_outcome``."""
 
-    DONE = 0
-    LATE = 1
-    ODD = 2
-    FAULTY = 3
-    MISFIT = 4
-    FAILED = 5
+    DONE = constant("RING_DONE")
+    LATE = constant("RING_LATE")
+    ODD = constant("RING_ODD")
+    FAULTY = constant("RING_FAULTY")
+    MISFIT = constant("RING_MISFIT")
+    FAILED = constant("RING_FAILED")
 
 
 _OUTCOMES = tuple(Outcome)
@@ -83,7 +83,8 @@ class RingPort:
             cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
         kept = 1 << (_KEPT * self.window * spec.size - 1).bit_length()
-        config = maps.Config(
+        config = Struct(
+            "ring_config",
             cookie=spec.cookie,
             rank=spec.rank,
             ranks=spec.size,
@@ -91,19 +92,21 @@ class RingPort:
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
             kept=kept,
-            upstream=int(spec.recovery == "upstream"),
+            upstream=spec.recovery == "upstream",
             gap=spec.gap,
             cpus=len(cpus),
             uplink=socket.if_nametoindex(LINK),
         )
         for other in spec.members:
-            config.peers[other.rank] = maps.peer(spec.me, other)
-        payload = ("inputs", "results", "parking_data", "kept_data")
-        lanes_ = {"lanes": os.sysconf("SC_NPROCESSORS_CONF"), "kept": kept, "kept_data": kept}
+            config.peers[other.rank] = net_peer(spec.me.endpoint, other.endpoint)
+        payload = ("ring_inputs", "ring_results", "ring_parking_data", "ring_kept_data")
+        sizes = dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), chunks)
+        sizes |= {"ring_lanes": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
+        sizes |= {"ring_kept": kept, "ring_kept_data": kept}
         self._object = BpfObject(
             "ring",
             rodata=config,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), chunks) | {"cpus": len(cpus)} | lanes_,
+            max_entries=sizes,
             value_sizes=dict.fromkeys(payload, self.chunk_bytes),
         )
         self.doorbell: socket.socket | None = None
@@ -116,36 +119,38 @@ class RingPort:
             raise
 
     def _share(self) -> None:
-        shared = self._object.maps
-        self.inputs: NDArray[np.uint8] = shared["inputs"].view(np.uint8).reshape(-1)
-        self.results: NDArray[np.uint8] = shared["results"].view(np.uint8).reshape(-1)
-        self.records = shared["chunks"].view(np.dtype(maps.Chunk)).reshape(-1)
-        self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
-        self.parking = shared["parking"].view(np.uint8)
-        self.orders = shared["orders"].view(np.uint8)
-        self.lanes = shared["lanes"].view(np.dtype(maps.Lane)).reshape(-1)
-        self._ranks = shared["ranks"].view(np.dtype(maps.Rank)).reshape(-1)
+        shared, layout_of = self._object.maps, self._object.dtype
+        self.inputs: NDArray[np.uint8] = shared["ring_inputs"].view(np.uint8).reshape(-1)
+        self.results: NDArray[np.uint8] = shared["ring_results"].view(np.uint8).reshape(-1)
+        self.records = shared["ring_chunks"].view(layout_of("ring_chunk")).reshape(-1)
+        self.control = Struct(shared["ring_control"].view(layout_of("ring_control")))
+        self.parking = shared["ring_parking"].view(np.uint8)
+        self.orders = shared["ring_orders"].view(np.uint8)
+        self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
+        self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
         self.control.holdoff_us = _HOLDOFF_US
         far = socket.if_nametoindex(BELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
-            shared["fan_ask"].update(index, device)
-        for fan, width in (("fan_small", maps.FAN_SMALL), ("fan_large", maps.FAN_LARGE)):
-            for index in range(width):
+            shared["ring_fan_ask"].update(index, device)
+        for fan in ("ring_fan_small", "ring_fan_large"):
+            for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)
         remote = self._object.programs["ring_remote"].fd
-        fill_cpumap(shared["cpus"], range(shared["cpus"].max_entries), maps.PARKING, remote)
-        self._events = shared["events"]
-        self._counters = shared["counters"]
+        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), PARKING, remote)
+        self._events = shared["ring_events"]
+        self._counters = shared["ring_counters"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
     def _connect_doorbell(self, lanes: Lanes, cpus: int) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((BELL_NEAR, 0))
-        bell = maps.make_bell(maps.Kind.BELL, self.spec, maps.FRAME_BYTES + self.chunk_bytes)
+        bell = encode(Frame(Header(Kind.BELL, self.spec.group_id, self.spec.cookie, prev=0)))
+        bell = bell.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
         self._bell = ctypes.create_string_buffer(bell, len(bell))
-        self._quiet = np.zeros((cpus, 3), np.uint64)
-        self._native = maps.NativeRing(
-            control=ctypes.addressof(self.control),
+        self._quiet = np.zeros(cpus, dtype("ring_quiet"))
+        self._native = Struct(
+            "ring",
+            control=self.control.address,
             parking=self.parking.ctypes.data,
             bell=ctypes.addressof(self._bell),
             bell_length=len(self._bell),
@@ -157,7 +162,7 @@ class RingPort:
             inputs=self.inputs.ctypes.data,
             results=self.results.ctypes.data,
             records=self.records.ctypes.data,
-            lanes=NativeLanes(lanes),
+            lanes=NativeLanes(lanes).format.value,
             chunk_bytes=self.chunk_bytes,
             cpus=self.lanes.ctypes.data,
             peers=self._ranks.ctypes.data,
@@ -173,15 +178,14 @@ class RingPort:
             exponents=len(EXPONENTS),
         )
         library = load("ring")
-        self._ring = ctypes.addressof(self._native)
+        self._ring = self._native.address
         pointer, u16, u32 = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_uint32
-        layout = ctypes.POINTER(Layout)
         self._reduce = library.ring_reduce
-        self._reduce.argtypes = [pointer, layout, u32, u16, pointer, pointer, u32, ctypes.c_int32]
+        self._reduce.argtypes = [pointer, pointer, u32, u16, pointer, pointer, u32, ctypes.c_int32]
         self._complete = library.ring_complete
-        self._complete.argtypes = [pointer, layout, pointer, ctypes.c_int32]
+        self._complete.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
-        self._finish.argtypes = [pointer, layout, u32, pointer]
+        self._finish.argtypes = [pointer, pointer, u32, pointer]
         self._order = library.ring_order
         self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32, u32], None
         self._begin = library.ring_begin
@@ -199,19 +203,19 @@ class RingPort:
         :param absmax: A magnitude that the status is to count with besides the values'.
         """
         bits = _bits(absmax) if absmax else 0
-        outcome: int = self._reduce(self._ring, layout, generation, tag, values, out, bits, exponent)
+        outcome: int = self._reduce(self._ring, layout.address, generation, tag, values, out, bits, exponent)
         if outcome == Outcome.FAILED:
             self._check(self._native.error)
         return _OUTCOMES[outcome]
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
         """What follows when all results are stored: the status is read, and the sums are turned into floats."""
-        outcome: int = self._complete(self._ring, layout, out, exponent)
+        outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
     def finish(self, layout: Layout, generation: int, status: bytes) -> None:
         """Publish the end of the input with a status of the caller's."""
-        self._check(self._finish(self._ring, layout, generation, status))
+        self._check(self._finish(self._ring, layout.address, generation, status))
 
     @property
     def seen(self) -> int:
@@ -231,7 +235,7 @@ class RingPort:
         """Enter a generation with nothing to reduce."""
         self._begin(self._ring, generation, 0, 0, 0, 0)
 
-    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""
         self._order(self._ring, kind, generation, chunk, attempt, extra)
 
@@ -269,8 +273,8 @@ class RingPort:
 
     def counters(self) -> dict[str, int]:
         """All of ``enum ring_counter``, summed over CPUs."""
-        table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(maps.COUNTERS))
-        return dict(zip(maps.COUNTERS, table.sum(axis=0).tolist(), strict=True))
+        table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(COUNTERS))
+        return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     @property
     def refused(self) -> int:

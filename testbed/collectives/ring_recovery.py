@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from testbed.collectives.ring_maps import Order
 from testbed.collectives.ring_port import Peer, RingPort
 from testbed.errors import CollectiveError
 from testbed.protocol.liveness import absent, silent, unsettled, untold
+from testbed.protocol.memory import Order
 
 __all__ = ["Recovery"]
 

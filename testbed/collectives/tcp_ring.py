@@ -20,6 +20,7 @@ from testbed.collectives.interface import read_counters
 from testbed.collectives.neighbours import Neighbours, Side
 from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
 from testbed.errors import CollectiveError
+from testbed.kernel.abi import Struct, constant
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -34,30 +35,12 @@ BUFFER_BYTES = 512 << 10  # at 64 MiB, 4 MiB took 267 ms and this 212 ms (blocks
 SPIN_NS = 200_000  # 4 KiB took 0.46 ms without and 0.31 ms with 500 us; a busy machine may differ
 
 
-class _Ring(ctypes.Structure):
-    """``struct tcp_ring``."""
-
-    _fields_ = [
-        ("left", ctypes.c_int32),
-        ("right", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("ranks", ctypes.c_int32),
-        ("timeout_ms", ctypes.c_int32),
-        ("slots", ctypes.c_int32),
-        ("block", ctypes.c_uint64),
-        ("segment", ctypes.c_uint64),
-        ("scratch", ctypes.c_void_p),
-        ("wait_ns", ctypes.c_uint64),
-        ("spin_ns", ctypes.c_uint64),
-    ]
-
-
-# enum outcome: which neighbour, and whether it was silent or gone
+# enum tcp_ring_outcome: which neighbour, and whether it was silent or gone
 _OUTCOMES: dict[int, tuple[Side, bool]] = {
-    1: ("left", False),
-    2: ("right", False),
-    3: ("left", True),
-    4: ("right", True),
+    constant("TCP_RING_LEFT_FAILED"): ("left", False),
+    constant("TCP_RING_RIGHT_FAILED"): ("right", False),
+    constant("TCP_RING_LEFT_SILENT"): ("left", True),
+    constant("TCP_RING_RIGHT_SILENT"): ("right", True),
 }
 
 
@@ -72,8 +55,9 @@ class TcpRing(Transport):
         self._neighbours: Neighbours | None = None
         self._scratch = np.empty(SLOTS * BLOCK + SEGMENT, np.float32)
         self._call = native.load("tcp_ring").tcp_ring_all_reduce
-        self._call.argtypes = (ctypes.POINTER(_Ring), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-        self._ring = _Ring(
+        self._call.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+        self._ring = Struct(
+            "tcp_ring",
             rank=spec.rank,
             ranks=spec.size,
             timeout_ms=int(spec.timeout * 1e3),
@@ -102,7 +86,7 @@ class TcpRing(Transport):
             raise CollectiveError(f"tcp-ring: rank {self.spec.rank} is not connected")
         ring = self._ring
         start, waited = time.perf_counter(), ring.wait_ns
-        outcome = self._call(ctypes.byref(ring), tensor.ctypes.data, out.ctypes.data, tensor.size)
+        outcome = self._call(ring.address, tensor.ctypes.data, out.ctypes.data, tensor.size)
         wait = (ring.wait_ns - waited) * 1e-9
         self._phases["wait"] += wait
         self._phases["communicate"] += time.perf_counter() - start - wait

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.exchange.interface import Aggregation, Embeddings
+from testbed.kernel.abi import Struct, constant
 from testbed.native import load
 
 __all__ = ["Adjacency"]
-
-
-class _Adjacency(ctypes.Structure):
-    """``struct adjacency``."""
-
-    _fields_ = [
-        ("rows", ctypes.c_uint64),
-        ("dim", ctypes.c_uint64),
-        ("indptr", ctypes.c_void_p),
-        ("indices", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-    ]
 
 
 class Adjacency:
@@ -46,12 +34,17 @@ class Adjacency:
         aggregation: Aggregation,
     ) -> None:
         self._arrays = indptr, indices, weights  # which the structure points to
-        self._how = get_args(Aggregation).index(aggregation)  # enum aggregation
+        self._how = constant(f"ADJACENCY_{aggregation.upper()}")
         self._call = load("aggregate").aggregate
-        self._call.argtypes = [ctypes.POINTER(_Adjacency), ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+        self._call.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
         self._call.restype = None
-        self._struct = _Adjacency(
-            len(indptr) - 1, dim, indptr.ctypes.data, indices.ctypes.data, None if weights is None else weights.ctypes.data
+        self._struct = Struct(
+            "adjacency",
+            rows=len(indptr) - 1,
+            dim=dim,
+            indptr=indptr.ctypes.data,
+            indices=indices.ctypes.data,
+            weights=0 if weights is None else weights.ctypes.data,
         )
 
     def aggregate(self, rows: Embeddings, out: Embeddings) -> None:
@@ -59,4 +52,4 @@ class Adjacency:
 
         :param out: Shape (n, dim): 0 (``max``: -inf) where a target has no sources.
         """
-        self._call(self._struct, self._how, rows.ctypes.data, out.ctypes.data)
+        self._call(self._struct.address, self._how, rows.ctypes.data, out.ctypes.data)

@@ -15,7 +15,6 @@ import ctypes
 import os
 import select
 import socket
-import struct
 import time
 from enum import IntEnum
 from typing import Any
@@ -27,6 +26,7 @@ from testbed import native
 from testbed.closing import Closing
 from testbed.collectives.meeting import Meeting
 from testbed.exchange.interface import Embeddings, ExchangeSpec
+from testbed.kernel.abi import Struct, constant, dtype
 
 __all__ = ["Mesh"]
 
@@ -35,69 +35,20 @@ __all__ = ["Mesh"]
 BUFFER_BYTES = 4 << 20  # so that messages of common sizes are handed to the kernel at once
 CHUNK_BYTES = 1 << 20  # of rows gathered at once
 
-_NOTE = struct.Struct("=IIQ")  # struct header: kind, outcome, rank at fault
-_KIND_NOTE = 4
-
-
-class _Header(ctypes.Structure):
-    """``struct header``."""
-
-    _fields_ = [("kind", ctypes.c_uint32), ("exchange", ctypes.c_uint32), ("bytes", ctypes.c_uint64)]
-
-
-class _Flow(ctypes.Structure):
-    """``struct flow``."""
-
-    _fields_ = [("step", ctypes.c_uint32), ("blocked", ctypes.c_uint32), ("done", ctypes.c_uint64), ("header", _Header)]
-
-
-class _Peer(ctypes.Structure):
-    """``struct peer``."""
-
-    _fields_ = [
-        ("fd", ctypes.c_int32),
-        ("odd", ctypes.c_uint32),
-        ("needed", ctypes.c_uint64),
-        ("into", ctypes.c_void_p),
-        ("asks", ctypes.c_void_p),
-        ("serves", ctypes.c_uint64),
-        ("rows", ctypes.c_void_p),
-        ("chunk", ctypes.c_void_p),
-        ("gathered", ctypes.c_uint64),
-        ("out", _Flow),
-        ("in_", _Flow),
-    ]
-
-
-class _Mesh(ctypes.Structure):
-    """``struct mesh``."""
-
-    _fields_ = [
-        ("peers", ctypes.c_uint32),
-        ("pull", ctypes.c_uint32),
-        ("exchange", ctypes.c_uint32),
-        ("odd", ctypes.c_uint32),
-        ("timeout_ms", ctypes.c_int32),
-        ("failed", ctypes.c_uint32),
-        ("row_bytes", ctypes.c_uint64),
-        ("chunk_rows", ctypes.c_uint64),
-        ("positions", ctypes.c_void_p),
-        ("vertices", ctypes.c_int64),
-        ("send_ns", ctypes.c_uint64),
-        ("peer", ctypes.POINTER(_Peer)),
-    ]
+_NOTE = constant("MESH_NOTE")
+_HEADER = dtype("mesh_header")
 
 
 class _Outcome(IntEnum):
-    """``enum outcome``."""
+    """``enum mesh_outcome``."""
 
-    FINE = 0
-    GONE = 1
-    SILENT = 2
-    FOREIGN = 3
-    UNKNOWN_VERTEX = 4
-    NOTED = 5
-    WAITING = 6
+    FINE = constant("MESH_FINE")
+    GONE = constant("MESH_GONE")
+    SILENT = constant("MESH_SILENT")
+    FOREIGN = constant("MESH_FOREIGN")
+    UNKNOWN_VERTEX = constant("MESH_UNKNOWN_VERTEX")
+    NOTED = constant("MESH_NOTED")
+    WAITING = constant("MESH_WAITING")
 
 
 class Mesh(Closing):
@@ -125,11 +76,12 @@ class Mesh(Closing):
             undo.pop_all()
         self._sockets = [(called | came)[rank, 0] for rank in self._ranks]
         self._call = native.load("mesh").mesh_exchange
-        self._call.argtypes = [ctypes.POINTER(_Mesh), ctypes.c_void_p]
-        self._peers = (_Peer * len(self._ranks))()
+        self._call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._peers = np.zeros(len(self._ranks), dtype("mesh_peer"))
         self._positions = _positions(halo.owned) if pull else np.empty(0, np.int32)
         row_bytes = 4 * spec.dim
-        self._mesh = _Mesh(
+        self._mesh = Struct(
+            "mesh",
             peers=len(self._ranks),
             pull=pull,
             timeout_ms=int(patience * 1e3),
@@ -137,7 +89,7 @@ class Mesh(Closing):
             chunk_rows=CHUNK_BYTES // row_bytes,
             positions=self._positions.ctypes.data,
             vertices=len(self._positions),
-            peer=self._peers,
+            peer=self._peers.ctypes.data,
         )
         #: Whether any peer needs a vertex of this rank's.
         self.sends = any(map(len, halo.sends))
@@ -148,9 +100,10 @@ class Mesh(Closing):
             rows = np.empty_like(sends) if pull else sends
             chunk = np.empty(min(CHUNK_BYTES, len(rows) * row_bytes), np.uint8)
             self._arrays += [asks, rows, chunk]
-            peer.fd = sock.fileno()
-            peer.needed, peer.into, peer.asks = len(asks), matrix.ctypes.data + int(first[rank]) * row_bytes, asks.ctypes.data
-            peer.serves, peer.rows, peer.chunk = len(rows), rows.ctypes.data, chunk.ctypes.data
+            peer["fd"] = sock.fileno()
+            peer["needed"], peer["asks"] = len(asks), asks.ctypes.data
+            peer["into"] = matrix.ctypes.data + int(first[rank]) * row_bytes
+            peer["serves"], peer["rows"], peer["chunk"] = len(rows), rows.ctypes.data, chunk.ctypes.data
 
     @property
     def send_seconds(self) -> float:
@@ -167,14 +120,14 @@ class Mesh(Closing):
         """
         self._mesh.exchange += 1
         self._mesh.odd = odd
-        outcome = _Outcome(self._call(self._mesh, x.ctypes.data))
+        outcome = _Outcome(self._call(self._mesh.address, x.ctypes.data))
         if outcome is _Outcome.FINE:
-            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer.odd]
+            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer["odd"]]
         cause, failed = ctypes.get_errno(), self._mesh.failed
         culprit = self._ranks[failed]
         if outcome is _Outcome.NOTED:
-            note = self._peers[failed].in_.header
-            outcome, culprit = _Outcome(note.exchange), note.bytes % self._group.size
+            _, why, culprit = self._peers["in"]["header"][failed].item()
+            outcome, culprit = _Outcome(why), culprit % self._group.size
         if outcome in (_Outcome.SILENT, _Outcome.WAITING):
             outcome, culprit = self._ask_why(failed, outcome is _Outcome.WAITING)
         self._tell(outcome, culprit)
@@ -191,18 +144,18 @@ class Mesh(Closing):
         """
         self._tell(_Outcome.WAITING, self._group.rank)
         sock, peer, rank = self._sockets[index], self._peers[index], self._ranks[index]
-        if peer.in_.done and not waits:  # in the middle of a message, where there is no place for a note
+        if peer["in"]["done"] and not waits:  # in the middle of a message, where there is no place for a note
             return _Outcome.SILENT, rank
         deadline = time.monotonic() + self._grace * (2 if waits else 1)
         while select.select([sock], [], [], max(0.0, deadline - time.monotonic()))[0]:
             try:
-                note = sock.recv(_NOTE.size)
+                note = sock.recv(_HEADER.itemsize)
             except OSError:
                 note = b""
             if not note:
                 return _Outcome.GONE, rank
-            kind, why, culprit = _NOTE.unpack(note.ljust(_NOTE.size, b"\0"))
-            if kind != _KIND_NOTE:
+            kind, why, culprit = np.frombuffer(note.ljust(_HEADER.itemsize, b"\0"), _HEADER, 1).item()
+            if kind != _NOTE:
                 break
             if why != _Outcome.WAITING:
                 return _Outcome(why), culprit % self._group.size
@@ -219,10 +172,11 @@ class Mesh(Closing):
 
     def _tell(self, what: _Outcome, culprit: int) -> None:
         """Send a note on all connections that are not in the middle of a message."""
+        note = bytes(Struct("mesh_header", kind=_NOTE, exchange=what, bytes=culprit))
         for sock, peer in zip(self._sockets, self._peers, strict=True):
-            if not peer.out.done:
+            if not peer["out"]["done"]:
                 with contextlib.suppress(OSError):
-                    sock.send(_NOTE.pack(_KIND_NOTE, what, culprit), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                    sock.send(note, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Close all connections."""

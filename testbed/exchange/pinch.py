@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from testbed.collectives.transport import Counters, Datapath
 from testbed.errors import CollectiveError
-from testbed.exchange import pinch_maps as maps
 from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.pinch_cache import SLACK as CACHE_SLACK
@@ -29,6 +28,7 @@ from testbed.exchange.pinch_recovery import Recovery
 from testbed.exchange.pinch_tables import make_tables
 from testbed.fabric.dispatch import Dispatcher
 from testbed.protocol.generation import generation_after
+from testbed.protocol.pinch_packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Pinch(Exchange):
             return Counters()
         table = self._port.counters()
         others = table["acks"] + table["asks"] + table["hellos"]
-        return Counters(table["sent"] + others, table["sent_bytes"] + others * maps.LEAST_BYTES, table["resent"])
+        return Counters(table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"])
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
         """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`; see `Numbers.error_bound`.

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from testbed.closing import Closing
 from testbed.collectives.group import GroupSpec
 from testbed.errors import CollectiveError
-from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.fabric.dispatch import BELL_FAR, BELL_NEAR
 from testbed.kernel.libbpf import explain
-from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, encode, frame_seal
+from testbed.protocol.pinch_packet import LEAST_BYTES
+from testbed.protocol.wire import Frame, Header, PinchKind, encode, frame_seal
 
 __all__ = ["Doorbell", "make_bell"]
 
@@ -25,7 +25,7 @@ def make_bell(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
     """
     header = Header(kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields)
     header.checksum = frame_seal(header)
-    me = Endpoint(group.me.mac, group.me.ip)
+    me = group.me.endpoint
     return encode(Frame(header, source=me, destination=me)).ljust(size, b"\0")
 
 

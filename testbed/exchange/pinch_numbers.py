@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation, Embeddings
 from testbed.exchange.pinch_layout import Bundles, RowLayout
-from testbed.exchange.pinch_maps import Format
+from testbed.kernel.abi import Struct
 from testbed.native import load
 
 __all__ = ["EXPONENTS", "LEAST_EXPONENT", "SLACK", "Numbers", "exponent_of"]
@@ -52,14 +52,22 @@ class Numbers:
         self.limit = (1 << (layout.bits - (2 if halved else 1))) - 1
         maximum = aggregation == "max"
         self.none = -(1 << (2 * layout.bits - 1)) if maximum else 0
-        self.format = Format(
-            layout.bits // 8, layout.dim, layout.words, layout.parts, layout.rows, layout.payload, maximum, self.limit
+        self.format = Struct(
+            "pinch_format",
+            bytes=layout.bits // 8,
+            dim=layout.dim,
+            words=layout.words,
+            parts=layout.parts,
+            rows=layout.rows,
+            stride=layout.payload,
+            maximum=maximum,
+            limit=self.limit,
         )
+        self._address = self.format.address
         library = load("pinch")
         self._fill, self._collect, self._changed = library.pinch_fill, library.pinch_collect, library.pinch_changed
-        pointer = ctypes.POINTER(Format)
         self._fill.argtypes = [
-            pointer,
+            c_void_p,
             c_void_p,
             c_void_p,
             c_void_p,
@@ -71,14 +79,14 @@ class Numbers:
             c_void_p,
         ]
         self._fill.restype = None
-        self._collect.argtypes = [pointer, c_void_p, c_void_p, c_uint32, c_uint32, c_void_p, c_double, ctypes.c_bool]
+        self._collect.argtypes = [c_void_p, c_void_p, c_void_p, c_uint32, c_uint32, c_void_p, c_double, ctypes.c_bool]
         self._collect.restype = None
         self._changed.argtypes = [
-            pointer, c_void_p, c_void_p, c_uint32, c_double, c_void_p, ctypes.c_int64, c_void_p, c_uint32, c_void_p,
+            c_void_p, c_void_p, c_void_p, c_uint32, c_double, c_void_p, ctypes.c_int64, c_void_p, c_uint32, c_void_p,
         ]  # fmt: skip
         self._changed.restype = c_uint32
         self._absmax = library.pinch_absmax
-        self._absmax.argtypes, self._absmax.restype = [pointer, c_void_p, c_void_p, c_uint32], c_uint32
+        self._absmax.argtypes, self._absmax.restype = [c_void_p, c_void_p, c_void_p, c_uint32], c_uint32
 
     def factor(self, exponent: int) -> float:
         """What values are multiplied by."""
@@ -86,7 +94,7 @@ class Numbers:
 
     def absmax(self, x: Embeddings, positions: NDArray[np.int32]) -> float:
         """The largest magnitude in these rows; infinity or NaN if there is one."""
-        most = self._absmax(self.format, x.ctypes.data, positions.ctypes.data, len(positions))
+        most = self._absmax(self._address, x.ctypes.data, positions.ctypes.data, len(positions))
         return float(np.uint32(most).view(np.float32))
 
     def reset(self, accumulators: NDArray[np.uint64]) -> None:
@@ -115,7 +123,7 @@ class Numbers:
             brought up to date.
         """
         self._fill(
-            self.format,
+            self._address,
             x.ctypes.data,
             bundles.order.ctypes.data,
             bundles.starts.ctypes.data,
@@ -141,7 +149,7 @@ class Numbers:
         found = np.zeros(len(positions), np.uint8)
         most = math.floor(min(bound * self.factor(exponent), 2.0**32))
         self._changed(
-            self.format,
+            self._address,
             x.ctypes.data,
             positions.ctypes.data,
             len(positions),
@@ -172,7 +180,7 @@ class Numbers:
             out.fill(-np.inf if self.none else 0)
         step = 1.0 / (self.factor(exponent) * self.scale)
         addresses = accumulators.ctypes.data, targets.ctypes.data
-        self._collect(self.format, *addresses, len(targets), banks, out.ctypes.data, step, clear)
+        self._collect(self._address, *addresses, len(targets), banks, out.ctypes.data, step, clear)
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.

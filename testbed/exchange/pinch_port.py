@@ -8,13 +8,12 @@ import os
 import socket
 import zlib
 from collections.abc import Collection
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from testbed.closing import Closing
-from testbed.collectives import ring_maps
-from testbed.exchange import pinch_maps as maps
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch_doorbell import Doorbell
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle_bound
@@ -22,13 +21,15 @@ from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_tables import Tables
 from testbed.fabric.dispatch import BELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
+from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
-from testbed.protocol.pinch_packet import ACK_BEHIND, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
+from testbed.protocol.pinch_memory import COUNTERS
+from testbed.protocol.pinch_packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
 from testbed.protocol.pinch_policy import Actions, Seen
-from testbed.protocol.wire import FRAME_BYTES
+from testbed.protocol.wire import FRAME_BYTES, net_peer
 
-__all__ = ["PinchPort"]
+__all__ = ["PinchPort", "Waited"]
 
 _MOST_BANKS = 8
 """CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames."""
@@ -36,6 +37,16 @@ _ACK_EVERY = 8
 _MOST_FLYING = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
 _PARKING = 256  # frames that may wait for the CPU that aggregates
+_MAX_FLOWS = constant("PINCH_MAX_FLOWS")
+
+
+class Waited(IntEnum):
+    """How `PinchPort.wait` has ended: ``enum pinch_waited``."""
+
+    TIME_UP = constant("PINCH_TIME_UP")
+    COMPLETE = constant("PINCH_COMPLETE")
+    UNFIT = constant("PINCH_UNFIT")
+    ENDED = constant("PINCH_OVER")
 
 
 class PinchPort(Closing):
@@ -51,8 +62,8 @@ class PinchPort(Closing):
         cpus = sorted(os.sched_getaffinity(1))
         pinned = spec.processing == "pinned" or cpus[-1] >= _MOST_BANKS
         #: The CPU that aggregates for each rank; 0: where frames arrive.
-        self.homes = [cpus[rank % len(cpus)] % maps.MAX_FLOWS if pinned else 0 for rank in range(self.group.size)]
-        self.cpu = self.homes[self.group.rank] if pinned else maps.ANYWHERE
+        self.homes = [cpus[rank % len(cpus)] % _MAX_FLOWS if pinned else 0 for rank in range(self.group.size)]
+        self.cpu = self.homes[self.group.rank] if pinned else ANYWHERE
         self.banks = 1 if pinned else cpus[-1] + 1
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
@@ -71,7 +82,8 @@ class PinchPort(Closing):
 
     def _load(self, tables: Tables) -> None:
         group, layout = self.group, self.layout
-        config = maps.Config(
+        config = Struct(
+            "pinch_config",
             cookie=group.cookie,
             rank=group.rank,
             ranks=group.size,
@@ -81,7 +93,7 @@ class PinchPort(Closing):
             rows=layout.rows,
             payload=layout.payload,
             bits=layout.bits,
-            aggregation=maps.Aggregation[self.spec.aggregation.upper()],
+            aggregation=constant(f"PINCH_{self.spec.aggregation.upper()}"),
             targets=max(self.targets, 1),
             banks=self.banks,
             cpu=self.cpu,
@@ -94,32 +106,32 @@ class PinchPort(Closing):
             sources=tables.sources,
         )
         for other in group.members:
-            config.peers[other.rank] = ring_maps.peer(group.me, other)
+            config.peers[other.rank] = net_peer(group.me.endpoint, other.endpoint)
         for rank, home in enumerate(self.homes):
             config.home[rank] = home
             config.homes[home] |= 1 << rank
         for index, home in enumerate(sorted(set(self.homes))):
             config.fan_cpu[index] = home
         sizes = {
-            "frames": self.capacity,
-            "payloads": self.capacity,
-            "vertices": len(tables.vertices),
-            "edges": len(tables.edges),
-            "hubs": tables.hubs,
-            "hub_queue": tables.hubs,
-            "stash": tables.hubs,
-            "seen": tables.seen,
-            "acked": self.acked_words * group.size,
-            "wanted": self.acked_words * group.size,
-            "sent": (max(self.homes) + 1) * self.capacity,
-            "orders": (max(self.homes) + 1) * ORDERS,
-            "accumulators": self.banks * self.targets,
-            "cpus": max(self.homes) + 1,
-            "fan": len(set(self.homes)),
-            "flows": max(self.homes) + 1,
-            "schedule": (max(self.homes) + 1) * self.capacity,
+            "pinch_frames": self.capacity,
+            "pinch_payloads": self.capacity,
+            "pinch_vertices": len(tables.vertices),
+            "pinch_edges": len(tables.edges),
+            "pinch_hubs": tables.hubs,
+            "pinch_hub_queue": tables.hubs,
+            "pinch_stash": tables.hubs,
+            "pinch_seen": tables.seen,
+            "pinch_acked": self.acked_words * group.size,
+            "pinch_wanted": self.acked_words * group.size,
+            "pinch_sent": (max(self.homes) + 1) * self.capacity,
+            "pinch_orders": (max(self.homes) + 1) * ORDERS,
+            "pinch_accumulators": self.banks * self.targets,
+            "pinch_cpus": max(self.homes) + 1,
+            "pinch_fan": len(set(self.homes)),
+            "pinch_flows": max(self.homes) + 1,
+            "pinch_schedule": (max(self.homes) + 1) * self.capacity,
         }
-        values = {"payloads": layout.payload, "stash": 8 * layout.words, "accumulators": 8 * layout.wide}
+        values = {"pinch_payloads": layout.payload, "pinch_stash": 8 * layout.words, "pinch_accumulators": 8 * layout.wide}
         least = {name: max(size, 1) for name, size in sizes.items()}
         self._receive = self._open.enter_context(BpfObject("aggregate", config, least, values))
         shared = {name: found for name, found in self._receive.maps.items() if not name.startswith(".")}
@@ -127,44 +139,45 @@ class PinchPort(Closing):
 
     def _share(self, tables: Tables) -> None:
         shared = self._receive.maps
-        self.control = maps.Control.from_buffer(shared["control"].view(np.uint8).data)
-        self.flows = shared["flows"].view(maps.FLOW).reshape(-1)
-        self._schedule = shared["schedule"].view(np.uint64).reshape(-1)
-        self.frames = shared["frames"].view(maps.FRAME).reshape(-1)
-        self.payloads: NDArray[np.uint8] = shared["payloads"].view(np.uint8)
-        self.accumulators: NDArray[np.uint64] = shared["accumulators"].view(np.uint64)
-        self.peers = shared["peers"].view(maps.PEER).reshape(-1)[: self.group.size]
-        self._acked = shared["acked"].view(np.uint64).reshape(self.group.size, -1)
-        self._wanted = shared["wanted"].view(np.uint64).reshape(self.group.size, -1)
-        self._orders = shared["orders"].view(np.uint64).reshape(-1, ORDERS)
-        self._counters = shared["counters"]
+        self.control = Struct(shared["pinch_control"].view(dtype("pinch_control")))
+        self.flows = shared["pinch_flows"].view(dtype("pinch_flow")).reshape(-1)
+        self._schedule = shared["pinch_schedule"].view(np.uint64).reshape(-1)
+        self.frames = shared["pinch_frames"].view(dtype("pinch_frame")).reshape(-1)
+        self.payloads: NDArray[np.uint8] = shared["pinch_payloads"].view(np.uint8)
+        self.accumulators: NDArray[np.uint64] = shared["pinch_accumulators"].view(np.uint64)
+        self.peers = shared["pinch_peers"].view(dtype("pinch_peer")).reshape(-1)[: self.group.size]
+        self._acked = shared["pinch_acked"].view(np.uint64).reshape(self.group.size, -1)
+        self._wanted = shared["pinch_wanted"].view(np.uint64).reshape(self.group.size, -1)
+        self._orders = shared["pinch_orders"].view(np.uint64).reshape(-1, ORDERS)
+        self._counters = shared["pinch_counters"]
         if len(tables.vertices):
-            shared["vertices"].view(maps.VERTEX).reshape(-1)[:] = tables.vertices
+            shared["pinch_vertices"].view(dtype("pinch_vertex")).reshape(-1)[:] = tables.vertices
         if len(tables.edges):
-            shared["edges"].view(maps.EDGE).reshape(-1)[:] = tables.edges
+            shared["pinch_edges"].view(dtype("pinch_edge")).reshape(-1)[:] = tables.edges
         near = socket.if_nametoindex(BELL_NEAR)
         for index, device in enumerate((near, socket.if_nametoindex(LINK))):
-            shared["both"].update(index, device)
+            shared["pinch_both"].update(index, device)
         for index in range(len(set(self.homes))):
-            shared["fan"].update(index, near)
-        if self.cpu != maps.ANYWHERE:
-            fill_cpumap(shared["cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
+            shared["pinch_fan"].update(index, near)
+        if self.cpu != ANYWHERE:
+            fill_cpumap(shared["pinch_cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
         self.control.partners = (1 << self.group.size) - 1  # at first all meet
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
-        self._events = shared["events"]
+        self._events = shared["pinch_events"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
     def _connect(self, numbers: Numbers) -> None:
         """Open the doorbell, and the C that rings it (``testbed/native/pinch.c``)."""
         shared = self._receive.maps
-        seen, hub_queue, sent = (shared[name].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
+        seen, hub_queue, sent = (shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
         here = self.homes[self.group.rank]
         flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
         bell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
         self.doorbell = self._open.enter_context(bell)
-        self._native = maps.NativePinch(
-            format=numbers.format,
-            control=ctypes.addressof(self.control),
+        self._native = Struct(
+            "pinch",
+            format=numbers.format.value,
+            control=self.control.address,
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
             bells=ctypes.addressof(bell.bells),
@@ -184,14 +197,14 @@ class PinchPort(Closing):
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
-            seen_words=shared["seen"].max_entries,
-            acked_words=shared["acked"].max_entries,
-            hub_places=shared["hub_queue"].max_entries,
-            sent_records=shared["sent"].max_entries,
+            seen_words=shared["pinch_seen"].max_entries,
+            acked_words=shared["pinch_acked"].max_entries,
+            hub_places=shared["pinch_hub_queue"].max_entries,
+            sent_records=shared["pinch_sent"].max_entries,
             doorbell=bell.fd,
             events=self._events.fd,
         )
-        self._address = ctypes.addressof(self._native)
+        self._address = self._native.address
         library = load("pinch")
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
         library.pinch_send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
@@ -318,11 +331,11 @@ class PinchPort(Closing):
             self.doorbell.work()
         self.doorbell.check(self._library.pinch_ring(self._address))
 
-    def wait(self, seconds: float) -> maps.Waited:
+    def wait(self, seconds: float) -> Waited:
         """Sleep until the exchange is complete, is found not to hold, exchanges have ended, or time is up."""
         result = self._library.pinch_wait(self._address, int(max(seconds, 0.0) * 1e9))
         self.doorbell.check(-result if result < 0 else 0)
-        return maps.Waited(result)
+        return Waited(result)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -386,8 +399,8 @@ class PinchPort(Closing):
 
     def counters(self) -> dict[str, int]:
         """All of ``enum pinch_counter``, summed over CPUs."""
-        table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(maps.COUNTERS))
-        return dict(zip(maps.COUNTERS, table.sum(axis=0).tolist(), strict=True))
+        table = np.frombuffer(self._counters.lookup(0), np.uint64).reshape(-1, len(COUNTERS))
+        return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def close(self) -> None:
         """Leave the group's frames to the dispatcher's counter of strangers, and unload."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from testbed.errors import CollectiveError
-from testbed.exchange.pinch_maps import Waited
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT
+from testbed.exchange.pinch_port import PinchPort, Waited
 from testbed.exchange.pinch_verdict import Words
 from testbed.protocol.pinch_policy import TRIES, Policy, Seen
 from testbed.protocol.rto import RetransmissionTimer
-
-if TYPE_CHECKING:
-    from testbed.exchange.pinch_port import PinchPort
 
 __all__ = ["Recovery"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from testbed.errors import SpecError
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import RowLayout
-from testbed.exchange.pinch_maps import EDGE, VERTEX, Source
+from testbed.kernel.abi import dtype
 from testbed.protocol.wire import MAX_RANKS
 
 __all__ = ["SLICE_WORDS", "Tables", "make_tables", "weight_scale"]
@@ -46,7 +45,7 @@ class Tables:
     targets: NDArray[np.int32]
     hubs: int
     slice: int
-    sources: ctypes.Array[Source]
+    sources: NDArray[np.void]
     seen: int
     scale: float
 
@@ -70,7 +69,7 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     # Neighbours by vertex instead of vertices by neighbour.
     order = np.argsort(halo.indices, kind="stable")
     count = np.bincount(halo.indices, minlength=halo.num_halo)
-    edges = np.zeros(len(order), EDGE)
+    edges = np.zeros(len(order), dtype("pinch_edge"))
     target = np.repeat(np.arange(halo.num_owned), degree)[order]
     touched, first_touch = np.unique(target, return_index=True)
     targets = touched[np.argsort(first_touch)].astype(np.int32)
@@ -83,15 +82,15 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
         scale = weight_scale(halo, layout.bits)
         edges["weight"] = np.rint(halo.weights.astype(np.float64) * scale)[order]
     slice_ = max(1, SLICE_WORDS // (2 * layout.words))
-    sources = (Source * MAX_RANKS)()
+    sources = np.zeros(MAX_RANKS, dtype("pinch_source"))
     first = seen = 0
     for rank, size in enumerate(halo.sizes):
         frames = size * layout.parts if rank != halo.rank else 0
-        sources[rank] = Source(size, first, seen, frames)
+        sources[rank] = size, first, seen, frames
         first += size if frames else 0
         seen += -(-frames // 32)
-    vertices = np.zeros(first, VERTEX)
-    index = [sources[rank].first + positions for rank, positions in enumerate(halo.positions)]
+    vertices = np.zeros(first, dtype("pinch_vertex"))
+    index = [int(sources["first"][rank]) + positions for rank, positions in enumerate(halo.positions)]
     mine = vertices[np.concatenate(index) if index else []]
     mine["count"] = count
     mine["first"] = np.cumsum(count) - count

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
 __all__ = ["SwitchProgram", "attach", "counters", "detach", "fill"]
-
-_DESTINATION = struct.Struct("=II")  # struct switch_destination: port, ifindex
-_COUNTERS = struct.Struct("=QQ")  # struct switch_counters: frames, bytes
 
 
 @dataclass(frozen=True)
@@ -64,12 +60,15 @@ def attach(context: WorkerContext, flooding: int) -> None:
 
 def fill(context: WorkerContext, program: BpfObject) -> None:
     """Tell a program that has the maps of ``bpf/include/forward.h`` where this switch forwards to."""
+    from testbed.kernel.abi import Struct
+
     index = {port: socket.if_nametoindex(context.switch.ifname(port)) for port in context.switch.ports}
     for port, ifindex in index.items():
         program.maps["ports"].update(port, ifindex)
         program.maps["indices"].update(port, ifindex)
     for mac, port in context.switch.forwarding.items():
-        program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), _DESTINATION.pack(port, index[port]))
+        destination = Struct("switch_destination", port=port, ifindex=index[port])
+        program.maps["forwarding"].update(bytes.fromhex(mac.replace(":", "")), bytes(destination))
 
 
 def detach(context: WorkerContext) -> None:
@@ -83,11 +82,15 @@ def counters(context: WorkerContext) -> dict[int, tuple[int, int]]:
 
     Under 0, those that it left to the bridge. Empty while it is not attached.
     """
+    import numpy as np
+
+    from testbed.kernel.abi import dtype
+
     if not (attached := context.find(SwitchProgram)):
         return {}
     values = attached.program.maps["counters"]
     totals = {}
     for port in (0, *context.switch.ports):
-        per_cpu = list(_COUNTERS.iter_unpack(values.lookup(port)))
-        totals[port] = sum(frames for frames, _ in per_cpu), sum(size for _, size in per_cpu)
+        per_cpu = np.frombuffer(values.lookup(port), dtype("switch_counters"))
+        totals[port] = int(per_cpu["frames"].sum()), int(per_cpu["bytes"].sum())
     return totals

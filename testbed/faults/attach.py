@@ -21,6 +21,7 @@ from testbed.faults.log import Drain
 from testbed.faults.rules import MAX_COPIES
 from testbed.faults.table import Action, RuleTable
 from testbed.kernel import BpfObject, Map
+from testbed.kernel.abi import dtype, lifted
 from testbed.plan import MAX_HOSTS
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ Hook = Literal["xdp", "tc"]
 #: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
 #: identity; ``blocked`` and ``limited``, dropped before any rule; ``lost``, records that the log had no room for; ``flows`` of
 #: frames that are none of the ring's; ``unplaced``, frames or copies that could not be held or sent.
-LINK: Final = np.dtype(
-    [(name, "<u8") for name in ("passed", "holding", "frames", "blocked", "limited", "lost", "flows", "unplaced")]
-)
+LINK: Final = lifted(dtype("fault_link"))
 
 _DEVMAP = 14  # BPF_MAP_TYPE_DEVMAP
 _LINKS = MAX_HOSTS * MAX_HOSTS

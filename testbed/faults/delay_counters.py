@@ -1,32 +1,22 @@
-"""What a delay line has done with its frames, and how punctually. Pure; twin: ``testbed/native/delay_line.h``."""
+"""What a delay line has done with its frames, and how punctually. ``struct delay_line`` of ``bpf/shared/delay_abi.h``. Pure."""
 
 import bisect
-import ctypes
 import itertools
 import math
 import operator
 from dataclasses import dataclass, field, fields
 from typing import Self
 
-__all__ = ["BUCKETS", "LATE", "PORTS", "DelayCounters", "Memory", "lower_bound"]
+from testbed.kernel.abi import Struct, constant
+
+__all__ = ["BUCKETS", "LATE", "PORTS", "DelayCounters", "lower_bound"]
 
 #: Seconds after its time from which a copy counts as late.
-LATE = 500e-6
-_STEPS = 8
-BUCKETS = 62 * _STEPS
+LATE = constant("DELAY_LATE_NS") * 1e-9
+_STEPS = constant("DELAY_STEPS")
+BUCKETS = constant("DELAY_BUCKETS")
 #: Ports of a switch at most.
-PORTS = 64
-
-
-class Memory(ctypes.Structure):
-    """``struct delay_line``, shared with the process."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("capacity", "room", "link_stride", "links", "wakeups")],
-        ("port", ctypes.c_uint64 * PORTS),
-        *[(name, ctypes.c_uint64) for name in ("realtime", "received", "sent", "late", "full", "refused", "closed", "invalid")],
-        ("lateness", ctypes.c_uint64 * BUCKETS),
-    ]
+PORTS = constant("SWITCH_MAX_PORTS")
 
 
 def lower_bound(bucket: int) -> int:
@@ -65,10 +55,10 @@ class DelayCounters:
     lateness: tuple[int, ...] = field(repr=False)
 
     @classmethod
-    def read(cls, memory: Memory, overrun: int) -> Self:
-        """Copy the counters out of the memory that the process writes."""
+    def read(cls, memory: Struct, overrun: int) -> Self:
+        """Copy the counters out of the memory that the process writes, a ``struct delay_line``."""
         counted = {name: getattr(memory, name) for name in ("received", "sent", "late", "full", "refused", "closed", "invalid")}
-        return cls(**counted, overrun=overrun, realtime=bool(memory.realtime), lateness=tuple(memory.lateness))
+        return cls(**counted, overrun=overrun, realtime=bool(memory.realtime), lateness=tuple(memory.lateness.tolist()))
 
     @property
     def dropped(self) -> int:

@@ -7,7 +7,6 @@ struct names; while the switch floods, out of the others as well.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import select
@@ -18,14 +17,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+import numpy as np
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
 from testbed.closing import Closing
 from testbed.errors import FaultError
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.faults import held
-from testbed.faults.delay_counters import DelayCounters, Memory
+from testbed.faults.delay_counters import DelayCounters
 from testbed.kernel import Map
+from testbed.kernel.abi import Struct, dtype
 from testbed.native import compile_native
 from testbed.plan import MAX_MTU
 
@@ -78,15 +79,15 @@ class DelayLine(Closing):
             self._make_pair(stack)
             self._socket = stack.enter_context(_packet_socket())
             with os.fdopen(os.memfd_create("delay_line"), "r+b") as file:
-                file.truncate(ctypes.sizeof(Memory))
-                self._memory = Memory.from_buffer(mmap.mmap(file.fileno(), 0))
+                file.truncate(dtype("delay_line").itemsize)
+                self._memory = Struct(np.frombuffer(mmap.mmap(file.fileno(), 0), dtype("delay_line"), 1))
                 self._memory.capacity = capacity
                 self._memory.room = -(-(held.SIZE + _ETHERNET + mtu) // 64) * 64
                 if links:
                     self._memory.link_stride, self._memory.links = links.stride, links.max_entries
                 if wakeups:
                     self._memory.wakeups = wakeups.max_entries
-                self._memory.port[: len(ports)] = list(ports)
+                self._memory.port[: len(ports)] = ports
                 maps = [one.fd if one else -1 for one in (links, wakeups, flooding)]
                 descriptors = [self._socket.fileno(), file.fileno(), *maps]
                 self._process = self._start(stack, descriptors)

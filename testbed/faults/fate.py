@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from testbed.faults.packet import Packet
+from testbed.faults.rules import MAX_BITS, MAX_COPIES
 from testbed.faults.table import Action, CompiledRule, RuleTable
+from testbed.kernel.abi import constant
 
 __all__ = ["FIRST_BYTE", "Fired", "Verdict", "judge", "mix"]
 
-FIRST_BYTE: Final = 42
+FIRST_BYTE: Final = constant("FATE_FIRST_BYTE")
 """The first that may be corrupted: behind Ethernet, IPv4 and 8 bytes, UDP's header or TCP's ports and number."""
 
 _MASK: Final = 2**64 - 1
-_MAX_COPIES: Final = 7
-_MAX_BITS: Final = 64
-_LOOKBACK: Final = 1024
-_MEETS, _STATE, _STATIONARY, _VALUES = range(4)  # enum fault_draw
+_LOOKBACK: Final = constant("FATE_LOOKBACK")
+_MEETS, _STATE, _STATIONARY, _VALUES = (constant(f"DRAW_{name}") for name in ("MEETS", "STATE", "STATIONARY", "VALUES"))
 
 
 class Fired(NamedTuple):
@@ -62,7 +62,7 @@ def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
     """
     drop, behind, within, copies = False, 0, 0, 0
     flips: list[int] = []
-    delays = [0] * (_MAX_COPIES + 1)
+    delays = [0] * (MAX_COPIES + 1)
     fired: list[Fired] = []
     for number, rule in enumerate(table.rules):
         if not _matches(rule, packet):
@@ -80,14 +80,14 @@ def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
                 drop = True
             case Action.DUPLICATE:
                 argument = rule.count
-                copies = min(copies + rule.count, _MAX_COPIES)
+                copies = min(copies + rule.count, MAX_COPIES)
             case Action.CORRUPT:
                 bits = max(length - FIRST_BYTE, 0) * 8
                 drawn = [8 * FIRST_BYTE + _draw(key, _VALUES + i) % bits for i in range(rule.count if bits else 0)]
                 argument = drawn[0] if drawn else 0
                 flips += drawn
             case Action.DELAY:
-                drawn = [_quantile(table.quantiles[rule.quantiles], _draw(key, _VALUES + i)) for i in range(_MAX_COPIES + 1)]
+                drawn = [_quantile(table.quantiles[rule.quantiles], _draw(key, _VALUES + i)) for i in range(MAX_COPIES + 1)]
                 argument = drawn[0]
                 delays = [sum(pair) for pair in zip(delays, drawn, strict=True)]
             case Action.REORDER:
@@ -96,7 +96,7 @@ def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
         fired.append(Fired(number, rule.action, argument))
         if drop:
             break
-    return Verdict(drop, tuple(flips[:_MAX_BITS]), copies, tuple(delays[: copies + 1]), behind, within, tuple(fired))
+    return Verdict(drop, tuple(flips[:MAX_BITS]), copies, tuple(delays[: copies + 1]), behind, within, tuple(fired))
 
 
 def mix(x: int) -> int:

@@ -1,21 +1,23 @@
-"""What stands in front of a frame that is to leave later: ``struct held`` of ``bpf/include/held.h``. Pure."""
+"""What stands in front of a frame that is to leave later: ``struct held`` of ``bpf/shared/held_abi.h``. Pure."""
 
-import struct
 from dataclasses import dataclass
 from typing import Self
+
+import numpy as np
+
+from testbed.kernel.abi import Struct, constant, dtype
 
 __all__ = ["COPIES", "ETHERTYPE", "MAX_LINKS", "SIZE", "Held", "link_index"]
 
 #: IEEE 802: local experimental 2.
-ETHERTYPE = 0x88B6
+ETHERTYPE = constant("HELD_ETHERTYPE")
 #: Most copies of one frame.
-COPIES = 8
-_HOSTS = 32
+COPIES = constant("HELD_COPIES")
+_HOSTS = constant("FATE_MAX_HOSTS")
 #: Elements of the map ``links``.
-MAX_LINKS = _HOSTS * _HOSTS
-_STRUCT = struct.Struct(f"=12x2sHIIIxxxxQQ{COPIES}Q")
+MAX_LINKS = constant("FAULT_LINKS")
 #: Bytes.
-SIZE = _STRUCT.size
+SIZE = dtype("held").itemsize
 
 
 def link_index(sender: int, receiver: int) -> int:
@@ -44,9 +46,11 @@ class Held:
 
     def pack(self) -> bytes:
         """Return the struct, to be followed by the frame."""
-        times = (*self.due, *[0] * (COPIES - len(self.due)))
-        mark = ETHERTYPE.to_bytes(2, "big")
-        return _STRUCT.pack(mark, len(self.due), self.ifindex, self.link, self.ingress, self.release, self.latest, *times)
+        members = ("ifindex", "link", "release", "latest", "ingress")
+        held = Struct("held", copies=len(self.due), **{name: getattr(self, name) for name in members})
+        held.eth["type"] = ETHERTYPE
+        held.due[: len(self.due)] = self.due
+        return bytes(held)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -56,9 +60,11 @@ class Held:
         """
         if len(data) < SIZE:
             raise ValueError(f"{len(data)} bytes are no held frame: its header takes {SIZE}")
-        mark, copies, ifindex, link, ingress, release, latest, *times = _STRUCT.unpack_from(data)
-        if int.from_bytes(mark, "big") != ETHERTYPE:
-            raise ValueError(f"ethertype {mark.hex()} is no held frame's, which is {ETHERTYPE:x}")
+        held = Struct(np.frombuffer(data, dtype("held"), 1))
+        mark, copies = int(held.eth["type"]), held.copies
+        if mark != ETHERTYPE:
+            raise ValueError(f"ethertype {mark:04x} is no held frame's, which is {ETHERTYPE:x}")
         if not 1 <= copies <= COPIES:
             raise ValueError(f"{copies} copies of a held frame: allowed are 1 to {COPIES}")
-        return cls(ifindex, tuple(times[:copies]), link, release, latest, ingress)
+        due = tuple(held.due[:copies].tolist())
+        return cls(held.ifindex, due, held.link, held.release, held.latest, held.ingress)

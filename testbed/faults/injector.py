@@ -15,7 +15,7 @@ from testbed.errors import FabricError, FaultError, TestbedError
 from testbed.faults import attach
 from testbed.faults.attach import LINK, Counts, Hook
 from testbed.faults.delay_counters import DelayCounters
-from testbed.faults.log import RECORD, read_log
+from testbed.faults.log import read_log
 from testbed.faults.replay import check_replay
 from testbed.faults.rules import PacketRule
 from testbed.faults.table import compile_rules
@@ -160,4 +160,3 @@ class Injector:
         return list(self._fabric.workers.call_all(function, calls, timeout=_GRACE).values())
 
 
-assert RECORD.itemsize == 40  # struct fault_record

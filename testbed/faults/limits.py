@@ -5,11 +5,10 @@ towards the host, *up* at the host's own ``eth0``. A queue needs a place where f
 those that come in; a real host queues at its own card, too, so that its TCP feels the queue fill.
 
 Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct fault_limit`` of
-``bpf/include/impair_maps.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
+``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
 A frame that is dropped on its way down has used its sender's rate up, as on a wire.
 """
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from testbed.errors import SpecError
 from testbed.faults.events import Hosts
 from testbed.faults.units import parse_bytes, parse_rate
+from testbed.kernel.abi import Struct
 from testbed.plan import MIN_MTU, FabricPlan, HostPlan
 
 __all__ = ["Direction", "Limit", "bucket_table", "each_limited", "tbf_options"]
@@ -31,7 +31,6 @@ MOST_RATE = 30e9  # tc's tables count bytes in 32 bits
 MOST_QUEUE = 64 << 20
 _ETHERNET = 14
 _BURST = 1e-3  # seconds: what tbf may send at once, so that its timer need not fire for every frame
-_BUCKET = struct.Struct("=QQQ")  # struct fault_limit: bits a second, ns of burst, 0 (it is full)
 
 
 def _text(parse: Callable[[str], T]) -> BeforeValidator:
@@ -103,7 +102,7 @@ def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
                 "switches would not share the rate"
             )
         burst = round(limit.queue * 8e9 / limit.rate)
-        table[2 * host.rank + (direction == "down")] = _BUCKET.pack(round(limit.rate), burst, 0)
+        table[2 * host.rank + (direction == "down")] = bytes(Struct("fault_limit", rate=round(limit.rate), burst=burst))
     return table
 
 

@@ -13,31 +13,13 @@ from numpy.typing import NDArray
 from testbed.closing import Closing
 from testbed.errors import FaultError
 from testbed.kernel import Map, RingReader
+from testbed.kernel.abi import dtype, lifted
 
 __all__ = ["RECORD", "Drain", "read_log"]
 
 #: ``struct fault_record``: time in nanoseconds of CLOCK_MONOTONIC; argument as of :class:`testbed.faults.fate.Fired`; length of
 #: the frame in bytes; ``order`` counts the rules that the frame met from 0, ``fired`` is how many they are.
-RECORD: Final = np.dtype(
-    [
-        ("time", "<u8"),
-        ("sender", "u1"),
-        ("receiver", "u1"),
-        ("kind", "u1"),
-        ("hop", "u1"),
-        ("attempt", "<u2"),
-        ("group", "<u2"),
-        ("generation", "<u4"),
-        ("chunk", "<u4"),
-        ("argument", "<u8"),
-        ("length", "<u2"),
-        ("rule", "u1"),
-        ("action", "u1"),
-        ("order", "u1"),
-        ("fired", "u1"),
-        ("padding", "<u2"),
-    ]
-)
+RECORD: Final = lifted(dtype("fault_record"))
 _INTERVAL: Final = 0.02  # seconds; the ring buffer has room for those of a second and more
 
 

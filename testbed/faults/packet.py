@@ -1,19 +1,20 @@
-"""Which frame a fault is about: its identity, of which its fate is a function. Twin of ``bpf/include/fault.h``."""
+"""Which frame a fault is about: its identity, of which its fate is a function. ``struct fault_packet``."""
 
 from typing import Final, NamedTuple
 
+from testbed.kernel.abi import constant
 from testbed.protocol.wire import Kind, PinchKind
 
 __all__ = ["FOREIGN", "KINDS", "Packet", "kind_name"]
 
-FOREIGN: Final = 0x80
+FOREIGN: Final = constant("FAULT_FOREIGN")
 """Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
 
 #: Kinds by the names that rules call them by.
 KINDS: Final = {kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.BELL} | {
-    "tcp": FOREIGN | 6,
-    "udp": FOREIGN | 17,
-    "icmp": FOREIGN | 1,
+    "tcp": FOREIGN | constant("NET_PROTOCOL_TCP"),
+    "udp": FOREIGN | constant("NET_PROTOCOL_UDP"),
+    "icmp": FOREIGN | constant("NET_PROTOCOL_ICMP"),
 }
 
 

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.faults.rules import Delay
+from testbed.kernel.abi import constant
 
 __all__ = ["STEPS", "quantiles"]
 
-STEPS: Final = 1024
+STEPS: Final = constant("FATE_QUANTILES")
 PARETO_SHAPE: Final = 3.0
 """As in netem's table: finite variance, and a tail that is felt."""
 

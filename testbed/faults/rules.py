@@ -3,14 +3,15 @@
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from testbed.collectives.group import MAX_GROUP_ID
 from testbed.errors import SpecError
 from testbed.faults.packet import KINDS
-from testbed.faults.units import parse_seconds, split_words
+from testbed.faults.units import parse_seconds
+from testbed.kernel.abi import constant, dtype
 
 __all__ = [
     "MAX_COPIES",
@@ -26,16 +27,15 @@ __all__ = [
     "Rule",
     "check_number",
     "describe",
-    "parse_rule",
 ]
 
-MAX_RULES = 64
-MAX_BYTE, MAX_SHORT, MAX_WORD = 2**8 - 1, 2**16 - 1, 2**32 - 1  # widths of struct ring_frame's fields, bpf/include/wire.h
-MAX_COPIES = 7
-MAX_BITS = 64
+MAX_RULES = constant("FATE_MAX_RULES")
+MAX_BYTE, MAX_SHORT, MAX_WORD = (2 ** (8 * dtype("fault_packet")[name].itemsize) - 1 for name in ("hop", "attempt", "chunk"))
+MAX_COPIES = constant("FATE_MAX_COPIES")
+MAX_BITS = constant("FATE_MAX_BITS")
 MAX_BEHIND = 1024
 MAX_DELAY = 60.0
-LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/include/fault.h, one state in 10**9 is drawn afresh instead of found
+LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn afresh instead of found
 
 _LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
 
@@ -190,11 +190,6 @@ class Burst(Rule):
 
 PacketRule = Annotated[Drop | Duplicate | Corrupt | Delay | Reorder | Burst, Field(discriminator="action")]
 
-_ADAPTER: TypeAdapter[PacketRule] = TypeAdapter(PacketRule)
-_MODELS: dict[str, type[Rule]] = {
-    str(model.model_fields["action"].default): model for model in get_args(get_args(PacketRule)[0])
-}
-
 
 def check_number(rules: Sequence[object]) -> None:
     """Check that the programs' table has room for rules.
@@ -203,20 +198,6 @@ def check_number(rules: Sequence[object]) -> None:
     """
     if len(rules) > MAX_RULES:
         raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
-
-
-def parse_rule(text: str) -> PacketRule:
-    """A rule, of words such as ``drop p=0.01 link=h1->h2``.
-
-    :raises SpecError: With a line a finding: key, value, and what is allowed.
-    """
-    action, keys = split_words(text)
-    if action not in _MODELS:
-        raise SpecError(f"fault {text!r}: action {action!r} is unknown; allowed are {', '.join(_MODELS)}")
-    try:
-        return _ADAPTER.validate_python({"action": action, **keys})
-    except ValidationError as error:
-        raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, _MODELS[action]))) from None
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:

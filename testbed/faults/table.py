@@ -1,4 +1,4 @@
-"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. Twin of ``bpf/include/fault.h``."""
+"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. ``struct fault_rules``."""
 
 from __future__ import annotations
 
@@ -11,46 +11,30 @@ import numpy as np
 
 from testbed.errors import SpecError
 from testbed.faults.packet import KINDS
-from testbed.faults.quantiles import STEPS, quantiles
-from testbed.faults.rules import MAX_RULES, Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, check_number
+from testbed.faults.quantiles import quantiles
+from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, check_number
+from testbed.kernel.abi import constant, dtype
 from testbed.plan import MAX_HOSTS, FabricPlan
 
 __all__ = ["CERTAIN", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
 CERTAIN: Final = 1 << 63
 """Probability 1: all draws of 63 bits are less."""
-_KINDS: Final = 256
 _FIELDS: Final = ("group", "generation", "chunk", "hop", "attempt")
-
-_RULE = np.dtype(
-    [
-        ("p", "<u8"),
-        ("enter", "<u8"),
-        ("stay", "<u8"),
-        ("stationary", "<u8"),
-        ("within", "<u8"),
-        ("action", "<u4"),
-        ("count", "<u4"),
-        ("quantiles", "<u4"),
-        ("reserved", "<u4"),
-        ("ranges", "<u4", (len(_FIELDS), 2)),
-        ("kinds", "<u4", _KINDS // 32),
-        ("receivers", "<u4", MAX_HOSTS),
-    ]
-)
-_RULES = np.dtype([("seed", "<u8"), ("count", "<u4"), ("trace", "<u4"), ("rules", _RULE, MAX_RULES)])
+_RULES: Final = dtype("fault_rules")
+_KINDS: Final = 8 * _RULES["rules"].base["kinds"].itemsize
 
 
 class Action(IntEnum):
     """``enum fault_action``."""
 
-    PASS = 0
-    DROP = 1
-    DUPLICATE = 2
-    CORRUPT = 3
-    DELAY = 4
-    REORDER = 5
-    BURST = 6
+    PASS = constant("FAULT_PASS")
+    DROP = constant("FAULT_DROP")
+    DUPLICATE = constant("FAULT_DUPLICATE")
+    CORRUPT = constant("FAULT_CORRUPT")
+    DELAY = constant("FAULT_DELAY")
+    REORDER = constant("FAULT_REORDER")
+    BURST = constant("FAULT_BURST")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +88,10 @@ class RuleTable:
         packed = np.zeros((), _RULES)
         packed["seed"], packed["count"], packed["trace"] = self.seed, len(self.rules), trace
         for place, rule in zip(packed["rules"], self.rules, strict=False):
-            for name in ("p", "enter", "stay", "stationary", "within", "action", "count", "quantiles", "ranges", "receivers"):
+            for name in ("p", "enter", "stay", "stationary", "within", "action", "count", "quantiles", "receivers"):
                 place[name] = getattr(rule, name)
+            for name, allowed in zip(_FIELDS, rule.ranges, strict=True):
+                place[name] = tuple(allowed)
             place["kinds"] = np.frombuffer(rule.kinds.to_bytes(_KINDS // 8, "little"), "<u4")
         return packed.tobytes()
 
@@ -164,6 +150,3 @@ def _receivers(links: Sequence[tuple[str, str]], plan: FabricPlan) -> tuple[int,
                 masks[sender] |= 1 << receiver
     return tuple(masks)
 
-
-assert _RULES.itemsize == 16 + MAX_RULES * 256  # struct fault_rules
-assert STEPS == 1024  # FATE_QUANTILES

@@ -41,7 +41,7 @@ def compile_bpf(name: str) -> Path:
 
     :param name: ``ring`` for ``bpf/ring.bpf.c``.
     :returns: Path of the ``.bpf.o``.
-    :raises KernelError: no such source, no clang, or the compiler's own words.
+    :raises KernelError: no such source, no clang, no place for the object, or the compiler's own words.
     """
     source = BPF / f"{name}.bpf.c"
     if not source.exists():
@@ -50,13 +50,16 @@ def compile_bpf(name: str) -> Path:
     if clang is None:
         raise KernelError("clang is not installed: run `make setup`")
     # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf target.
-    includes = (f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
+    includes = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
     target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may compile the same program at once: each writes its own file, the last rename wins.
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may compile the same program at once: each writes its own file, the last rename wins.
+        descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
+    except OSError as error:
+        raise KernelError(f"no place to compile to: {error}: have TESTBED_BUILD name a folder that can be written") from error
     os.close(descriptor)
     result = subprocess.run(
         [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],
@@ -79,6 +82,6 @@ def compile_all() -> list[Path]:
 
 def _digest(source: Path, flags: tuple[str, ...]) -> str:
     digest = hashlib.sha256("\0".join(flags).encode())
-    for path in (source, *sorted((BPF / "include").glob("*.h"))):
+    for path in (source, *sorted(BPF.glob("*/*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

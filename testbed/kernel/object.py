@@ -2,9 +2,14 @@
 
 import ctypes
 from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, SupportsBytes
+
+import numpy as np
 
 from testbed.closing import Closing
 from testbed.errors import KernelError
+from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf
 from testbed.kernel.maps import Map
@@ -19,7 +24,7 @@ class BpfObject(Closing):
     """``bpf/<name>.bpf.c``, loaded.
 
     :param name: The program's file name without ``.bpf.c``.
-    :param rodata: The object's ``const volatile`` constants as one ctypes structure in the order of the C source, or raw bytes.
+    :param rodata: The object's ``const volatile`` constants, such as one `Struct` of them all in the order of the C source.
         The verifier knows their values: loops over them are bounded and dead branches vanish.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
@@ -30,7 +35,7 @@ class BpfObject(Closing):
     def __init__(
         self,
         name: str,
-        rodata: ctypes.Structure | bytes | None = None,
+        rodata: SupportsBytes | None = None,
         max_entries: Mapping[str, int] | None = None,
         value_sizes: Mapping[str, int] | None = None,
         reuse: Mapping[str, Map] | None = None,
@@ -38,7 +43,7 @@ class BpfObject(Closing):
         self.name = name
         self._handle: int | None = None
         lib = libbpf()
-        path = compile_bpf(name)
+        self._path = path = compile_bpf(name)
         log = ctypes.create_string_buffer(_LOG_SIZE)
         options = ObjectOpenOpts(
             sz=ctypes.sizeof(ObjectOpenOpts),
@@ -64,6 +69,15 @@ class BpfObject(Closing):
         except BaseException:
             self.close()
             raise
+
+    @cached_property
+    def btf(self) -> Btf:
+        """Types of this very object, such as those of its maps' elements."""
+        return Btf.of(self._path)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The layout of ``struct <name>``; see `Btf.dtype`."""
+        return self.btf.dtype(name)
 
     def close(self) -> None:
         """Let go of programs and maps; what a link or a view still holds lives on until that goes, too."""

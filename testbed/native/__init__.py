@@ -23,8 +23,8 @@ FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 LIBRARY = ("-fPIC", "-shared")
 #: What is run, not loaded.
 PROGRAMS = frozenset({"delay_line"})
-#: What programs here and in the kernel both read.
-SHARED = tuple(SOURCES.parents[1] / "bpf" / "include" / name for name in ("held.h", "weights.h"))
+#: Headers that programs in the kernel read, too.
+SHARED = SOURCES.parents[1] / "bpf"
 
 
 def names() -> list[str]:
@@ -56,7 +56,7 @@ def compile_native(name: str) -> Path:
     compiler, identity = _toolchain()
     flags = FLAGS if name in PROGRAMS else (*FLAGS, *LIBRARY)
     parts = [compiler.encode(), identity, " ".join(flags).encode(), source.read_bytes()]
-    parts += [header.read_bytes() for header in (*sorted(SOURCES.glob("*.h")), *SHARED)]
+    parts += [header.read_bytes() for header in (*sorted(SOURCES.glob("*.h")), *sorted(SHARED.glob("*/*.h")))]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     target = BUILD / digest / (name if name in PROGRAMS else f"{name}.so")
     if target.is_file():
@@ -66,7 +66,7 @@ def compile_native(name: str) -> Path:
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
     try:
-        command = [compiler, *flags, "-o", temporary, str(source)]
+        command = [compiler, *flags, f"-I{SHARED}", "-o", temporary, str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TestbedError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}")

@@ -5,48 +5,40 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "shared/adjacency_native_abi.h"
+
 #define BLOCK 64 // columns: with AVX2, half of the registers
 #define LINE 16  // floats of a cache line
 #define AHEAD 8  // neighbours whose rows are being fetched: they lie in an order that no cache can guess
 
-enum aggregation { SUM, WEIGHTED, MAX };
-
-struct adjacency {
-	uint64_t rows;          // of the result
-	uint64_t dim;           // columns
-	const int64_t *indptr;
-	const int32_t *indices;
-	const float *weights;   // one an index
-};
-
 // `how` and most often `width` are constants: there is one such function for each, without their branches.
-static inline __attribute__((always_inline)) void aggregate_block(const struct adjacency *a, enum aggregation how, uint64_t row,
+static inline __attribute__((always_inline)) void aggregate_block(const struct adjacency *a, enum adjacency_sum how, uint64_t row,
 								  const float *from, float *to, uint64_t width)
 {
 	int64_t end = a->indptr[row + 1], last = a->indptr[a->rows] - 1;
 	float sum[BLOCK];
 
 	for (uint64_t j = 0; j < width; j++)
-		sum[j] = how == MAX ? -INFINITY : 0;
+		sum[j] = how == ADJACENCY_MAX ? -INFINITY : 0;
 	for (int64_t i = a->indptr[row]; i < end; i++) {
 		const float *next = from + a->indices[i + AHEAD < last ? i + AHEAD : last] * a->dim;
 		const float *other = from + a->indices[i] * a->dim;
-		float weight = how == WEIGHTED ? a->weights[i] : 1;
+		float weight = how == ADJACENCY_WEIGHTED ? a->weights[i] : 1;
 
 		for (uint64_t j = 0; j < width; j += LINE)
 			__builtin_prefetch(next + j);
 		for (uint64_t j = 0; j < width; j++) {
-			if (how == MAX)
+			if (how == ADJACENCY_MAX)
 				sum[j] = other[j] > sum[j] ? other[j] : sum[j];
 			else
-				sum[j] += how == WEIGHTED ? weight * other[j] : other[j];
+				sum[j] += how == ADJACENCY_WEIGHTED ? weight * other[j] : other[j];
 		}
 	}
 	for (uint64_t j = 0; j < width; j++)
 		to[j] = sum[j];
 }
 
-static inline __attribute__((always_inline)) void aggregate_all(const struct adjacency *a, enum aggregation how, const float *from,
+static inline __attribute__((always_inline)) void aggregate_all(const struct adjacency *a, enum adjacency_sum how, const float *from,
 								float *to)
 {
 	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
@@ -66,10 +58,10 @@ void aggregate(const struct adjacency *a, uint32_t how, const float *from, float
 // Aggregate rows of `from` into `to`, dense matrices of `dim` columns.
 void aggregate(const struct adjacency *a, uint32_t how, const float *from, float *to)
 {
-	if (how == SUM)
-		aggregate_all(a, SUM, from, to);
-	else if (how == WEIGHTED)
-		aggregate_all(a, WEIGHTED, from, to);
+	if (how == ADJACENCY_SUM)
+		aggregate_all(a, ADJACENCY_SUM, from, to);
+	else if (how == ADJACENCY_WEIGHTED)
+		aggregate_all(a, ADJACENCY_WEIGHTED, from, to);
 	else
-		aggregate_all(a, MAX, from, to);
+		aggregate_all(a, ADJACENCY_MAX, from, to);
 }

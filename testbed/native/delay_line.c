@@ -4,7 +4,7 @@
  *
  * Descriptors: a packet socket on `hold1`, the memory of struct delay_line, the map `links` and the ring buffer `wakeups` (-1: none,
  * and no frame waits for another), the map `flooding` (-1: none, and the switch never floods). What comes in begins as
- * bpf/include/held.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
+ * bpf/shared/held_abi.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -17,9 +17,9 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "delay_store.h"
 #include "delay_wakeups.h"
 
@@ -28,14 +28,6 @@
 static int packets; /* the socket, for both ways: each message that is sent names its port */
 static struct wakeups wakeups;
 static const volatile uint64_t *flooding; /* not 0: the switch has lost its table; NULL: it never does */
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* Read what has come, at most a batch; returns whether there may be more. */
 static bool receive(void)
@@ -77,7 +69,7 @@ static bool receive(void)
 /* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what leaves by its own. */
 static void send_to_others(const struct held *held, uint32_t length)
 {
-	for (int i = 0; i < PORTS && line->port[i]; i++) {
+	for (int i = 0; i < SWITCH_MAX_PORTS && line->port[i]; i++) {
 		struct sockaddr_ll port = {.sll_family = AF_PACKET, .sll_ifindex = line->port[i]};
 
 		if (line->port[i] != held->ifindex && line->port[i] != held->ingress)

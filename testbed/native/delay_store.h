@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#include "../../bpf/include/held.h"
+#include "shared/held_abi.h"
 #include "delay_heap.h"
 #include "delay_line.h"
 

@@ -3,20 +3,12 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
-#include "../../bpf/include/held.h"
+#include "clock.h"
+#include "shared/held_abi.h"
 
 #define BATCH 32 /* a veth's ring holds 256 */
 #define LARGEST 2048
-
-static __u64 now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* The finalizer of splitmix64 (Steele, Lea, Flood 2014). */
 static __u64 mix(__u64 z)

@@ -16,13 +16,13 @@ int32_t exponent_for(const struct lanes *lanes, uint32_t magnitude)
 	return lanes_exponent_for(lanes, magnitude);
 }
 
-uint32_t quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk, struct record *records,
+uint32_t quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk, struct ring_chunk *records,
 		  int32_t exponent)
 {
 	return lanes_quantize(lanes, x, n, out, per_chunk, records, exponent);
 }
 
-void seal(char *chunk, size_t bytes, struct record *record)
+void seal(char *chunk, size_t bytes, struct ring_chunk *record)
 {
 	lanes_seal(chunk, bytes, record);
 }

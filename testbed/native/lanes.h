@@ -9,7 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../bpf/include/weights.h"
+#include "shared/ring_native_abi.h"
+#include "shared/weights_abi.h"
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
@@ -26,16 +27,6 @@ static inline uint32_t lanes_absmax(const float *x, size_t n)
 	}
 	return most;
 }
-
-/* The format of lanes; Lanes of testbed/collectives/lanes.py. */
-struct lanes {
-	uint32_t bytes; /* 2 or 4 */
-	int32_t bias;
-	int32_t limit;
-	float clamp; /* the largest float that rounds to no more than the limit */
-	int32_t fraction_bits;
-	int32_t ranks;
-};
 
 /* The least exponent at which a magnitude, given as the bits of a finite float, is not clamped. */
 static inline int lanes_exponent_for(const struct lanes *lanes, uint32_t magnitude)
@@ -87,12 +78,6 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 QUANTIZE(quantize16, uint16_t)
 QUANTIZE(quantize32, uint32_t)
 
-/* One slot of the chunk records in the ring's map; struct ring_chunk of bpf/include/ring.h. */
-struct record {
-	uint64_t input_sum, result_sum, reduced, result;
-	uint32_t before[2], lost[2], asked_us, resent_us, attempt, pad;
-};
-
 /* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64: testbed/protocol/weights.py says what it sees. Like
  * the lanes it is summed over ranks by a plain add: lanes never carry from one half to the next.
  */
@@ -108,7 +93,7 @@ static inline uint64_t weigh(const uint32_t *halves, size_t n)
 /* Write a chunk's check, its last word, and its checksum for the programs. A plain sum of words, which is what those can afford, does
  * not see two errors that cancel out, nor words that have changed places. The check does, and is looked at where the results are read.
  */
-static inline void lanes_seal(char *chunk, size_t bytes, struct record *record)
+static inline void lanes_seal(char *chunk, size_t bytes, struct ring_chunk *record)
 {
 	uint64_t *words = (uint64_t *)chunk, sum = 0;
 
@@ -128,7 +113,7 @@ static inline int lanes_verify(const char *chunk, size_t bytes)
  * part, and then is left without its seal. Returns the largest magnitude, as lanes_absmax.
  */
 static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk,
-				      struct record *records, int exponent)
+				      struct ring_chunk *records, int exponent)
 {
 	float scale = ldexpf(1.0f, lanes->fraction_bits - exponent);
 	size_t stride = per_chunk * lanes->bytes + 8;

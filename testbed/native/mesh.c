@@ -12,64 +12,11 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
+
+#include "clock.h"
+#include "shared/mesh_native_abi.h"
 
 #define MAX_PEERS 32
-
-enum kind { REQUEST = 1, ROWS = 2, ODD_ROWS = 3, NOTE = 4 };
-enum step { ASKING, MOVING, DONE };
-enum outcome { FINE, GONE, SILENT, FOREIGN, UNKNOWN_VERTEX, NOTED, WAITING }; // the last is for notes alone
-
-// Before each message, in the byte order of the one machine that all ranks run on.
-struct header {
-	uint32_t kind;
-	uint32_t exchange; // which one, counted from 1; of a note: an outcome
-	uint64_t bytes;    // that follow; of a note, which nothing follows: the rank at fault
-};
-
-// One direction of a connection.
-struct flow {
-	uint32_t step;
-	uint32_t blocked; // the socket has taken less than it was given
-	uint64_t done;    // bytes of the step's message, its header included
-	struct header header;
-};
-
-struct peer {
-	int32_t fd;             // blocking, with SO_RCVTIMEO
-	uint32_t odd;           // its embeddings were not all finite
-	uint64_t needed;        // rows that come
-	char *into;             // where they go
-	const int64_t *asks;    // pull: numbers of their vertices
-	uint64_t serves;        // rows that go
-	int64_t *rows;          // their positions; pull: room for the numbers that it sends, which become positions
-	char *chunk;            // room for chunk_rows rows
-	uint64_t gathered;      // bytes of rows that have been in the chunk
-	struct flow out, in;
-};
-
-struct mesh {
-	uint32_t peers;
-	uint32_t pull;
-	uint32_t exchange;
-	uint32_t odd;               // this rank's embeddings are not all finite
-	int32_t timeout_ms;
-	uint32_t failed;            // comes back: the peer that an outcome other than FINE is about
-	uint64_t row_bytes;
-	uint64_t chunk_rows;        // rows gathered at once
-	const int32_t *positions;   // pull: by vertex; -1: not this rank's
-	int64_t vertices;           // entries of it
-	uint64_t send_ns;           // time spent gathering and sending, cumulative
-	struct peer *peer;
-};
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ull + t.tv_nsec;
-}
 
 static int again(void)
 {
@@ -77,40 +24,40 @@ static int again(void)
 }
 
 // Enter a step, or the first one behind it that there is anything to do in.
-static void enter(struct flow *f, uint32_t step, int asks, int moves)
+static void enter(struct mesh_flow *f, uint32_t step, int asks, int moves)
 {
-	if (step == ASKING && !asks)
-		step = MOVING;
-	if (step == MOVING && !moves)
-		step = DONE;
+	if (step == MESH_ASKING && !asks)
+		step = MESH_MOVING;
+	if (step == MESH_MOVING && !moves)
+		step = MESH_DONE;
 	f->step = step;
 	f->done = 0;
 }
 
-static void enter_out(const struct mesh *m, struct peer *p, uint32_t step)
+static void enter_out(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->out, step, m->pull && p->needed, p->serves != 0);
 	p->out.header.exchange = m->exchange;
-	p->out.header.kind = p->out.step == ASKING ? REQUEST : m->odd ? ODD_ROWS : ROWS;
-	p->out.header.bytes = p->out.step == ASKING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
+	p->out.header.kind = p->out.step == MESH_ASKING ? MESH_REQUEST : m->odd ? MESH_ODD_ROWS : MESH_ROWS;
+	p->out.header.bytes = p->out.step == MESH_ASKING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
 }
 
-static void enter_in(const struct mesh *m, struct peer *p, uint32_t step)
+static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->in, step, m->pull && p->serves, p->needed != 0);
 }
 
-static int has_to_send(const struct peer *p)
+static int has_to_send(const struct mesh_peer *p)
 {
-	return p->out.step == ASKING || (p->out.step == MOVING && p->in.step != ASKING);
+	return p->out.step == MESH_ASKING || (p->out.step == MESH_MOVING && p->in.step != MESH_ASKING);
 }
 
-static int unfinished(const struct peer *p)
+static int unfinished(const struct mesh_peer *p)
 {
-	return p->out.step != DONE || p->in.step != DONE;
+	return p->out.step != MESH_DONE || p->in.step != MESH_DONE;
 }
 
-static void gather(const struct mesh *m, struct peer *p, const char *x)
+static void gather(const struct mesh *m, struct mesh_peer *p, const char *x)
 {
 	uint64_t first = p->gathered / m->row_bytes, left = p->serves - first;
 	uint64_t count = left < m->chunk_rows ? left : m->chunk_rows;
@@ -121,7 +68,7 @@ static void gather(const struct mesh *m, struct peer *p, const char *x)
 }
 
 // The rest of a message of which `done` bytes are behind us, as far as `payload` goes.
-static struct msghdr rest_of(struct iovec parts[2], struct header *header, uint64_t done, char *payload, uint64_t bytes)
+static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done, char *payload, uint64_t bytes)
 {
 	uint64_t skip = done < sizeof(*header) ? done : sizeof(*header);
 
@@ -130,18 +77,18 @@ static struct msghdr rest_of(struct iovec parts[2], struct header *header, uint6
 	return (struct msghdr){.msg_iov = parts, .msg_iovlen = 2};
 }
 
-static int send_some(struct mesh *m, struct peer *p, const char *x)
+static int send_some(struct mesh *m, struct mesh_peer *p, const char *x)
 {
 	while (has_to_send(p) && !p->out.blocked) {
-		struct flow *out = &p->out;
-		uint64_t at = out->done < sizeof(struct header) ? 0 : out->done - sizeof(struct header);
+		struct mesh_flow *out = &p->out;
+		uint64_t at = out->done < sizeof(struct mesh_header) ? 0 : out->done - sizeof(struct mesh_header);
 		uint64_t chunk_bytes = m->chunk_rows * m->row_bytes, left = out->header.bytes - at;
 		char *payload = (char *)p->asks + at;
 		struct iovec parts[2];
 		struct msghdr message;
 		ssize_t bytes;
 
-		if (out->step == MOVING) {
+		if (out->step == MESH_MOVING) {
 			if (at == p->gathered)
 				gather(m, p, x);
 			payload = p->chunk + at % chunk_bytes;
@@ -150,71 +97,71 @@ static int send_some(struct mesh *m, struct peer *p, const char *x)
 		message = rest_of(parts, &out->header, out->done, payload, left);
 		bytes = sendmsg(p->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (bytes < 0 && !again())
-			return GONE;
+			return MESH_GONE;
 		out->blocked = bytes < (ssize_t)(parts[0].iov_len + parts[1].iov_len);
 		if (bytes > 0)
 			out->done += bytes;
-		if (out->done == sizeof(struct header) + out->header.bytes)
+		if (out->done == sizeof(struct mesh_header) + out->header.bytes)
 			enter_out(m, p, out->step + 1);
 	}
-	return FINE;
+	return MESH_FINE;
 }
 
 // Numbers of vertices to positions of rows.
-static int look_up(const struct mesh *m, struct peer *p)
+static int look_up(const struct mesh *m, struct mesh_peer *p)
 {
 	for (uint64_t i = 0; i < p->serves; i++) {
 		int64_t vertex = p->rows[i];
 
 		if (vertex < 0 || vertex >= m->vertices || m->positions[vertex] < 0)
-			return UNKNOWN_VERTEX;
+			return MESH_UNKNOWN_VERTEX;
 		p->rows[i] = m->positions[vertex];
 	}
-	return FINE;
+	return MESH_FINE;
 }
 
-static int receive(struct mesh *m, struct peer *p, int flags)
+static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 {
-	struct flow *in = &p->in;
-	uint64_t at = in->done < sizeof(struct header) ? 0 : in->done - sizeof(struct header), due = 0;
+	struct mesh_flow *in = &p->in;
+	uint64_t at = in->done < sizeof(struct mesh_header) ? 0 : in->done - sizeof(struct mesh_header), due = 0;
 	char *into = NULL;
 	struct iovec parts[2];
 	struct msghdr message;
 	ssize_t bytes;
 
-	if (in->step == ASKING) {
+	if (in->step == MESH_ASKING) {
 		into = (char *)p->rows;
 		due = p->serves * sizeof(int64_t);
-	} else if (in->step == MOVING) {
+	} else if (in->step == MESH_MOVING) {
 		into = p->into;
 		due = p->needed * m->row_bytes;
 	}
 	message = rest_of(parts, &in->header, in->done, into + at, due - at);
 	bytes = recvmsg(p->fd, &message, flags);
 	if (bytes < 0 && errno == EINTR) // also after SIGCONT, where there is a timeout: signal(7)
-		return FINE;
+		return MESH_FINE;
 	if (bytes < 0 && errno == EAGAIN)
-		return flags & MSG_DONTWAIT ? FINE : SILENT;
+		return flags & MSG_DONTWAIT ? MESH_FINE : MESH_SILENT;
 	if (bytes <= 0) {
 		errno = bytes ? errno : 0;
-		return GONE;
+		return MESH_GONE;
 	}
 	in->done += bytes;
-	if (in->done < sizeof(struct header))
-		return FINE;
-	if (in->header.kind == NOTE)
-		return NOTED;
-	if (in->step == DONE || (in->step == ASKING) != (in->header.kind == REQUEST) || in->header.kind > ODD_ROWS ||
+	if (in->done < sizeof(struct mesh_header))
+		return MESH_FINE;
+	if (in->header.kind == MESH_NOTE)
+		return MESH_NOTED;
+	if (in->step == MESH_DONE || (in->step == MESH_ASKING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_ODD_ROWS ||
 	    in->header.exchange != m->exchange || in->header.bytes != due)
-		return FOREIGN;
-	if (in->done < sizeof(struct header) + due)
-		return FINE;
-	if (in->step == ASKING && look_up(m, p))
-		return UNKNOWN_VERTEX;
-	if (in->step == MOVING)
-		p->odd = in->header.kind == ODD_ROWS;
+		return MESH_FOREIGN;
+	if (in->done < sizeof(struct mesh_header) + due)
+		return MESH_FINE;
+	if (in->step == MESH_ASKING && look_up(m, p))
+		return MESH_UNKNOWN_VERTEX;
+	if (in->step == MESH_MOVING)
+		p->odd = in->header.kind == MESH_ODD_ROWS;
 	enter_in(m, p, in->step + 1);
-	return FINE;
+	return MESH_FINE;
 }
 
 // Wait until something can be moved, and receive what has come.
@@ -224,18 +171,18 @@ static int wait_and_receive(struct mesh *m)
 	int ready, outcome;
 
 	for (uint32_t i = 0; i < m->peers; i++) {
-		struct peer *p = &m->peer[i];
+		struct mesh_peer *p = &m->peer[i];
 
 		// Who is done may be in the next exchange already. Who is not sends nothing but what is due, or a note.
 		fds[i] = (struct pollfd){unfinished(p) ? p->fd : -1, has_to_send(p) ? POLLIN | POLLOUT : POLLIN, 0};
 	}
 	ready = poll(fds, m->peers, m->timeout_ms);
 	for (uint32_t i = 0; i < m->peers; i++) {
-		struct peer *p = &m->peer[i];
+		struct mesh_peer *p = &m->peer[i];
 
 		if (ready == 0 && unfinished(p)) {
 			m->failed = i;
-			return SILENT;
+			return MESH_SILENT;
 		}
 		if (ready <= 0 || !fds[i].revents)
 			continue;
@@ -249,16 +196,16 @@ static int wait_and_receive(struct mesh *m)
 			}
 		}
 	}
-	return FINE;
+	return MESH_FINE;
 }
 
 // Receive all that is still due, a peer at a time: what the others send meanwhile waits in the kernel.
 static int receive_rest(struct mesh *m)
 {
 	for (uint32_t i = 0; i < m->peers; i++) {
-		struct peer *p = &m->peer[i];
+		struct mesh_peer *p = &m->peer[i];
 
-		while (p->in.step != DONE) {
+		while (p->in.step != MESH_DONE) {
 			int outcome = receive(m, p, MSG_WAITALL);
 
 			if (outcome) {
@@ -267,7 +214,7 @@ static int receive_rest(struct mesh *m)
 			}
 		}
 	}
-	return FINE;
+	return MESH_FINE;
 }
 
 // Do one exchange of the rows of `x`. Returns an outcome; errno says more where a peer is gone.
@@ -276,13 +223,13 @@ int mesh_exchange(struct mesh *m, const char *x);
 int mesh_exchange(struct mesh *m, const char *x)
 {
 	for (uint32_t i = 0; i < m->peers; i++) {
-		struct peer *p = &m->peer[i];
+		struct mesh_peer *p = &m->peer[i];
 
 		p->odd = 0;
 		p->gathered = 0;
 		p->out.blocked = 0;
-		enter_out(m, p, ASKING);
-		enter_in(m, p, ASKING);
+		enter_out(m, p, MESH_ASKING);
+		enter_in(m, p, MESH_ASKING);
 	}
 	for (;;) {
 		uint64_t start = now_ns();
@@ -294,7 +241,7 @@ int mesh_exchange(struct mesh *m, const char *x)
 				m->failed = i;
 				return outcome;
 			}
-			sending |= m->peer[i].out.step != DONE;
+			sending |= m->peer[i].out.step != MESH_DONE;
 		}
 		m->send_ns += now_ns() - start;
 		outcome = sending ? wait_and_receive(m) : receive_rest(m);

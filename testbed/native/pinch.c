@@ -1,74 +1,12 @@
-/* The process's side of an exchange: its system calls, and the memory that it shares with the kernel (bpf/include/pinch.h). */
+/* The process's side of an exchange: its system calls, and the memory that it shares with the kernel (bpf/shared/pinch_abi.h). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <time.h>
 
+#include "clock.h"
+#include "lib/generation.h"
 #include "pinch_numbers.h"
-
-/* struct pinch_control of bpf/include/pinch.h */
-struct control {
-	uint64_t progress;
-	uint32_t tag, window, copies, lowest, highest, partners, pad0[8];
-	uint64_t met;
-	uint32_t unfit, sending, acked, received, owed, queued, served, rtt_samples;
-	uint64_t rtt_sum_us;
-	uint32_t rtt_max_us, odd, gone, late, told, handed, taken;
-};
-
-/* struct pinch_flow of bpf/include/pinch.h */
-struct flow {
-	uint32_t total, next, flying, ordered, taken, pad[11];
-};
-
-/* struct pinch_sent of bpf/include/pinch.h */
-struct sent {
-	uint32_t generation, serial, sent_us;
-	uint8_t lane, attempt;
-	uint16_t pad;
-};
-
-/* struct pinch_peer of bpf/include/pinch.h */
-struct peer {
-	uint32_t received, acked;
-	uint64_t heard, news;
-	uint32_t answers, at, waits, pad;
-	uint64_t ours[2], theirs[2];
-};
-
-#define UNKNOWN 0xffffffff
-#define EXPONENT_BITS 9 /* PINCH_EXPONENT_BITS */
-
-/* One rank's end: its maps, its doorbell, and how time is spent. */
-struct pinch {
-	struct pinch_format format;
-	struct control *control;
-	char *payloads;
-	struct frame *frames;
-	const char *bells; /* one a flow */
-	const char *greeting;
-	struct peer *peers;
-	struct flow *flows;
-	const uint64_t *frames_to; /* each rank */
-	uint64_t *seen, *acked, *hub_queue;
-	struct sent *sent;
-	uint64_t *consumer;
-	const uint64_t *producer;
-	uint32_t bell_count, bell_length, greeting_length;
-	uint32_t rank, ranks, flow_count;
-	uint32_t seen_words, acked_words, hub_places, sent_records;
-	int32_t doorbell, events;
-	uint64_t quantize_ns, send_ns, wait_ns;
-};
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* Ring for every flow, by one system call. Returns 0 or an errno. */
 int pinch_ring(struct pinch *p)
@@ -91,12 +29,12 @@ static int greet(const struct pinch *p)
 }
 
 /* Reset words that are of neither of two generations. Programs may be at work. */
-static void forget_words(uint64_t *words, uint32_t count, uint32_t before, uint32_t generation, uint64_t empty)
+static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t generation, uint64_t empty)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		uint64_t word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
+		__u64 word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
 
-		if (word >> 32 != before && word >> 32 != generation)
+		if (generation_of(word) != before && generation_of(word) != generation)
 			__atomic_compare_exchange_n(&words[i], &word, empty, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
@@ -104,7 +42,7 @@ static void forget_words(uint64_t *words, uint32_t count, uint32_t before, uint3
 /* Reset all that carries the number of neither of two generations: must_forget of testbed/protocol/generation.py says why and when. */
 static void forget(struct pinch *p, uint32_t before, uint32_t generation)
 {
-	uint64_t empty = (uint64_t)before << 32;
+	uint64_t empty = word_of(before, 0);
 
 	forget_words(p->seen, p->seen_words, before, generation, empty);
 	forget_words(p->acked, p->acked_words, before, generation, empty);
@@ -128,18 +66,18 @@ static void forget(struct pinch *p, uint32_t before, uint32_t generation)
  */
 void pinch_open(struct pinch *p, uint32_t generation)
 {
-	volatile struct control *c = p->control;
-	uint32_t before = c->progress >> 32;
+	volatile struct pinch_control *c = p->control;
+	uint32_t before = generation_of(c->progress);
 
 	if (before >> 30 != generation >> 30)
 		forget(p, before, generation);
-	c->copies = UNKNOWN;
+	c->copies = PINCH_UNKNOWN;
 	c->unfit = 0; /* generations come again */
 	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;
-	__atomic_store_n(&p->control->progress, (uint64_t)generation << 32, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&p->control->progress, word_of(generation, 0), __ATOMIC_SEQ_CST);
 	while (__atomic_load_n(&p->control->sending, __ATOMIC_SEQ_CST))
 		;
 	for (uint32_t i = 0; i < p->flow_count; i++)
@@ -152,12 +90,13 @@ void pinch_open(struct pinch *p, uint32_t generation)
  */
 int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
 {
-	uint64_t generation = p->control->progress >> 32, word = generation << 32 | exponent;
+	uint32_t generation = generation_of(p->control->progress);
+	uint64_t word = word_of(generation, exponent);
 
 	p->control->lowest = lowest;
 	p->control->highest = highest;
 	for (uint32_t i = 0; i < p->ranks; i++)
-		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << EXPONENT_BITS;
+		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << PINCH_EXPONENT_BITS;
 	__atomic_store_n(&p->peers[p->rank].theirs[generation & 1], word, __ATOMIC_SEQ_CST);
 	return greet(p);
 }
@@ -165,14 +104,14 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 /* The largest exponent of any rank that has entered, as hellos have it. */
 uint32_t pinch_highest(const struct pinch *p)
 {
-	uint64_t generation = p->control->progress >> 32;
+	uint32_t generation = generation_of(p->control->progress);
 	uint32_t highest = 0;
 
 	for (uint32_t i = 0; i < p->ranks; i++) {
 		uint64_t word = p->peers[i].theirs[generation & 1];
-		uint32_t exponent = word & ((1 << EXPONENT_BITS) - 1);
+		uint32_t exponent = word & ((1 << PINCH_EXPONENT_BITS) - 1);
 
-		if (word >> 32 == generation && exponent > highest)
+		if (generation_of(word) == generation && exponent > highest)
 			highest = exponent;
 	}
 	return highest;
@@ -187,9 +126,9 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
-	__atomic_store_n(&p->control->progress, (p->control->progress >> 32 << 32) | frames, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&p->control->progress, word_of(generation_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
 	/* Whose hello is the last rings, too, and comes later than this look. */
-	if (frames && __atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST) >> 32 == p->control->progress >> 32)
+	if (frames && generation_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == generation_of(p->control->progress))
 		error = pinch_ring(p);
 	p->quantize_ns += filled - began;
 	p->send_ns += now_ns() - filled;
@@ -199,23 +138,23 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 /* Whether all has come, been added, and been acknowledged. */
 bool pinch_done(const struct pinch *p)
 {
-	const volatile struct control *c = p->control;
+	const volatile struct pinch_control *c = p->control;
 
-	return c->met >> 32 == c->progress >> 32 && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
+	return generation_of(c->met) == generation_of(c->progress) && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
 }
 
 /* Whether all ranks have come, and what was made to be sent does not hold. */
 static bool is_unfit(const struct pinch *p)
 {
-	const volatile struct control *c = p->control;
+	const volatile struct pinch_control *c = p->control;
 
-	return c->unfit == c->progress >> 32 && c->met >> 32 != c->progress >> 32;
+	return c->unfit == generation_of(c->progress) && generation_of(c->met) != generation_of(c->progress);
 }
 
 /* Whether there will be no more exchanges. */
 static bool has_ended(const struct pinch *p)
 {
-	const volatile struct control *c = p->control;
+	const volatile struct pinch_control *c = p->control;
 
 	return c->odd || c->gone || c->late;
 }
@@ -251,5 +190,5 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
 	}
 	p->wait_ns += now_ns() - began;
-	return result ? result : pinch_done(p) ? 1 : has_ended(p) ? 3 : is_unfit(p) ? 2 : 0;
+	return result ? result : pinch_done(p) ? PINCH_COMPLETE : has_ended(p) ? PINCH_OVER : is_unfit(p) ? PINCH_UNFIT : PINCH_TIME_UP;
 }

@@ -8,25 +8,7 @@
 #include <stdbool.h>
 
 #include "lanes.h"
-
-struct pinch_format {
-	uint32_t bytes;	 /* of a lane: 2 or 4 */
-	uint32_t dim;
-	uint32_t words;	 /* of a vertex in a frame */
-	uint32_t parts;	 /* frames that an embedding takes */
-	uint32_t rows;	 /* vertices in a full frame */
-	uint32_t stride; /* bytes from one payload to the next */
-	uint32_t maximum; /* accumulators hold maxima, not sums */
-	int32_t limit;	 /* largest magnitude of a lane */
-};
-
-/* struct pinch_frame of bpf/include/pinch.h */
-struct frame {
-	uint64_t check;
-	uint32_t to, ask;
-	uint16_t length, copies;
-	uint32_t pad;
-};
+#include "shared/pinch_native_abi.h"
 
 static inline int32_t quantize(const struct pinch_format *f, float x, double factor)
 {
@@ -84,7 +66,7 @@ static void write_row(const struct pinch_format *f, void *out, const float *x, d
  * takes `parts` frames. `last`: NULL, or dim lanes a position.
  */
 void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *order, const int64_t *starts, uint32_t from, uint32_t to,
-		char *payloads, struct frame *frames, double factor, int32_t *last)
+		char *payloads, struct pinch_frame *frames, double factor, int32_t *last)
 {
 	size_t row_bytes = 8ul * f->words * f->parts;
 	char row[row_bytes] __attribute__((aligned(8)));
@@ -94,7 +76,7 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 		uint32_t count = starts[b + 1] - starts[b], ids = (count + 1) / 2;
 
 		for (uint32_t part = 0; part < f->parts; part++) {
-			struct frame *frame = &frames[b * f->parts + part];
+			struct pinch_frame *frame = &frames[b * f->parts + part];
 			char *payload = payloads + (size_t)f->stride * (b * f->parts + part);
 			uint32_t *numbers = (uint32_t *)payload;
 

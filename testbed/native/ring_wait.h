@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <time.h>
 
+#include "clock.h"
 #include "ring.h"
 
 /* How long nothing new may come on a CPU before it is asked why: longer each time, as long as nothing does. Probes cost little, and have nothing sent
@@ -15,14 +15,6 @@
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
 #define CHASE_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
  * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
@@ -40,26 +32,26 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 /* Has the rank before all results, so that it has sent whatever this rank lacks? */
 static bool is_complete(const struct ring *r, uint32_t generation)
 {
-	const struct peer *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
+	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
 	uint32_t entered = __atomic_load_n(&before->generation, __ATOMIC_RELAXED);
 
-	return before->settled == generation || (entered && (int32_t)(generation - entered) < 0);
+	return before->settled == generation || (entered && generation_is_before(generation, entered));
 }
 
 /* Is the next frame about a chunk known to be lost? */
 static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
 {
-	const struct record *record = &r->records[chunk];
+	const struct ring_chunk *record = &r->records[chunk];
 	bool begun = chunk % r->ranks == r->rank || generation_of(read_word(&record->reduced)) == generation;
 
-	return __atomic_load_n(&record->lost[begun ? RESULT : PARTIAL], __ATOMIC_RELAXED) == generation;
+	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == generation;
 }
 
 /* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
 void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_order(r, PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : ANYWHERE);
+	ring_order(r, RING_ORDER_PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
 /* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
@@ -68,9 +60,9 @@ void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
  */
 void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
-	struct control *c = r->control;
+	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
-	uint32_t generation = c->progress >> 32, ready = (uint32_t)c->progress, most = r->window * r->ranks;
+	uint32_t generation = generation_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
 	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
 	bool complete = flushed && is_complete(r, generation);
@@ -81,23 +73,23 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	end = total - r->front < REACH * most ? total : r->front + REACH * most;
 	for (int pass = 0; pass < 2 && !known; pass++) {
 		for (uint32_t chunk = r->front; chunk < end && chunk < ready && allowed; chunk++) {
-			const struct record *record = &r->records[chunk];
+			const struct ring_chunk *record = &r->records[chunk];
 			uint64_t result = read_word(&record->result);
 			bool mine = chunk % r->ranks == r->rank;
 
-			if (generation_of(result) == generation && (uint8_t)result == RESULT_DONE)
+			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_DONE)
 				continue;
 			if (mine && generation_of(read_word(&record->reduced)) != generation) {
 				if (!pass && chunk / r->ranks < next)
-					ring_order(r, LAUNCH, generation, chunk, 0, 0);
+					ring_order(r, RING_ORDER_LAUNCH, generation, chunk, 0, 0);
 				continue;
 			}
 			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
 				continue;
-			if (generation_of(result) == generation && (uint8_t)result == RESULT_REFUSED)
-				ring_order(r, RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
+			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
+				ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
 			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
-				ring_order(r, REQUEST, generation, chunk, 0, 0);
+				ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
 				allowed--;
 				known = !pass;
 			}
@@ -110,7 +102,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 }
 
 /* How long a CPU may be quiet before it is asked why. */
-static int64_t timeout_of(const struct ring *r, const struct quiet *quiet)
+static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
 	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->chasing ? CHASE_DOUBLINGS : DOUBLINGS);
 }
@@ -119,7 +111,7 @@ static int64_t timeout_of(const struct ring *r, const struct quiet *quiet)
 static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 {
 	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
-	struct quiet *quiet = &r->quiet[cpu];
+	struct ring_quiet *quiet = &r->quiet[cpu];
 	bool moved = progress != quiet->progress;
 
 	if (moved) {
@@ -134,7 +126,7 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 /* Look at all CPUs' lanes; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
-	uint32_t generation = r->control->progress >> 32;
+	uint32_t generation = generation_of(r->control->progress);
 	bool still = true, stalled = false;
 
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
@@ -150,7 +142,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 		return 0;
 	ring_stall(r, target, now / 1000, still);
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
-		struct quiet *quiet = &r->quiet[cpu];
+		struct ring_quiet *quiet = &r->quiet[cpu];
 
 		if ((int64_t)(now - quiet->since) < timeout_of(r, quiet))
 			continue;
@@ -166,7 +158,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
  */
 static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
-	struct control *c = r->control;
+	struct ring_control *c = r->control;
 	struct pollfd events = { .fd = r->events, .events = POLLIN };
 	uint64_t now, end;
 

@@ -14,21 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
-#include <time.h>
 
-enum outcome { DONE = 0, LEFT_FAILED = 1, RIGHT_FAILED = 2, LEFT_SILENT = 3, RIGHT_SILENT = 4 };
-
-struct tcp_ring {
-	int32_t left, right;    // connected sockets, blocking, with SO_RCVTIMEO and SO_SNDTIMEO of timeout_ms
-	int32_t rank, ranks;
-	int32_t timeout_ms;
-	int32_t slots;          // blocks in scratch
-	uint64_t block;         // most elements of a block
-	uint64_t segment;       // most elements taken from the socket at once
-	float *scratch;         // slots * block elements
-	uint64_t wait_ns;       // time in which neither stream moved, cumulative
-	uint64_t spin_ns;       // how long to yield the CPU in turns before sleeping
-};
+#include "clock.h"
+#include "shared/tcp_ring_native_abi.h"
 
 // A place in one of the two streams.
 struct cursor {
@@ -39,14 +27,6 @@ struct cursor {
 	uint64_t done;          // bytes of the block behind us
 	int finished;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ull + t.tv_nsec;
-}
 
 static void find_block(struct cursor *c, uint32_t index, uint32_t ranks)
 {
@@ -207,7 +187,7 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 		if (leaving) {
 			bytes = send(r->right, from, leaving, MSG_NOSIGNAL | MSG_DONTWAIT);
 			if (bytes < 0 && !again())
-				return RIGHT_FAILED;
+				return TCP_RING_RIGHT_FAILED;
 			if (bytes > 0) {
 				tx.done += bytes;
 				advance(&tx, r, count, 0);
@@ -223,10 +203,10 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 			if (bytes == 0)
 				errno = 0;
 			if (bytes == 0 || (bytes < 0 && !again()))
-				return LEFT_FAILED;
+				return TCP_RING_LEFT_FAILED;
 			// A process that was stopped and continued gets EINTR from a recv with a timeout, see signal(7).
 			if (bytes < 0 && sleep && errno != EINTR)
-				return LEFT_SILENT;
+				return TCP_RING_LEFT_SILENT;
 			if (bytes > 0) {
 				reduce(r, &rx, in, out, to, bytes);
 				rx.done += bytes;
@@ -249,8 +229,8 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 			int ready = poll(fds, coming ? 2 : 1, r->timeout_ms);
 
 			if (ready == 0)
-				return coming ? LEFT_SILENT : RIGHT_SILENT;
+				return coming ? TCP_RING_LEFT_SILENT : TCP_RING_RIGHT_SILENT;
 		}
 	}
-	return DONE;
+	return TCP_RING_DONE;
 }

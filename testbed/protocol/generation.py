@@ -1,6 +1,6 @@
 """Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward."""
 
-__all__ = ["NEWEST", "generation_after", "is_before", "is_forward", "must_forget", "word_of"]
+__all__ = ["NEWEST", "generation_after", "generation_of", "is_before", "is_forward", "must_forget", "word_of"]
 
 NEWEST = 0xFFFFFFFF
 
@@ -23,6 +23,11 @@ def must_forget(before: int, after: int) -> bool:
     reset.
     """
     return before >> 30 != after >> 30
+
+
+def generation_of(word: int) -> int:
+    """Whose a word is."""
+    return word >> 32
 
 
 def word_of(generation: int, lower: int) -> int:

@@ -1,4 +1,7 @@
-"""What the ring's programs share with the process of their host. Twin of ``bpf/include/ring.h`` and ``ring_maps.h``."""
+"""What the ring's programs share with the process of their host. As a rank of pure Python holds it.
+
+``bpf/shared/ring_abi.h`` says what it is in memory, and what each of these is.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from testbed.protocol.wire import NOTHING, Endpoint, Frame
+from testbed.kernel.abi import constant, counter_names
+from testbed.protocol.wire import CHUNK_SHIFT, NOTHING, ROUND_SHIFT, Endpoint, Frame
 
 __all__ = [
     "ANYWHERE",
@@ -33,76 +37,55 @@ __all__ = [
     "Stage",
     "Tensor",
     "item_of",
+    "parts_of",
     "slots_of",
 ]
 
-PARKING = 256
+PARKING = constant("RING_PARKING")
 """Frames that may wait for the local gradient."""
 
-PARKING_TRIES = 4
+PARKING_TRIES = constant("RING_PARKING_TRIES")
 """Slots that a chunk may wait in."""
 
-ASKS = 64
+ASKS = constant("RING_ASKS")
 """Requests that a CPU may have to send."""
 
-ORDERS = 1024
+ORDERS = constant("RING_ORDERS")
 """Orders that may wait to be taken."""
 
-ANYWHERE = 0xFFFF
+ANYWHERE = constant("RING_ANYWHERE")
 """Of a probe: on whichever CPU takes the order."""
 
-COUNTERS = (
-    "sent",
-    "sent_bytes",
-    "resent",
-    "stored",
-    "answered",
-    "duplicate",
-    "parked",
-    "bad_cookie",
-    "bad_receiver",
-    "bad_generation",
-    "bad_chunk",
-    "bad_length",
-    "bad_tensor",
-    "bad_rank",
-    "bad_kind",
-    "bad_checksum",
-    "parking_full",
-    "not_held",
-    "spread",
-    "lost",
-    "restarted",
-    "unkept",
-    "overtaken",
-)
-"""``enum ring_counter``."""
+_STAGE_BIT = constant("RING_STAGE_BIT")
+
+COUNTERS = counter_names("ring_counter", "RING_")
+"""What the programs count: reasons to drop a frame, and ``enum ring_counter``."""
 
 
 class Order(IntEnum):
     """``enum ring_order_kind``."""
 
-    LAUNCH = 1
-    REPLAY = 2
-    REQUEST = 3
-    RESTART = 4
-    PROBE = 5
+    LAUNCH = constant("RING_ORDER_LAUNCH")
+    REPLAY = constant("RING_ORDER_REPLAY")
+    REQUEST = constant("RING_ORDER_REQUEST")
+    RESTART = constant("RING_ORDER_RESTART")
+    PROBE = constant("RING_ORDER_PROBE")
 
 
 class Stage(IntEnum):
-    """``enum stage``: what a frame with data is about."""
+    """``enum ring_stage``: what a frame with data is about."""
 
-    PARTIAL = 0
-    RESULT = 1
+    PARTIAL = constant("RING_STAGE_PARTIAL")
+    RESULT = constant("RING_STAGE_RESULT")
 
 
 class ResultState(IntEnum):
     """``enum ring_result_state``: the lowest byte of a chunk's result word."""
 
-    NONE = 0
-    CLAIMED = 1
-    DONE = 2
-    REFUSED = 3
+    NONE = constant("RING_RESULT_NONE")
+    CLAIMED = constant("RING_RESULT_CLAIMED")
+    DONE = constant("RING_RESULT_DONE")
+    REFUSED = constant("RING_RESULT_REFUSED")
 
 
 class OrderEntry(NamedTuple):
@@ -281,9 +264,14 @@ class Memory:
 
 def item_of(index: int, round_: int, stage: Stage) -> int:
     """What a frame with data is about, as a later frame's ``prev`` names it."""
-    item = index << 9 | round_ << 1 | stage
+    item = index << CHUNK_SHIFT | round_ << ROUND_SHIFT | stage
     assert item < NOTHING
     return item
+
+
+def parts_of(item: int) -> tuple[int, int, Stage]:
+    """Chunk, round and stage of what `item_of` names."""
+    return item >> CHUNK_SHIFT, item >> ROUND_SHIFT & 0xFF, Stage(item & _STAGE_BIT)
 
 
 def slots_of(rank: int, ranks: int, total: int) -> int:

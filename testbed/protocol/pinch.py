@@ -9,7 +9,7 @@ hold by itself. `testbed.protocol.pinch_process` is the process beside the progr
 
 from __future__ import annotations
 
-from testbed.protocol.generation import generation_after, is_before
+from testbed.protocol.generation import generation_after, generation_of, is_before, word_of
 from testbed.protocol.pinch_memory import Peer, Sent
 from testbed.protocol.pinch_packet import (
     ACK_WORDS,
@@ -25,8 +25,7 @@ from testbed.protocol.pinch_packet import (
     bits_of,
     exponent_in,
     frames_in,
-    generation_in,
-    word_of,
+    word_in,
 )
 from testbed.protocol.pinch_sending import Sender
 from testbed.protocol.pinch_work import DROP, Claim, Greeting, Next, Out
@@ -123,7 +122,7 @@ class Rank(Sender):
         self.received += 1
         self._check_complete(generation)
         # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
-        if packet.flags & ASK or peer.received == frames_in(word_of(peer.theirs, generation)):
+        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, generation)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
         return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
@@ -138,7 +137,7 @@ class Rank(Sender):
             elif row.hub is not None:
                 self.hubs[row.slot] = row.hub
                 self.owed += self._slices(row.hub.neighbours)
-                self.hub_queue[self.queued] = self.generation << 32 | row.slot
+                self.hub_queue[self.queued] = word_of(self.generation, row.slot)
                 self.queued += 1
                 hubs += 1
             else:
@@ -238,7 +237,7 @@ class Rank(Sender):
             return self._refuse("bad_tensor")
         if not packet.body or packet.length != 8:
             return self._refuse("bad_length")
-        good = packet.generation == generation_in(packet.body[0]) and packet.checksum == packet.good_checksum
+        good = packet.generation == generation_of(packet.body[0]) and packet.checksum == packet.good_checksum
         return good or self._refuse("bad_checksum")
 
     def _on_hello(self, packet: Packet) -> Out:
@@ -260,10 +259,10 @@ class Rank(Sender):
                 return self._drop("bad_generation")
         if not ask:
             return DROP
-        answer = generation << 32 if self.has_ended else self._answer(peer, generation)
+        answer = word_of(generation, 0) if self.has_ended else self._answer(peer, generation)
         if not answer:
             return DROP
-        entered = generation_in(word_of(peer.ours, self.generation) or peer.ours[~self.generation & 1])
+        entered = generation_of(word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1])
         say = Greeting(entered, self.waits(), packet.attempt)
         return Next.LINK, self._hello(packet, packet.sender, answer, say)
 
@@ -278,11 +277,11 @@ class Rank(Sender):
 
     def _take_word(self, peer: Peer, word: int) -> bool:
         """Have a rank's word. Does it let this rank send?"""
-        generation = generation_in(word)
+        generation = generation_of(word)
         if generation not in (self.generation, generation_after(self.generation)):
             return False
         before = peer.theirs[generation & 1]
-        if before and (generation == generation_in(before) or is_before(generation, generation_in(before))):
+        if before and (generation == generation_of(before) or is_before(generation, generation_of(before))):
             self.count("duplicate")
             return False
         peer.theirs[generation & 1] = word
@@ -291,10 +290,10 @@ class Rank(Sender):
 
     def _answer(self, peer: Peer, generation: int) -> int:
         """What this rank has to say to one that lacks its hello: that of the generation asked for, or else its latest."""
-        word = word_of(peer.ours, generation)
+        word = word_in(peer.ours, generation)
         # Who has no partner in somebody may be any number of generations ahead of it.
         if generation == FIRST < self.generation and not word:
-            return FIRST << 32
+            return word_of(FIRST, 0)
         return word or peer.ours[~generation & 1]
 
     # The doorbell.
@@ -330,7 +329,7 @@ class Rank(Sender):
             if self.served == self.queued:
                 return False
             entry = self.hub_queue.get(self.served, 0)
-            if generation_in(entry) != self.generation:
+            if generation_of(entry) != self.generation:
                 return False
             slot = entry & U32
             hub = self.hubs[slot]

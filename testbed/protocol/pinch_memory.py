@@ -1,4 +1,4 @@
-"""What the programs of an exchange share with their process. Twin of ``bpf/include/pinch.h`` and ``pinch_maps.h``.
+"""What the programs of an exchange share with their process. As a rank of pure Python holds it.
 
 All of it is integers, and tuples and lists of them, so that a rank can be copied, compared and hashed (`Memory.snapshot`).
 """
@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from testbed.kernel.abi import counter_names
 from testbed.protocol.pinch_packet import NOT_FINITE, U32, UNKNOWN
 
 __all__ = [
@@ -27,35 +28,8 @@ __all__ = [
     "Source",
 ]
 
-COUNTERS = (
-    "sent",
-    "sent_bytes",
-    "resent",
-    "acks",
-    "asks",
-    "hellos",
-    "fanned",
-    "received",
-    "vertices",
-    "unused",
-    "edges",
-    "slices",
-    "duplicate",
-    "gaps",
-    "remote",
-    "bad_cookie",
-    "not_mine",
-    "bad_generation",
-    "bad_chunk",
-    "bad_length",
-    "bad_tensor",
-    "bad_rank",
-    "bad_kind",
-    "bad_checksum",
-    "contended",
-    "serial",
-)
-"""``enum pinch_counter``."""
+COUNTERS = counter_names("pinch_counter", "PINCH_")
+"""What the programs count: reasons to drop a frame, and ``enum pinch_counter``."""
 
 
 class Source(NamedTuple):

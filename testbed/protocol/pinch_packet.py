@@ -1,16 +1,19 @@
-"""Frames of an exchange as its rules see them: whose they are, the header, and words. Twin of ``bpf/include/pinch.h``."""
+"""Frames of an exchange as its rules see them: whose they are, the header, and words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from testbed.kernel.abi import constant
+from testbed.protocol.generation import generation_of
 from testbed.protocol.weights import weigh_halves
 from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
 
 __all__ = [
     "ACK_BEHIND",
     "ACK_WORDS",
+    "ANYWHERE",
     "ASK",
     "BATCH",
     "BELL_FOR_ALL",
@@ -18,6 +21,7 @@ __all__ = [
     "EXPONENT_BITS",
     "FIRST",
     "LATE",
+    "LEAST_BYTES",
     "LEAST_WORDS",
     "MAX_WORDS",
     "NOBODY",
@@ -34,42 +38,45 @@ __all__ = [
     "check_of",
     "exponent_in",
     "frames_in",
-    "generation_in",
-    "word_of",
+    "word_in",
 ]
 
-MAX_WORDS = 428
+MAX_WORDS = constant("PINCH_MAX_WORDS")
 """Of a payload: what fits the largest MTU of single-buffer XDP on veth."""
-ACK_WORDS = 16
+ACK_WORDS = constant("PINCH_ACK_WORDS")
 """Bitmap words of an acknowledgement, 32 frames each."""
-ACK_BEHIND = 12
+ACK_BEHIND = constant("PINCH_ACK_BEHIND")
 """Of these, how many lie before the word of the frame that asked for it."""
+ANYWHERE = constant("PINCH_ANYWHERE")
+"""The CPU of a rank that aggregates frames where they arrive."""
+LEAST_BYTES = constant("PINCH_LEAST_BYTES")
+"""Of a frame, so that it can turn round as an acknowledgement."""
 LEAST_WORDS = ACK_WORDS
 """Behind the header of a frame, so that it can turn round as an acknowledgement."""
-BATCH = 32
+BATCH = constant("PINCH_BATCH")
 """Frames that a bell sends at most."""
-ORDERS = 1024
+ORDERS = constant("PINCH_ORDERS")
 """Of a flow: frames that may wait to be sent again."""
-ORDER_ASK = 1 << 31
+ORDER_ASK = constant("PINCH_ORDER_ASK")
 """In an order: the frame is asked for, not sent again."""
-UNKNOWN = 0xFFFFFFFF
+UNKNOWN = constant("PINCH_UNKNOWN")
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
-FIRST = 1
+FIRST = constant("PINCH_FIRST")
 """The generation in which all ranks meet."""
-BELL_FOR_ALL = 1
+BELL_FOR_ALL = constant("PINCH_FLAG_ALL")
 """Flag of a bell: there is one for each flow."""
-EXPONENT_BITS = 9
-NOT_FINITE = 511
+EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
+NOT_FINITE = constant("PINCH_NOT_FINITE")
 """In a hello, instead of an exponent."""
-ENDED = 510
+ENDED = constant("PINCH_ENDED")
 """Likewise: there will be no more exchanges; the header says why."""
 NOBODY = -1
 """Whose address is no rank's."""
-ASK = 1
+ASK = constant("PINCH_FLAG_ASK")
 """Flag: an answer is wanted."""
-NO_LANE = 0xFF
+NO_LANE = constant("PINCH_NO_LANE")
 """Lane of an acknowledgement: what it lacks may only be late."""
-LATE = 2
+LATE = constant("PINCH_FLAG_LATE")
 """Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
 
 U32 = 0xFFFFFFFF
@@ -129,14 +136,9 @@ def check_of(words: Iterable[int]) -> int:
     return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
 
 
-def generation_in(word: int) -> int:
-    """Of a hello, or of a bitmap's word."""
-    return word >> 32
-
-
 def bits_of(word: int, generation: int) -> int:
     """The bits of a bitmap's word, if they are of a generation."""
-    return word & U32 if generation_in(word) == generation else 0
+    return word & U32 if generation_of(word) == generation else 0
 
 
 def frames_in(word: int) -> int:
@@ -149,10 +151,10 @@ def exponent_in(word: int) -> int:
     return word & (1 << EXPONENT_BITS) - 1
 
 
-def word_of(pair: list[int], generation: int) -> int:
+def word_in(pair: list[int], generation: int) -> int:
     """A generation's word in those of an even and an odd one; 0: there is none."""
     word = pair[generation & 1]
-    return word if generation_in(word) == generation else 0
+    return word if generation_of(word) == generation else 0
 
 
 def ack_first(chunk: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.protocol.generation import must_forget
+from testbed.protocol.generation import generation_of, must_forget, word_of
 from testbed.protocol.pinch import Rank
 from testbed.protocol.pinch_memory import Frame
 from testbed.protocol.pinch_packet import (
@@ -20,8 +20,7 @@ from testbed.protocol.pinch_packet import (
     Packet,
     bits_of,
     exponent_in,
-    generation_in,
-    word_of,
+    word_in,
 )
 from testbed.protocol.pinch_policy import Actions, Seen
 from testbed.protocol.wire import PinchKind
@@ -48,7 +47,7 @@ class Process:
         """
         memory, config = self.memory, self.memory.config
         ask = [0] * len(frames)
-        memory.acks = [memory.generation << 32] * len(memory.acks)
+        memory.acks = [word_of(memory.generation, 0)] * len(memory.acks)
         memory.wanted = [0] * len(memory.wanted)
         for rank in range(config.ranks):
             mine = [number for number, (to, _) in enumerate(frames) if to >> rank & 1]
@@ -81,12 +80,12 @@ class Process:
         """Reset all that carries the number of neither of two generations."""
         memory, kept = self.memory, (before, generation)
         for bitmap in (memory.seen, memory.acks):
-            bitmap[:] = [word if generation_in(word) in kept else before << 32 for word in bitmap]
-        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if generation_in(word) in kept}
+            bitmap[:] = [word if generation_of(word) in kept else word_of(before, 0) for word in bitmap]
+        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if generation_of(word) in kept}
         memory.sent = {key: sent for key, sent in memory.sent.items() if sent.generation == before}
         for peer in memory.peers:
             for pair in (peer.ours, peer.theirs):
-                pair[:] = [word if generation_in(word) in kept else 0 for word in pair]
+                pair[:] = [word if generation_of(word) in kept else 0 for word in pair]
 
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
         """Say that this rank has entered.
@@ -97,7 +96,7 @@ class Process:
         """
         memory = self.memory
         memory.lowest, memory.highest = lowest, highest
-        parity, word = memory.generation & 1, memory.generation << 32 | exponent
+        parity, word = memory.generation & 1, word_of(memory.generation, exponent)
         for peer, frames in zip(memory.peers, self.frames_to, strict=True):
             peer.ours[parity] = word | frames << EXPONENT_BITS
         memory.peers[memory.config.rank].theirs[parity] = word
@@ -112,7 +111,7 @@ class Process:
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
         memory.ready = len(memory.frames[:count])
-        return self.bells() if memory.ready and generation_in(memory.met) == memory.generation else []
+        return self.bells() if memory.ready and generation_of(memory.met) == memory.generation else []
 
     @property
     def is_done(self) -> bool:
@@ -123,12 +122,12 @@ class Process:
     def is_unfit(self) -> bool:
         """Whether all ranks have come, and what was made to be sent does not hold."""
         memory = self.memory
-        return memory.unfit == memory.generation != generation_in(memory.met)
+        return memory.unfit == memory.generation != generation_of(memory.met)
 
     @property
     def highest(self) -> int:
         """The largest exponent of any rank that has entered, as hellos have it."""
-        words = [word_of(peer.theirs, self.memory.generation) for peer in self.memory.peers]
+        words = [word_in(peer.theirs, self.memory.generation) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
     def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
@@ -168,7 +167,7 @@ class Process:
             config.rank,
             memory.generation,
             [rank for rank in range(config.ranks) if memory.partners >> rank & 1 and rank != config.rank],
-            [word_of(peer.theirs, memory.generation) for peer in peers],
+            [word_in(peer.theirs, memory.generation) for peer in peers],
             [peer.received for peer in peers],
             [peer.acked for peer in peers],
             [peer.heard for peer in peers],
@@ -177,7 +176,7 @@ class Process:
             [peer.at for peer in peers],
             [peer.waits for peer in peers],
             self.lacking,
-            generation_in(memory.met) == memory.generation,
+            generation_of(memory.met) == memory.generation,
             memory.owed,
         )
 
@@ -207,7 +206,7 @@ class Process:
     def order(self, rank: int, numbers: Sequence[int]) -> None:
         """Have frames to a rank sent again, or asked about; a bell carries it out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
-        entries = [self.memory.generation << 32 | number for number in numbers]
+        entries = [word_of(self.memory.generation, number) for number in numbers]
         flow.orders = (*flow.orders, *entries)[:ORDERS]
 
     def bells(self) -> list[Packet]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from testbed.protocol.generation import generation_of, word_of
 from testbed.protocol.pinch_memory import Sent
-from testbed.protocol.pinch_packet import BATCH, BELL_FOR_ALL, LEAST_WORDS, ORDER_ASK, Packet, ack_first, generation_in, word_of
+from testbed.protocol.pinch_packet import BATCH, BELL_FOR_ALL, LEAST_WORDS, ORDER_ASK, Packet, ack_first, word_in
 from testbed.protocol.pinch_work import Greeting, Next, Work
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
 
@@ -29,7 +30,7 @@ class Sender(Work):
         if self._is_foreign(bell):
             return False
         if bell.receiver != self.config.rank:
-            return self._refuse("not_mine")
+            return self._refuse("bad_receiver")
         if bell.kind not in (PinchKind.BELL, PinchKind.GREET):
             return self._refuse("bad_kind")
         return bell.checksum == bell.seal or self._refuse("bad_checksum")
@@ -40,13 +41,13 @@ class Sender(Work):
         say = Greeting(self.generation, waits, bell.attempt, bool(bell.attempt) or self.has_ended)
         out = []
         for rank, peer in enumerate(self.peers):
-            word = word_of(peer.ours, self.generation)
+            word = word_in(peer.ours, self.generation)
             if rank == self.config.rank:
                 continue
             if self.has_ended:
                 if self.told >> rank & 1:
                     continue
-                word = self.generation << 32
+                word = word_of(self.generation, 0)
             elif not self.partners >> rank & 1 or not word or (bell.attempt and not self.is_behind(rank)):
                 continue
             blank = bell._replace(body=bell.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(bell.body)))
@@ -101,7 +102,7 @@ class Sender(Work):
         homes = self.config.homes(self.flow_here)
         for _ in range(BATCH):
             number = flow.next_number
-            if number >= self.ready or generation_in(self.met) != self.generation:
+            if number >= self.ready or generation_of(self.met) != self.generation:
                 break
             to = self.frames[number].to & homes
             if flow.flying and flow.flying + to.bit_count() > self.window:

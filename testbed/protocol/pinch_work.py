@@ -5,21 +5,9 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from testbed.protocol.generation import is_before
+from testbed.protocol.generation import generation_of, is_before, word_of
 from testbed.protocol.pinch_memory import Memory
-from testbed.protocol.pinch_packet import (
-    ACK_WORDS,
-    ASK,
-    ENDED,
-    LATE,
-    U32,
-    Packet,
-    bits_of,
-    exponent_in,
-    frames_in,
-    generation_in,
-    word_of,
-)
+from testbed.protocol.pinch_packet import ACK_WORDS, ASK, ENDED, LATE, U32, Packet, bits_of, exponent_in, frames_in, word_in
 from testbed.protocol.wire import VERSION, PinchKind
 
 __all__ = ["DROP", "Claim", "Greeting", "Next", "Out", "Work"]
@@ -73,7 +61,7 @@ class Work(Memory):
         if self._is_foreign(packet):
             return False
         if packet.receiver != me or packet.destination != me:
-            return self._refuse("not_mine")
+            return self._refuse("bad_receiver")
         return (sender < self.config.ranks and sender != me and packet.source == sender) or self._refuse("bad_rank")
 
     def _is_foreign(self, packet: Packet) -> bool:
@@ -90,12 +78,12 @@ class Work(Memory):
     def _add_bits(self, bitmap: list[int], index: int, generation: int, bits: int) -> tuple[Claim, int]:
         """Add bits to a bitmap's word, only ever forward in generations (``bitmap_add``); those that it did not have."""
         word = bitmap[index]
-        if is_before(generation, generation_in(word)):
+        if is_before(generation, generation_of(word)):
             return Claim.STALE, 0
         fresh = bits & ~bits_of(word, generation)
         if not fresh:
             return Claim.TAKEN, 0
-        bitmap[index] = generation << 32 | bits_of(word, generation) | bits
+        bitmap[index] = word_of(generation, bits_of(word, generation) | bits)
         return Claim.CLAIMED, fresh
 
     def _is_acked(self, number: int, rank: int) -> bool:
@@ -106,29 +94,29 @@ class Work(Memory):
 
     def meet(self) -> bool:
         """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames go."""
-        if generation_in(self.met) == self.generation:
+        if generation_of(self.met) == self.generation:
             return True
-        words = [word_of(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
+        words = [word_in(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
         if not all(words):
             return False
         if not self.lowest <= max(map(exponent_in, words)) <= self.highest:
             self.unfit = self.generation
             self.events.append(self.generation)
             return False
-        self.met = self.generation << 32 | sum(map(frames_in, words))
+        self.met = word_of(self.generation, sum(map(frames_in, words)))
         self._check_complete(self.generation)
         return True
 
     def is_behind(self, rank: int) -> bool:
         """Has a rank more to say in this generation: its hello, or frames?"""
-        word = word_of(self.peers[rank].theirs, self.generation)
+        word = word_in(self.peers[rank].theirs, self.generation)
         return not word or self.peers[rank].received < frames_in(word)
 
     def waits(self) -> int:
         """The ranks from which this one lacks something, a bit each."""
         found = 0
         for rank, peer in enumerate(self.peers):
-            ours = word_of(peer.ours, self.generation)
+            ours = word_in(peer.ours, self.generation)
             if rank == self.config.rank or not ours or not self.partners >> rank & 1:
                 continue
             if self.is_behind(rank) or peer.acked < frames_in(ours):
@@ -142,7 +130,7 @@ class Work(Memory):
 
     def is_complete(self, generation: int) -> bool:
         """Whether all has come, is added, and has been acknowledged."""
-        come = generation_in(self.met) == generation and self.received == self.met & U32 and not self.owed
+        come = generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
         return come and self.acked == self.copies
 
     def _check_complete(self, generation: int) -> None:
@@ -154,8 +142,8 @@ class Work(Memory):
 
     def _hello(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
         """The frame becomes a hello to a rank."""
-        generation, ended = generation_in(word), self.has_ended
-        word = generation << 32 | ENDED if ended else word
+        generation, ended = generation_of(word), self.has_ended
+        word = word_of(generation, ENDED) if ended else word
         head = self._head(packet, PinchKind.HELLO, generation, self.odd if ended else say.waits, say.attempt)
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)

@@ -8,7 +8,7 @@ beside it. One rank alone needs no ring: ranks are 2..32.
 from __future__ import annotations
 
 from testbed.protocol.generation import generation_after, is_before, is_forward, word_of
-from testbed.protocol.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, parts_of
 from testbed.protocol.sending import U32, U64, Sender, Work
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
@@ -295,8 +295,8 @@ class Rank(Sender):
         ask = self._take_ask(w, asks, asks.fresh) or self._take_ask(w, asks, asks.again)
         if ask is None:
             return None
-        w.index = ask.item >> 9
-        return self._request(w, ask.item >> 1 & 0xFF, Stage(ask.item & 1))
+        w.index, round_, stage = parts_of(ask.item)
+        return self._request(w, round_, stage)
 
     def _request_next(self, w: Work) -> Frame | None:
         """Ask for whatever frame is next to come about a chunk, unless it is all there."""

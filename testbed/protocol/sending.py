@@ -22,6 +22,7 @@ from testbed.protocol.memory import (
     Stage,
     Tensor,
     item_of,
+    parts_of,
 )
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
@@ -151,7 +152,7 @@ class Sender(Memory):
     def _look_back(self, w: Work) -> None:
         """A frame has come whose sender sent another before it: is that here?"""
         generation, prev = w.frame.header.generation, w.frame.header.prev
-        index, round_, stage = prev >> 9, prev >> 1 & 0xFF, Stage(prev & 1)
+        index, round_, stage = parts_of(prev)
         if w.frame.header.flags & EARLIER:
             if generation != generation_after(w.generation):
                 return
@@ -180,7 +181,8 @@ class Sender(Memory):
     def _is_missing(self, ask: Ask) -> bool:
         if ask.generation != self.generation:
             return False
-        return self._lacks(self.chunks[ask.item >> 9], ask.generation, ask.item >> 1 & 0xFF, Stage(ask.item & 1))
+        index, round_, stage = parts_of(ask.item)
+        return self._lacks(self.chunks[index], ask.generation, round_, stage)
 
     def _look_around(self, w: Work) -> None:
         """A frame has come: is it time to ask for others?"""

@@ -60,7 +60,7 @@ def weigh_halves(halves: Sequence[int]) -> int:
 
 
 def header() -> str:
-    """``bpf/include/weights.h``, which programs and native code include."""
+    """``bpf/shared/weights_abi.h``, which programs and native code include."""
     rows = [WEIGHTS[i : i + 8] for i in range(0, HALVES, 8)]
     table = "\n".join("\t" + " ".join(f"0x{weight:08x}," for weight in row) for row in rows)
     return f"""\

@@ -1,4 +1,4 @@
-"""What stands on the wire: frames from and to bytes. Twin of ``bpf/include/wire.h``.
+"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out. Twin of ``bpf/lib/frame.h``.
 
 A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 64-bit words::
 
@@ -11,18 +11,19 @@ checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words 
 from __future__ import annotations
 
 import ipaddress
-import struct
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.kernel.abi import constant, dtype
 from testbed.protocol import weights
 
 __all__ = [
     "BLOCK",
+    "CHUNK_SHIFT",
     "EARLIER",
     "FRAME_BYTES",
     "MAGIC",
@@ -34,6 +35,7 @@ __all__ = [
     "PORT",
     "RESTART",
     "RESULT",
+    "ROUND_SHIFT",
     "SETTLED",
     "TOLD",
     "VERSION",
@@ -49,38 +51,40 @@ __all__ = [
     "encode",
     "frame_seal",
     "ip_sum",
+    "net_peer",
     "weigh",
 ]
 
 Words = NDArray[np.uint64]
 
-PORT = 17170
-MAGIC = 0x4152
-VERSION = 2
-FRAME_BYTES = 88
+PORT = constant("RING_PORT")
+MAGIC = constant("RING_MAGIC")
+VERSION = constant("RING_VERSION")
+MAX_RANKS = constant("RING_MAX_RANKS")
+MAX_CHUNKS = constant("RING_MAX_CHUNKS")
+"""Of a tensor: what fits the number of a chunk in ``prev``."""
+NOTHING = constant("RING_NOTHING")
+"""In ``prev``: nothing of this generation was sent on the lane before."""
+FRAME_BYTES = dtype("ring_frame").itemsize
 """Headers of a frame, from Ethernet's to the ring's."""
-
-BLOCK = 64
+BLOCK = constant("RING_BLOCK")
 """Bytes that payloads are multiples of."""
-
-MAX_PAYLOAD = 53 * BLOCK
+MAX_PAYLOAD = constant("RING_MAX_BLOCKS") * BLOCK
 """What fits the largest MTU of single-buffer XDP on veth."""
 
-MAX_RANKS = 32
-MAX_CHUNKS = 2**23 - 1
-"""Of a tensor: what fits the number of a chunk in ``prev``."""
-RESULT = 1
+ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SHIFT")
+"""Places in ``prev``, above `memory.Stage`."""
+
+RESULT = constant("RING_FLAG_RESULT")
 """Flag of a request: what is missing is the result, not the partial sum."""
-SETTLED = 4
+SETTLED = constant("RING_FLAG_SETTLED")
 """Flag of a probe and its answer: the sender's process has verified all results of this generation."""
-TOLD = 16
+TOLD = constant("RING_FLAG_TOLD")
 """Flag of an answer: the probe said that its sender has settled."""
-EARLIER = 32
+EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` is of the generation before."""
-RESTART = 8
+RESTART = constant("RING_FLAG_RESTART")
 """Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
-NOTHING = 0xFFFFFFFF
-"""In ``prev``: nothing of this generation was sent on the lane before."""
 
 _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -89,34 +93,35 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 WEIGHTS = np.array(weights.WEIGHTS, np.uint64)
 """`weights.WEIGHTS`."""
 
-_ETHERNET = struct.Struct("!6s6sH")
-_IPV4 = struct.Struct("!BBHHHBBH4s4s")
-_UDP = struct.Struct("!HHHH")
-_RING = struct.Struct("<HBBHQIIQBBBBBBHHHI")
-_ETHERTYPE_IPV4, _VERSION_IHL, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL = 0x0800, 0x45, 0x4000, 64, 17
+_FRAME = dtype("ring_frame")
+_ETHERNET, _IPV4 = dtype("net_eth"), dtype("net_ipv4")
+_ETHERTYPE, _PROTOCOL = constant("NET_ETHERTYPE_IPV4"), constant("NET_PROTOCOL_UDP")
+_VERSION_IHL, _DONT_FRAGMENT, _TTL = (constant(f"NET_IPV4_{name}") for name in ("VERSION_IHL", "DONT_FRAGMENT", "TTL"))
+#: What follows magic, as `Header` names it.
+_FIELDS = (_FRAME.names or ())[4:]
 
 
 class Kind(IntEnum):
     """``enum ring_kind``."""
 
-    REDUCE = 1
-    RESULT = 2
-    REQUEST = 3
-    PROBE = 4
-    ALIVE = 5
-    BELL = 16
+    REDUCE = constant("RING_REDUCE")
+    RESULT = constant("RING_RESULT")
+    REQUEST = constant("RING_REQUEST")
+    PROBE = constant("RING_PROBE")
+    ALIVE = constant("RING_ALIVE")
+    BELL = constant("RING_BELL")
 
 
 class PinchKind(IntEnum):
-    """The kinds of ``enum ring_kind`` that an exchange uses."""
+    """``enum pinch_kind``."""
 
-    EMBED = 6
-    ACK = 7
-    HELLO = 8
-    ASK = 9
-    BELL = 17
-    WORK = 18
-    GREET = 19
+    EMBED = constant("PINCH_EMBED")
+    ACK = constant("PINCH_ACK")
+    HELLO = constant("PINCH_HELLO")
+    ASK = constant("PINCH_ASK")
+    BELL = constant("PINCH_BELL")
+    WORK = constant("PINCH_WORK")
+    GREET = constant("PINCH_GREET")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +137,8 @@ class Endpoint:
         return bytes.fromhex(self.mac.replace(":", ""))
 
     @classmethod
-    def unpack(cls, mac: bytes, ip: bytes) -> Self:
-        """From a frame's bytes."""
+    def unpack(cls, mac: bytes, ip: bytes | int) -> Self:
+        """From what stands in a frame."""
         return cls(mac.hex(":"), str(ipaddress.IPv4Address(ip)))
 
 
@@ -242,45 +247,35 @@ def frame_seal(header: Header) -> int:
 
 def encode(frame: Frame) -> bytes:
     """A frame's bytes, from the Ethernet header on."""
-    _, *fields, version = astuple(frame.header)
-    source, destination, length = frame.source, frame.destination, frame.header.length
-    total = FRAME_BYTES - _ETHERNET.size + length & 0xFFFF  # a length that is a lie may be too long
-    # The sum is that of memory's order, hence the check's bytes come swapped.
+    source, destination, header = frame.source, frame.destination, frame.header
+    total = FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF  # a length that is a lie may be too long
+    # The sum is that of memory's order, in which the total length lies swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
-    return b"".join(
-        (
-            _ETHERNET.pack(destination.mac_bytes, source.mac_bytes, _ETHERTYPE_IPV4),
-            _ipv4(source.ip, destination.ip, total, _swap(check)),
-            _UDP.pack(PORT, PORT, total - _IPV4.size & 0xFFFF, 0),
-            _RING.pack(MAGIC, version, frame.header.kind, *fields),
-            frame.payload.astype("<u8", copy=False).tobytes(),
-            frame.trailer,
-        )
-    )
+    ethernet = (list(destination.mac_bytes), list(source.mac_bytes), _ETHERTYPE)
+    udp = (PORT, PORT, total - _IPV4.itemsize & 0xFFFF, 0)
+    fields = (getattr(header, name) for name in _FIELDS)
+    head = np.array((ethernet, _ipv4(source.ip, destination.ip, total, check), udp, MAGIC, *fields), _FRAME)
+    return b"".join((head.tobytes(), frame.payload.astype("<u8", copy=False).tobytes(), frame.trailer))
 
 
 def decode(data: bytes) -> Frame | None:
-    """The frame that stands in ``data``, or None if it is none of the ring's: ``ring_parse`` of the twin.
+    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the twin.
 
     Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank that it reaches.
     """
     if len(data) < FRAME_BYTES:
         return None
-    destination_mac, source_mac, ethertype = _ETHERNET.unpack_from(data)
-    version_ihl, *_, protocol, _check, source_ip, destination_ip = _IPV4.unpack_from(data, _ETHERNET.size)
-    port = _UDP.unpack_from(data, _ETHERNET.size + _IPV4.size)[1]
-    magic, version, kind, *fields = _RING.unpack_from(data, FRAME_BYTES - _RING.size)
-    found = (ethertype, version_ihl, protocol, port, magic)
-    if found != (_ETHERTYPE_IPV4, _VERSION_IHL, _UDP_PROTOCOL, PORT, MAGIC):
+    ethernet, ip, udp, magic, *fields = np.frombuffer(data, _FRAME, 1).item()
+    destination_mac, source_mac, ethertype = ethernet
+    version_ihl, *_, protocol, _check, source_ip, destination_ip = ip
+    if (ethertype, version_ihl, protocol, udp[1], magic) != (_ETHERTYPE, _VERSION_IHL, _PROTOCOL, PORT, MAGIC):
         return None
     words = (len(data) - FRAME_BYTES) // 8
-    header = Header(kind, *fields)
-    header.version = version
     return Frame(
-        header,
+        Header(**dict(zip(_FIELDS, fields, strict=True))),
         np.frombuffer(data, "<u8", words, FRAME_BYTES).astype(np.uint64),
-        Endpoint.unpack(source_mac, source_ip),
-        Endpoint.unpack(destination_mac, destination_ip),
+        Endpoint.unpack(bytes(source_mac), source_ip),
+        Endpoint.unpack(bytes(destination_mac), destination_ip),
         data[FRAME_BYTES + 8 * words :],
     )
 
@@ -290,12 +285,18 @@ def ip_sum(source: str, destination: str) -> int:
 
     In the byte order of memory, so that the kernel adds the length as it stands in the frame.
     """
-    return _fold(sum(struct.unpack("<10H", _ipv4(source, destination, 0, 0))))
+    header = np.array(_ipv4(source, destination, 0, 0), _IPV4)
+    return _fold(int(np.frombuffer(header.tobytes(), "<u2").sum(dtype=np.uint32)))
 
 
-def _ipv4(source: str, destination: str, total: int, check: int) -> bytes:
-    addresses = (ipaddress.IPv4Address(address).packed for address in (source, destination))
-    return _IPV4.pack(_VERSION_IHL, 0, total, 0, _DONT_FRAGMENT, _TTL, _UDP_PROTOCOL, check, *addresses)
+def net_peer(me: Endpoint, other: Endpoint) -> tuple[list[int], int, int]:
+    """``struct net_peer``: what ``me`` needs to address ``other``."""
+    return list(other.mac_bytes), ip_sum(me.ip, other.ip), int(ipaddress.IPv4Address(other.ip))
+
+
+def _ipv4(source: str, destination: str, total: int, check: int) -> tuple[int, ...]:
+    addresses = (int(ipaddress.IPv4Address(address)) for address in (source, destination))
+    return (_VERSION_IHL, 0, total, 0, _DONT_FRAGMENT, _TTL, _PROTOCOL, check, *addresses)
 
 
 def _fold(total: int) -> int:

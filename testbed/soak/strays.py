@@ -11,15 +11,16 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from testbed.collectives.ring_maps import Frame
 from testbed.errors import FabricError, TestbedError
 from testbed.fabric.namespace import inside
 from testbed.kernel import Map, RingReader
+from testbed.kernel.abi import dtype
 from testbed.plan import FabricPlan
 from testbed.soak import tap
 
@@ -33,10 +34,24 @@ _TICK: Final = 0.005  # seconds between two batches
 _GRACE: Final = 10.0  # seconds for a host's worker to answer
 _MOST_BEHIND: Final = 20  # ticks that are caught up on, when the machine has been busy
 
-_LOWER = {"destination": (0, 6), "source": (6, 6), "total length": (16, 2), "protocol": (23, 1)}
-_LOWER |= {"source address": (26, 4), "destination address": (30, 4), "port": (36, 2)}
-_HEADER: Final = [entry[0] for entry in Frame._fields_[1:]]
-FIELDS: Final = _LOWER | {name: (getattr(Frame, name).offset, getattr(Frame, name).size) for name in _HEADER}
+_BELOW: Final = {
+    "eth": ("destination", "source"),
+    "ip": ("length", "protocol", "source", "destination"),
+    "udp": ("destination",),
+}
+
+
+def _places() -> Iterator[tuple[str, tuple[int, int]]]:
+    """Fields of ``struct ring_frame``: of the headers below ours what is looked at, and all of ours."""
+    for name, (kind, offset, *_) in (dtype("ring_frame").fields or {}).items():
+        if kind.fields is None:
+            yield name, (offset, kind.itemsize)
+            continue
+        for inner in _BELOW[name]:
+            yield f"{name} {inner}", (offset + kind.fields[inner][1], kind[inner].itemsize)
+
+
+FIELDS: Final = dict(_places())
 """Offset and width, in bytes, of each field that a bit may be flipped in."""
 
 

@@ -6,10 +6,9 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from testbed.fabric.dispatch import Dispatcher
 from testbed.kernel import BpfObject, Map
+from testbed.kernel.abi import constant, dtype
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["ROOM", "TAPPED", "attach", "detach"]
 
 #: ``struct tapped``: a frame and its length, bytes; 0: it could not be copied.
-TAPPED: Final = np.dtype([("length", "<u4"), ("pad", "<u4"), ("data", "u1", 3584)])
-ROOM: Final = 1 << 18
-"""Bytes of the ring buffer: for 72 frames. What it has no room for costs next to nothing."""
+TAPPED: Final = dtype("tapped")
+ROOM: Final = constant("TAP_ROOM")
+"""Bytes of the ring buffer. What it has no room for costs next to nothing."""
 
 
 class _Tap(ExitStack):

@@ -9,7 +9,8 @@ import pytest
 
 from testbed.bench import delay_line
 from testbed.errors import SpecError
-from testbed.faults.delay_counters import DelayCounters, Memory
+from testbed.faults.delay_counters import DelayCounters
+from testbed.kernel.abi import Struct
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -40,7 +41,7 @@ def test_refusal_by_the_command() -> None:
 
 
 def test_a_row() -> None:
-    memory = Memory(sent=10, received=12, closed=2)
+    memory = Struct("delay_line", sent=10, received=12, closed=2)
     memory.lateness[20] = 10  # 24 or 25 ns
     row = delay_line.Row(100, 12, 0.12, DelayCounters.read(memory, overrun=0))
     assert delay_line.row_line(row).split() == ["100", "100", "12", "2", "0", *["0.0"] * 5]

@@ -6,14 +6,15 @@ import signal
 import numpy as np
 import pytest
 
-from testbed.collectives import ring_maps
 from testbed.collectives.group import make_groups
 from testbed.collectives.ring_layout import BLOCKS, chunk_bytes_for
 from testbed.collectives.xdp_ring import XdpRing
 from testbed.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
+from testbed.kernel.abi import constant
 from testbed.plan import plan_fabric
 from testbed.protocol.generation import NEWEST
+from testbed.protocol.memory import PARKING
 from testbed.testing import exact_sum
 from testbed.worker import Workers
 from tests.support.kept import kept
@@ -167,7 +168,7 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
         after = workers.call_all(counters_in, names)
         spent[size] = [{key: after[name][key] - before[name][key] for key in after[name]} for name in names]
     # A doorbell a block and one for each 32 frames parked there, giving way 64 times, a sleep.
-    doorbells = 1 + ring_maps.PARKING // ring_maps.FAN_LARGE
+    doorbells = 1 + PARKING // constant("RING_FAN_LARGE")
     for ranks in spent.values():
         for rank in ranks:
             # A look rings for probes, and for what has to be sent again: a window's chunks at most.

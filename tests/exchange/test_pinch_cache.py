@@ -9,9 +9,9 @@ from testbed.collectives.group import make_groups
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.pinch_cache import SLACK, Cache
 from testbed.exchange.pinch_layout import RowLayout, bundle
-from testbed.exchange.pinch_maps import FRAME
 from testbed.exchange.pinch_numbers import Numbers
 from testbed.exchange.pinch_tables import make_tables
+from testbed.kernel.abi import dtype
 from testbed.plan import plan_fabric
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.aggregates import Format
@@ -47,7 +47,7 @@ class Sender:
         sent = self.tables.outgoing[chosen]
         bundles = bundle(sent, self.tables.masks[chosen], self.numbers.layout.rows)
         count = len(bundles.to)
-        payloads, frames = np.zeros((count, self.numbers.layout.payload), np.uint8), np.zeros(count, FRAME)
+        payloads, frames = np.zeros((count, self.numbers.layout.payload), np.uint8), np.zeros(count, dtype("pinch_frame"))
         self.numbers.fill(x, bundles, 0, count, payloads, frames, self.scale.exponent, self.cache.last)
         return sent
 

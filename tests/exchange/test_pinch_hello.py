@@ -133,7 +133,7 @@ def move_to(context: WorkerContext, number: int, generation: int) -> None:
     """Let all exchanges up to a generation have been."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     for name in ("seen", "acked"):
-        exchange._port._receive.maps[name].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
+        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
     exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
     exchange._port.control.progress = generation - 1 << 32
     exchange._generation = generation - 1

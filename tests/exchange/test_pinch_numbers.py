@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import FRAME
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers, exponent_of
 from testbed.exchange.pinch_tables import weight_scale
+from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
 from testbed.testing.aggregates import Format, exact_aggregates
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
@@ -44,7 +44,7 @@ def fill(made: Numbers, x: np.ndarray, bundles: Bundles, exponent: int, last: np
     """Payloads of all frames, written in one go or several; records of frames."""
     count = len(bundles.to)
     payloads = np.full((count * made.layout.parts, made.layout.payload), 0xAA, np.uint8)
-    frames = np.zeros(len(payloads), FRAME)
+    frames = np.zeros(len(payloads), dtype("pinch_frame"))
     for part in range(cuts):
         first, end = (count * edge // cuts * made.layout.parts for edge in (part, part + 1))
         made.fill(x, bundles, first, end, payloads, frames, exponent, last)

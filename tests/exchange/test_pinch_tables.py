@@ -13,6 +13,7 @@ from testbed.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch_layout import RowLayout
 from testbed.exchange.pinch_tables import SLICE_WORDS, make_tables, weight_scale
+from testbed.protocol.pinch_memory import Source
 from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.exchange.graphs import partitioned
 
@@ -45,7 +46,7 @@ def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
         np.testing.assert_array_equal(np.sort(tables.targets), np.flatnonzero(np.diff(halo.indptr)))
         covered = []
         for rank, size in enumerate(halo.sizes):
-            entry = tables.sources[rank]
+            entry = Source(*tables.sources[rank].item())
             found = np.zeros((halo.num_owned, size), np.int64)
             if rank == halo.rank or not size:
                 assert entry.frames == 0
@@ -59,7 +60,8 @@ def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
         assert sum(end - first for first, end in covered) == len(tables.vertices)
         assert all(a[1] == b[0] for a, b in pairwise(covered))
         assert len(tables.edges) == tables.vertices["count"].sum() == len(halo.indices)
-        words = [range(s.seen, s.seen + -(-s.frames // 32)) for s in tables.sources[: graph.world]]
+        sources = [Source(*row) for row in tables.sources[: graph.world].tolist()]
+        words = [range(s.seen, s.seen + -(-s.frames // 32)) for s in sources]
         assert sorted(word for each in words for word in each) == list(range(tables.seen))
         # What others need of this rank.
         for rank, sends in enumerate(halo.sends):

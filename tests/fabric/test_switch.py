@@ -1,6 +1,5 @@
 """The L2 switch program, packet by packet."""
 
-import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +8,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import ARP, Ether
 
 from testbed.kernel import XDP_PASS, XDP_REDIRECT, BpfObject
+from testbed.kernel.abi import Struct, dtype
 
 pytestmark = pytest.mark.kernel
 
@@ -21,18 +21,22 @@ def mac(text: str) -> bytes:
     return bytes.fromhex(text.replace(":", ""))
 
 
+def to_port(port: int, ifindex: int) -> bytes:
+    return bytes(Struct("switch_destination", port=port, ifindex=ifindex))
+
+
 @pytest.fixture
 def switch() -> Iterator[BpfObject]:
     with BpfObject("switch") as program:
         program.maps["ports"].update(2, LOOPBACK)
-        program.maps["forwarding"].update(mac(KNOWN), struct.pack("=II", 2, LOOPBACK + 1))
-        program.maps["forwarding"].update(mac(REFLECTED), struct.pack("=II", 2, LOOPBACK))
+        program.maps["forwarding"].update(mac(KNOWN), to_port(2, LOOPBACK + 1))
+        program.maps["forwarding"].update(mac(REFLECTED), to_port(2, LOOPBACK))
         yield program
 
 
 def counted(switch: BpfObject, port: int) -> tuple[int, int]:
-    values = list(struct.iter_unpack("=QQ", switch.maps["counters"].lookup(port)))
-    return sum(frames for frames, _ in values), sum(size for _, size in values)
+    values = np.frombuffer(switch.maps["counters"].lookup(port), dtype("switch_counters"))
+    return int(values["frames"].sum()), int(values["bytes"].sum())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_the_ethertype_does_not_matter(switch: BpfObject) -> None:
 
 
 def test_a_port_without_a_device_leaves_frames_to_the_bridge(switch: BpfObject) -> None:
-    switch.maps["forwarding"].update(mac(KNOWN), struct.pack("=II", 3, LOOPBACK + 1))
+    switch.maps["forwarding"].update(mac(KNOWN), to_port(3, LOOPBACK + 1))
     assert switch.programs["l2_switch"].test_run(mac(KNOWN) + bytes(50)).retval == XDP_PASS
 
 

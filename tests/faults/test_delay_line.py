@@ -21,16 +21,17 @@ from hypothesis import strategies as st
 from testbed.errors import FaultError, KernelError
 from testbed.fabric import Datapath, Fabric
 from testbed.faults import held
-from testbed.faults.delay_counters import BUCKETS, DelayCounters, Memory, lower_bound
+from testbed.faults.delay_counters import BUCKETS, DelayCounters, lower_bound
 from testbed.faults.delay_line import ENTRANCE, EXIT, DelayLine
 from testbed.faults.held import Held, link_index
 from testbed.faults.injector import Injector
-from testbed.faults.rules import parse_rule
 from testbed.kernel import BpfObject, Map, compile
+from testbed.kernel.abi import Struct
 from testbed.kernel.maps import BPF_F_MMAPABLE
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
 from testbed.worker import Workers
+from tests.support.rules import parse_rule
 
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 MS = 1_000_000  # ns
@@ -39,7 +40,7 @@ TIMES = st.integers(0, 2**64 - 1)
 
 
 def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> DelayCounters:
-    memory = Memory(realtime=1, **counts)
+    memory = Struct("delay_line", realtime=1, **counts)
     for bucket, count in (lateness or {}).items():
         memory.lateness[bucket] = count
     return DelayCounters.read(memory, overrun=0)

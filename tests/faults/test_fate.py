@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from testbed.faults.fate import FIRST_BYTE, Fired, Verdict, judge, mix
 from testbed.faults.packet import Packet
 from testbed.faults.quantiles import STEPS, quantiles
-from testbed.faults.rules import parse_rule
 from testbed.faults.table import Action, compile_rules
 from testbed.plan import plan_fabric
+from tests.support.rules import parse_rule
 
 PLAN = plan_fabric(hosts=4)
 LENGTH = 1514

@@ -5,40 +5,15 @@ import pytest
 
 from testbed.faults.fate import judge
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.rules import parse_rule
 from testbed.faults.table import compile_rules
 from testbed.kernel import XDP_PASS, BpfObject
+from testbed.kernel.abi import lifted
 from testbed.plan import MAX_HOSTS, plan_fabric
+from tests.support.rules import parse_rule
 
 pytestmark = pytest.mark.kernel
 
 CASES = 50_000
-PACKET = np.dtype(
-    [
-        ("sender", "u1"),
-        ("receiver", "u1"),
-        ("kind", "u1"),
-        ("hop", "u1"),
-        ("attempt", "<u2"),
-        ("group", "<u2"),
-        ("generation", "<u4"),
-        ("chunk", "<u4"),
-    ]
-)
-VERDICT = [(name, "<u4") for name in ("drop", "copies", "behind", "bits", "fired", "delayed")]
-CASE = np.dtype(
-    [
-        *PACKET.descr,
-        ("length", "<u4"),
-        ("padding", "<u4"),
-        *VERDICT,
-        ("within", "<u8"),
-        ("delays", "<u8", 8),
-        ("flips", "<u4", 64),
-        ("firings", np.dtype([("argument", "<u8"), ("rule", "<u4"), ("action", "<u4")]), 64),
-    ]
-)
-
 RULE_SETS = {
     "drop": ["drop p=0.1"],
     "links": ["drop p=0.5 link=h1->*", "drop p=0.5 link=*->h2,h3->h4,h32->h1", "duplicate link=h5->h6"],
@@ -69,10 +44,10 @@ RULE_SETS = {
 SEEDS = (0, 1, 2**64 - 1)
 
 
-def packets(seed: int) -> np.ndarray:
+def packets(seed: int, layout: np.dtype) -> np.ndarray:
     """Random identities; numbers that are small half of the time, so that ranges are hit and streams are short."""
     draw = np.random.default_rng(seed)
-    cases = np.zeros(CASES, CASE)
+    cases = np.zeros(CASES, layout)
     for name, high in {"sender": MAX_HOSTS, "receiver": MAX_HOSTS, "hop": 32, "attempt": 256}.items():
         cases[name] = draw.integers(0, high, CASES)
     cases["kind"] = draw.choice(list(KINDS.values()), CASES)
@@ -89,14 +64,14 @@ def test_twins_agree(number: int) -> None:
     names = list(RULE_SETS)
     name, seed = names[number % len(names)], SEEDS[number % len(SEEDS)]
     table = compile_rules([parse_rule(text) for text in RULE_SETS[name]], plan_fabric(hosts=MAX_HOSTS), seed)
-    cases = packets(number)
     sizes = {"cases": CASES, "quantiles": max(1, len(table.quantiles))}
     with BpfObject("fate", max_entries=sizes) as program:
         program.maps["rules"].update(0, table.pack())
         for index, quantiles in enumerate(table.pack_quantiles()):
             program.maps["quantiles"].update(index, quantiles)
-        shared = program.maps["cases"].view(CASE)[:, 0]
-        shared[:] = cases
+        layout = lifted(program.dtype("fate_case"))
+        shared = program.maps["cases"].view(layout)[:, 0]
+        shared[:] = packets(number, layout)
         assert program.programs["fate_batch"].test_run(bytes(14)).retval == XDP_PASS
         judged = shared.copy()
         del shared

@@ -23,7 +23,6 @@ from testbed.faults.fate import judge
 from testbed.faults.flood import flooded
 from testbed.faults.injector import Injector
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.rules import parse_rule
 from testbed.faults.spec import events_of, parse_fault
 from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric
@@ -33,6 +32,7 @@ from tests.fabric.helpers import wait_until
 from tests.faults import flood_calls as calls
 from tests.faults.test_injector import open_ring, reduce_ring
 from tests.support.kept import kept
+from tests.support.rules import parse_rule
 
 pytestmark = pytest.mark.net
 

@@ -1,6 +1,5 @@
 """The fault programs, frame by frame with BPF_PROG_TEST_RUN: what they decide, count, and leave of the frame."""
 
-import struct
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ from testbed.faults.attach import LINK
 from testbed.faults.fate import judge
 from testbed.faults.held import SIZE, Held, link_index
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.rules import parse_rule
 from testbed.faults.table import compile_rules
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfObject, Map
+from testbed.kernel.abi import Struct
 from testbed.plan import plan_fabric
 from testbed.protocol.scapy_ring import RingHeader
 from testbed.protocol.wire import PORT
+from tests.support.rules import parse_rule
 
 pytestmark = pytest.mark.kernel
 
@@ -44,7 +44,7 @@ class Programs:
         for host in PLAN.hosts:
             mac = bytes.fromhex(host.mac.replace(":", ""))
             self.maps["hosts"].update(mac, host.rank)
-            self.maps["forwarding"].update(mac, struct.pack("=II", 2, LOOPBACK + 1))
+            self.maps["forwarding"].update(mac, bytes(Struct("switch_destination", port=2, ifindex=LOOPBACK + 1)))
 
     def run(self, program, data):
         run = self.object.programs[program].test_run(bytes(data))
@@ -209,7 +209,7 @@ def test_limits_let_a_bucket_pass(program, index):
     programs = Programs()
     rate, frames = 8, 5  # bits a second
     burst = frames * len(ring()) * 8 * 10**9 // rate
-    programs.maps["limits"].update(index, struct.pack("=QQQ", rate, burst, 0))
+    programs.maps["limits"].update(index, bytes(Struct("fault_limit", rate=rate, burst=burst)))
     verdicts = [programs.run(program, ring())[0] for _ in range(8)]
     assert verdicts == [PASSES[program]] * frames + [DROPS[program]] * 3
     assert programs.link()["limited"] == 3

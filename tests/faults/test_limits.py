@@ -1,10 +1,10 @@
 """Limits: the arithmetic of queues and buckets, TCP at the rate, drops counted."""
 
 import math
-import struct
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from testbed.faults.qdisc import Qdisc
 from testbed.faults.shaper import Shaper, limited
 from testbed.faults.spec import hosts_of, limits_of, parse_fault, words
 from testbed.kernel import XDP_DROP, BpfObject
+from testbed.kernel.abi import dtype
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.faults import tcp
@@ -57,7 +58,7 @@ def test_words_of_tbf() -> None:
 @given(st.integers(64, 30_000_000), st.integers(2, 65536))
 def test_buckets_hold_the_queue(kbit: int, kib: int) -> None:
     table = bucket_table([make_limit("h3", f"{kbit}kbit", queue=f"{kib}KiB", direction="up")], STAR)
-    rate, burst, full = struct.unpack("=QQQ", table.pop(2 * 2))
+    rate, burst, full = np.frombuffer(table.pop(2 * 2), dtype("fault_limit")).tolist()[0]
     assert not table
     assert (rate, full) == (kbit * 1000, 0)
     assert burst * rate / 8e9 == pytest.approx(kib * 1024, rel=1e-3)

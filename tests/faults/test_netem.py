@@ -10,7 +10,6 @@ import pytest
 from testbed.errors import FaultError, SpecError
 from testbed.fabric import Fabric
 from testbed.faults.netem import Netem, netem_options, netem_table
-from testbed.faults.rules import parse_rule
 from testbed.faults.spec import parse_fault, rules_of, words
 from testbed.faults.table import compile_rules
 from testbed.plan import plan_fabric
@@ -19,6 +18,7 @@ from testbed.results import load_run
 from testbed.run import run_scenario
 from testbed.spec import Scenario, parse_scenario
 from testbed.worker import Workers
+from tests.support.rules import parse_rule
 
 PREFIX = "netem limit 65536 "
 HOSTS = ("h1", "h2", "h3")

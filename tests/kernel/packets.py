@@ -98,7 +98,7 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
     native.publish(GENERATION, TOTAL)
     native.rings()
     kernel.run("ring_order", bell())
-    counters = kernel.object.maps["counters"]
+    counters = kernel.object.maps["ring_counters"]
     counters.update(0, bytes(counters.stride * counters.per_cpu))
 
 
@@ -108,6 +108,6 @@ def loaded(
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
     setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
     with closing(KernelRank(setting, spare)) as kernel:
-        shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
-        with NativeProcess(RANK, RANKS, WINDOW, **shared) as native:
+        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders")}
+        with NativeProcess(RANK, RANKS, WINDOW, shared) as native:
             yield kernel, native

@@ -11,14 +11,13 @@ from testbed.closing import Closing
 from testbed.collectives.group import Lanes, make_groups
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import LEAST_BYTES
 from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch_port import PinchPort
 from testbed.exchange.pinch_tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
-from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, NOT_FINITE
+from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
@@ -98,7 +97,7 @@ class Loaded(Closing):
         """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
-            port._receive.maps[name].view()[:] = 0
+            port._receive.maps[f"pinch_{name}"].view()[:] = 0
         port.control.progress = generation - 1 << 32 if generation > 1 else 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
@@ -176,7 +175,7 @@ class Loaded(Closing):
     def events(self, rank: int) -> list[int]:
         """Generations that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
         port = self.ports[rank]
-        _, _, data = port._receive.maps["events"].ring_buffer()
+        _, _, data = port._receive.maps["pinch_events"].ring_buffer()
         found = []
         while port._consumer[0] < port._producer[0]:
             place = int(port._consumer[0]) % (data.size // 2) + 8
@@ -186,11 +185,11 @@ class Loaded(Closing):
 
     def memory(self, rank: int) -> dict[str, bytes]:
         """All that programs can write to, but for counters and what they work in."""
-        tables = self.ports[rank]._receive.maps
-        left_out = {"counters", "scratch", "events", "both", "fan", "cpus"}
+        left_out = ("counters", "scratch", "events", "both", "fan", "cpus")
+        tables = {name.removeprefix("pinch_"): table for name, table in self.ports[rank]._receive.maps.items()}
         shared = {name: table for name, table in tables.items() if name not in left_out and not name.startswith(".")}
-        found = {name: table.view(np.uint8).tobytes() for name, table in shared.items() if name != "stash"}
-        stash = shared["stash"]
+        stash = shared.pop("stash")
+        found = {name: table.view(np.uint8).tobytes() for name, table in shared.items()}
         found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
         return found | {"events": self.ports[rank]._producer.tobytes()}
 

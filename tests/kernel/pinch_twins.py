@@ -12,14 +12,15 @@ from testbed.closing import Closing
 from testbed.collectives.group import Lanes
 from testbed.exchange.interface import Aggregation, Processing
 from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch_maps import ANYWHERE, HUB, SENT, Waited
 from testbed.exchange.pinch_numbers import EXPONENTS, LEAST_EXPONENT
+from testbed.exchange.pinch_port import Waited
 from testbed.exchange.pinch_tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
+from testbed.kernel.abi import dtype
 from testbed.protocol.generation import generation_after
 from testbed.protocol.pinch import Next, Rank
 from testbed.protocol.pinch_memory import Config, Hub, Row, Source
-from testbed.protocol.pinch_packet import NOBODY, NOT_FINITE, ORDERS, U32, Packet
+from testbed.protocol.pinch_packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, U32, Packet
 from testbed.protocol.pinch_policy import Policy, Seen
 from testbed.protocol.pinch_process import Process
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
@@ -73,7 +74,7 @@ class Accumulators:
                 row += wide * np.uint64(weight)
 
     def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
-        words, source = self.layout.words, self.tables.sources[sender]
+        words, source = self.layout.words, Source(*self.tables.sources[sender].item())
         data = np.array(body, np.uint64)
         for i in range(rows):
             number = body[i // 2] >> 32 * (i & 1) & U32
@@ -124,10 +125,7 @@ class Member:
                 payload=layout.payload,
                 slice=tables.slice,
                 capacity=port.capacity,
-                sources=tuple(
-                    Source(source.vertices, source.first, source.seen, source.frames)
-                    for source in tables.sources[: port.group.size]
-                ),
+                sources=tuple(Source(*source) for source in tables.sources[: port.group.size].tolist()),
                 home=tuple(port.homes),
                 anywhere=port.cpu == ANYWHERE,
             ),
@@ -140,11 +138,11 @@ class Member:
         """Be as one that has just been loaded."""
         port, shared = self.port, self.port._receive.maps
         tag = int(port.control.tag)
-        left_out = {"counters", "scratch", "events", "both", "fan", "cpus", "stash", "vertices", "edges"}
+        left_out = ("counters", "scratch", "events", "both", "fan", "cpus", "stash", "vertices", "edges")
         for name, table in shared.items():
-            if not name.startswith(".") and name not in left_out:
+            if not name.startswith(".") and name.removeprefix("pinch_") not in left_out:
                 table.view(np.uint8)[:] = 0
-        counters = shared["counters"]
+        counters = shared["pinch_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         port.control.tag, port.control.partners = tag, (1 << port.group.size) - 1
         port.control.window = 1
@@ -160,7 +158,7 @@ class Member:
         """Let all exchanges up to a generation have been."""
         self.port.control.progress, self.rank.generation = generation << 32, generation
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
-            self.port._receive.maps[name].view()[:] = np.uint64(generation << 32)
+            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(generation << 32)
             bitmap[:] = [generation << 32] * len(bitmap)
 
     def open(self, generation: int) -> None:
@@ -299,7 +297,7 @@ class Member:
             assert getattr(control, name) == getattr(rank, name), name
         assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
         shared = port._receive.maps
-        orders = shared["orders"].view().reshape(-1, ORDERS)
+        orders = shared["pinch_orders"].view().reshape(-1, ORDERS)
         for number, flow in enumerate(rank.flows):
             record = port.flows[number]
             assert (record["total"], record["next"], record["flying"]) == (len(flow.schedule), flow.next, flow.flying & U32)
@@ -309,7 +307,7 @@ class Member:
         for number, frame in enumerate(rank.frames):
             record = port.frames[number]
             assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)
-        records = shared["sent"].view(SENT).reshape(-1, port.capacity)
+        records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
         for flow, number in np.argwhere(records["generation"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
             expected = sent.generation, sent.serial, sent.lane, sent.attempt
@@ -321,13 +319,13 @@ class Member:
                 assert record[name] == getattr(peer, name), (index, name)
             assert (record["ours"].tolist(), record["theirs"].tolist()) == (peer.ours, peer.theirs)
         for name, bitmap in (("seen", rank.seen), ("acked", rank.acks), ("wanted", rank.wanted)):
-            assert shared[name].view().ravel().tolist() == bitmap, name
-        queue, hubs = shared["hub_queue"].view().ravel(), shared["hubs"].view(HUB).reshape(-1)
+            assert shared[f"pinch_{name}"].view().ravel().tolist() == bitmap, name
+        queue, hubs = shared["pinch_hub_queue"].view().ravel(), shared["pinch_hubs"].view(dtype("pinch_hub")).reshape(-1)
         for place, entry in rank.hub_queue.items():
             assert int(queue[place]) == entry
         for slot, hub in rank.hubs.items():
             assert hubs[slot].tolist() == (hub.first, hub.neighbours, hub.part, hub.next)
-            assert np.frombuffer(shared["stash"].lookup(slot), np.uint64)[: len(hub.body)].tolist() == list(hub.body)
+            assert np.frombuffer(shared["pinch_stash"].lookup(slot), np.uint64)[: len(hub.body)].tolist() == list(hub.body)
         counted = port.counters()
         assert {name: (count, rank.counters[name]) for name, count in counted.items() if count != rank.counters[name]} == {}
         banks = port.accumulators.reshape(port.banks, -1, port.layout.wide)

@@ -6,7 +6,6 @@
 import ctypes
 import os
 from collections.abc import Iterator
-from ctypes import c_uint64
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.collectives.lanes import Lanes
-from testbed.collectives.ring_maps import Frame as RingFrame
 from testbed.collectives.xdp_ring import _Tensor
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
+from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
 from testbed.protocol.wire import (
@@ -64,7 +63,7 @@ LATER = GENERATION + 1
 WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "generation": 4, "chunk": 4, "checksum": 8}
 WIDTHS |= dict.fromkeys(("lane", "hop", "sender", "receiver", "flags", "round"), 1)
 WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
-FIELDS = [(getattr(RingFrame, name).offset, width) for name, width in WIDTHS.items()]
+FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
 """Offsets and widths of the fields of the ring's header."""
 
 
@@ -156,13 +155,13 @@ REFUSED = {
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
     """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
-    tables = {name: kernel.object.maps[name] for name in ("parking_data", "kept", "kept_data")}
+    tables = {name: kernel.object.maps[name] for name in ("ring_parking_data", "ring_kept", "ring_kept_data")}
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
-    shared = {"inputs": kernel.inputs, "results": kernel.results, "records": kernel.records, **kernel.bytes}
+    shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
     del shared["lanes"]
-    found |= {"lanes": b"".join(bytes((c_uint64 * 2).from_buffer(lane)) for lane in kernel.lanes)}
-    asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["asks"].per_cpu)]
-    found |= {"asks": b"".join(bytes(each.fresh) + bytes(each.again) for each in asks)}
+    found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("generation", "prev", "progress"))}
+    asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["ring_asks"].per_cpu)]
+    found |= {"asks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in asks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
 
 

@@ -9,9 +9,10 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_maps import LEAST_BYTES, SENT, Waited
+from testbed.exchange.pinch_port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, NO_LANE, ORDER_ASK
+from testbed.kernel.abi import dtype
+from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
@@ -341,7 +342,7 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
 
 
 def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
-    return loaded.ports[rank]._receive.maps["sent"].view(SENT).reshape(-1)
+    return loaded.ports[rank]._receive.maps["pinch_sent"].view(dtype("pinch_sent")).reshape(-1)
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
@@ -462,7 +463,7 @@ def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> N
     """Even where a program has looked at the generation before the process went on, and at what is wanted after it did."""
     loaded.open(1, GENERATION)
     port, count = loaded.ports[1], loaded.publish(1)
-    acked = port._receive.maps["acked"].view(np.uint64)
+    acked = port._receive.maps["pinch_acked"].view(np.uint64)
     port.open(GENERATION + 1)
     port.address(loaded.bundles[1])
     assert set((acked[: port.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {GENERATION + 1}
@@ -526,7 +527,7 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     port, maps = loaded.ports[1], loaded.ports[1]._receive.maps
     loaded.open(1, QUARTER - 1)
     kept, old = QUARTER - 1, QUARTER - 2
-    bitmaps = [maps[name].view().ravel() for name in ("seen", "acked", "hub_queue")]
+    bitmaps = [maps[f"pinch_{name}"].view().ravel() for name in ("seen", "acked", "hub_queue")]
     for bitmap in bitmaps:
         bitmap[:] = old << 32 | 7
         bitmap[0] = kept << 32 | 7

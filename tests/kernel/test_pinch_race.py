@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_maps import SENT
 from testbed.kernel import XDP_TX
+from testbed.kernel.abi import dtype
 from testbed.protocol.pinch_packet import ORDERS
 from testbed.testing.graphs import Partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
@@ -102,7 +102,7 @@ def test_frames_and_orders_are_sent_once() -> None:
         Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(ORDERS // 32 + 10)
         assert port.flows["taken"].tolist() == [ORDERS]
         assert loaded.counters(1)["resent"] == ORDERS
-        assert (port._receive.maps["sent"].view(SENT)["attempt"].ravel()[:ORDERS] == 1).all()
+        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:ORDERS] == 1).all()
 
 
 def test_frames_that_come_while_the_process_enters_their_exchange() -> None:

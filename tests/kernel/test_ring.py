@@ -454,13 +454,13 @@ KINDS = {
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
     chunk = 1 if kind == "request" else 0
-    before = kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)
+    before = kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
     assert changes(kernel.counters()) == {"bad_receiver": 1}
-    assert (kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)) == before
+    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) == before
     # The same for this rank is not refused.
     kernel.run("ring_link", KINDS[kind](chunk))
-    assert (kernel.snapshot(), bytes(kernel.lanes), bytes(kernel.ranks)) != before
+    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) != before
     assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
 
 
@@ -623,7 +623,7 @@ def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
     kernel.run("ring_link", reduce(0, cookie=1))
     kernel.run("ring_link", reduce(0, receiver=2))
     kernel.run("ring_link", result(0, sender=2))
-    assert sum(np.array(lane.heard[:RANKS]) for lane in kernel.lanes).tolist() == [4, 0, 2]
+    assert kernel.memory["lanes"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
 
 
 LOST = {

@@ -1,7 +1,5 @@
 """A rank of which everything is done twice: by the loaded programs and by `testbed.protocol`, and compared after every step."""
 
-import ctypes
-import ipaddress
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -9,15 +7,15 @@ from dataclasses import astuple
 
 import numpy as np
 
-from testbed.collectives import ring_maps as maps
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
-from testbed.protocol.memory import ASKS, COUNTERS, ORDERS, PARKING, Ask, Config, OrderEntry, Queue, ResultState
+from testbed.kernel.abi import Struct, constant
+from testbed.protocol.memory import ASKS, COUNTERS, Ask, Config, Order, Queue, ResultState
 from testbed.protocol.process import Process
 from testbed.protocol.ring import Rank
-from testbed.protocol.wire import Frame, Words, decode, encode, ip_sum
-from tests.native.process import NativeProcess
+from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
+from tests.native.process import STRUCTS, NativeProcess, orders_waiting
 
-FREE, PARKED = 0, 2  # enum ring_parked_state, between calls
+FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")  # between calls
 LOOPBACK = 1
 
 
@@ -29,53 +27,38 @@ class KernelRank:
 
     def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
-        rodata = maps.Config(
-            cookie=config.cookie,
-            rank=config.rank,
-            ranks=config.ranks,
-            group=config.group,
-            chunk_bytes=config.chunk_bytes,
-            chunks=config.chunks,
-            kept=config.kept,
-            upstream=config.upstream,
-            gap=config.gap,
-            uplink=LOOPBACK,
-        )
+        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "kept", "upstream", "gap")
+        rodata = Struct("ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own})
         me = config.peers[config.rank]
         for rank, peer in enumerate(config.peers):
-            address = int.from_bytes(ipaddress.IPv4Address(peer.ip).packed, "little")
-            rodata.peers[rank] = maps.Peer(tuple(peer.mac_bytes), ip_sum(me.ip, peer.ip), address)
+            rodata.peers[rank] = net_peer(me, peer)
         self.object = BpfObject(
             "ring",
             rodata=rodata,
-            max_entries=dict.fromkeys(("inputs", "results", "chunks"), config.chunks + spare)
-            | dict.fromkeys(("kept", "kept_data"), config.kept)
-            | {"lanes": max(os.sched_getaffinity(1)) + 1},
-            value_sizes=dict.fromkeys(("inputs", "results", "parking_data", "kept_data"), config.chunk_bytes),
+            max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
+            | dict.fromkeys(("ring_kept", "ring_kept_data"), config.kept)
+            | {"ring_lanes": max(os.sched_getaffinity(1)) + 1},
+            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "parking_data", "kept_data")},
         )
-        shared = self.object.maps
-        self.inputs, self.results = shared["inputs"].view(), shared["results"].view()
-        self.records = shared["chunks"].view(_dtype(maps.Chunk)).reshape(-1)
-        self.bytes = {name: shared[name].view(np.uint8) for name in ("control", "parking", "orders", "lanes", "ranks")}
-        self.control = maps.Control.from_buffer(self.bytes["control"].data)
-        self.parking = (maps.Parked * PARKING).from_buffer(self.bytes["parking"].data)
-        self.lanes = (maps.Lane * shared["lanes"].max_entries).from_buffer(self.bytes["lanes"].data)
-        self.ranks = (maps.Rank * shared["ranks"].max_entries).from_buffer(self.bytes["ranks"].data)
-        self.orders = (maps.RingOrder * ORDERS).from_buffer(self.bytes["orders"].data)
-        self.consumer, self.producer, self.data = shared["events"].ring_buffer()
+        shared, dtype = self.object.maps, self.object.dtype
+        self.inputs, self.results = shared["ring_inputs"].view(), shared["ring_results"].view()
+        self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
+        self.records, self.orders = self.memory["chunks"], self.memory["orders"]
+        self.control = Struct(self.memory["control"])
+        self.parking, self.lanes, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "lanes", "ranks"))
+        self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
 
     def close(self) -> None:
         self.object.close()
 
     def reset(self, generation: int = 0, holdoff_us: int = 0) -> None:
         """As new, but for the generation that the process is said to have entered."""
-        for memory in (self.inputs, self.results, *self.bytes.values()):
-            memory[:] = 0
-        self.records[:] = 0
-        counters = self.object.maps["counters"]
+        for memory in (self.inputs, self.results, *self.memory.values()):
+            memory[:] = np.zeros((), memory.dtype)
+        counters = self.object.maps["ring_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        for name in ("asks", "kept"):
+        for name in ("ring_asks", "ring_kept"):
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
@@ -85,7 +68,7 @@ class KernelRank:
         return self.object.programs[program].test_run(data)
 
     def counters(self) -> dict[str, int]:
-        table = np.frombuffer(self.object.maps["counters"].lookup(0), np.uint64).reshape(-1, len(COUNTERS))
+        table = np.frombuffer(self.object.maps["ring_counters"].lookup(0), np.uint64).reshape(-1, len(COUNTERS))
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def events(self) -> list[int]:
@@ -97,17 +80,17 @@ class KernelRank:
             self.consumer[0] += 16
         return found
 
-    def asks(self, cpu: int) -> maps.RingAsks:
+    def asks(self, cpu: int) -> Struct:
         """What the programs want to ask for on a CPU."""
-        table = self.object.maps["asks"]
-        return (maps.RingAsks * table.per_cpu).from_buffer_copy(table.lookup(0))[cpu]
+        table = self.object.maps["ring_asks"]
+        return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_asks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
         """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
-        done, parked = self.records["result"] != 0, self.bytes["parking"].view(np.uint32)[:, 0] != FREE
-        memory = self.inputs, self.results[done], self.records, self.bytes["parking"][parked]
-        data = b"".join(self.object.maps["parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
-        return *(part.tobytes() for part in memory), bytes(self.control), bytes(self.orders), data
+        done, parked = self.records["result"] != 0, self.memory["parking"]["state"] != FREE
+        memory = self.inputs, self.results[done], self.records, self.memory["parking"][parked]
+        data = b"".join(self.object.maps["ring_parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
+        return *(part.tobytes() for part in memory), bytes(self.control), self.orders.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
         """The maps hold what the twin holds. Times are left out: the clocks differ."""
@@ -117,9 +100,7 @@ class KernelRank:
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
         for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
-        waiting = control.ordered - control.taken & 0xFFFFFFFF
-        entries = (self.orders[(control.taken + index) % ORDERS] for index in range(waiting))
-        assert [OrderEntry(e.kind, e.generation, e.chunk, e.attempt, e.extra) for e in entries] == list(rank.orders)
+        assert orders_waiting(control, self.orders) == list(rank.orders)
         cpu = rank.lane_number(0)
         asks = self.asks(cpu)
         assert asks.frames == rank.asks[0].frames
@@ -127,7 +108,7 @@ class KernelRank:
         _assert_same_queue(asks.again, rank.asks[0].again)
         lane, expected = self.lanes[cpu], rank.lanes[0]
         assert (lane.generation, lane.prev, lane.progress) == (expected.generation, expected.prev, expected.progress)
-        assert {other: count for other, count in enumerate(lane.heard) if count} == expected.heard
+        assert {other: count for other, count in enumerate(lane.heard.tolist()) if count} == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
             assert (peer.generation, peer.settled, peer.told, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
@@ -143,10 +124,10 @@ class KernelRank:
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
                 np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
         for slot, kept in enumerate(rank.kept):
-            found = maps.Kept.from_buffer_copy(self.object.maps["kept"].lookup(slot))
+            found = Struct(np.frombuffer(self.object.maps["ring_kept"].lookup(slot), self.object.dtype("ring_kept")))
             assert (found.owner, found.valid, found.sum, found.round) == (kept.owner, kept.valid, kept.sum, kept.round), slot
             if kept.valid:
-                data = self.object.maps["kept_data"].lookup(slot)
+                data = self.object.maps["ring_kept_data"].lookup(slot)
                 assert data[: kept.data.nbytes] == kept.data.tobytes()
         for slot, (parked, frame) in enumerate(zip(self.parking, rank.parking, strict=True)):
             assert parked.state == (FREE if frame is None else PARKED), slot
@@ -154,24 +135,24 @@ class KernelRank:
                 for name in ("generation", "chunk", "attempt", "hop", "round", "length", "tag"):
                     assert getattr(parked, name) == getattr(frame.header, name), (slot, name)
                 assert parked.sum == frame.sum(frame.header.length)
-                data = self.object.maps["parking_data"].lookup(slot)
+                data = self.object.maps["ring_parking_data"].lookup(slot)
                 assert data[: frame.header.length] == frame.take(frame.header.length).tobytes()
         assert self.events() == rank.events
         rank.events.clear()
 
 
-def _assert_same_queue(queue: maps.RingQueue, expected: Queue) -> None:
+def _assert_same_queue(queue: np.void, expected: Queue) -> None:
     """The same requests, but for when they are due."""
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
-        found = (queue.asks[index % ASKS] for index in range(first, end))
-        return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in found]
+        found = queue["asks"][[index % ASKS for index in range(first, end)]]
+        return found[["generation", "item", "due_frame", "tries"]].tolist()
 
     def of(asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in asks]
 
-    assert entries(queue.taken, queue.carried) == of(expected.carried)
-    assert entries(queue.carried, queue.given) == of(expected.waiting)
+    assert entries(int(queue["taken"]), int(queue["carried"])) == of(expected.carried)
+    assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
 
 
 class TwinRank(Rank):
@@ -221,12 +202,10 @@ class TwinProcess(Process):
     def __init__(self, rank: TwinRank, window: int) -> None:
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
-        setting = rank.config
-        shared = {name: getattr(kernel, name) for name in ("control", "parking", "orders")}
-        shared["peers"] = kernel.ranks
-        shared["lanes"] = (maps.Lane * 1).from_buffer(kernel.lanes, ctypes.sizeof(maps.Lane) * rank.lane_number(0))
-        shared["records"] = (maps.Chunk * setting.chunks).from_buffer(kernel.object.maps["chunks"].view(np.uint8).data)
-        self.native = NativeProcess(setting.rank, setting.ranks, window, **shared)
+        setting, lane = rank.config, rank.lane_number(0)
+        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders", "chunks", "ranks")}
+        shared["lanes"] = kernel.memory["lanes"][lane : lane + 1]
+        self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
     def begin(self, generation: int, total: int, length: int, tag: int) -> None:
@@ -276,11 +255,8 @@ class TwinProcess(Process):
         self._in_c = False
         self.native.refuse(chunk)
 
-    def order(self, kind: maps.Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         super().order(kind, generation, chunk, attempt, extra)
         if not self._in_c:
             self.native.order(kind, generation, chunk, attempt, extra)
 
-
-def _dtype(structure: type[ctypes.Structure]) -> np.dtype:
-    return np.dtype(structure)

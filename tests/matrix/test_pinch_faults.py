@@ -130,7 +130,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
 def assert_only_foreign_frames_are_dropped(before, after):
     """Of what was sent each copy may have come to two ranks that it is not for."""
     found = {name: after[name] - before[name] for name in after}
-    assert 0 < found["not_mine"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "hellos"))
+    assert 0 < found["bad_receiver"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "hellos"))
     assert {name: found[name] for name in REFUSED} == dict.fromkeys(REFUSED, 0)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.ring_maps import Parked
+from testbed.kernel.abi import constant
 from testbed.protocol.generation import NEWEST, generation_after, word_of
 from testbed.protocol.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
 from testbed.protocol.process import Process
@@ -14,10 +14,10 @@ from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.native.process import NativeProcess
 from tests.protocol.network import config
 
-FAN = 32  # frames that one bell can become
+FAN = constant("RING_FAN_LARGE")  # frames that one bell can become
 WINDOW = 2
 CHUNKS = 16
-FREE, PARKED = 0, 2
+FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")
 NOW = 5_000_000  # microseconds
 
 CHUNK = st.integers(0, CHUNKS - 1)
@@ -66,7 +66,8 @@ class Both:
     def park(self, later: int, chunk: int) -> None:
         frame = Frame(Header(Kind.REDUCE, generation=self.memory.generation + later & 0xFFFFFFFF, chunk=chunk))
         self.memory.parking[self.parked] = frame
-        self.native.parking[self.parked] = Parked(PARKED, frame.header.generation, chunk)
+        parked = self.native.parking[self.parked]
+        parked.state, parked.generation, parked.chunk = PARKED, frame.header.generation, chunk
         self.parked = (self.parked + 1) % PARKING
 
     def launched(self, count: int, _) -> None:
@@ -126,7 +127,7 @@ class Both:
         assert control.next == memory.next_generation << 32 | memory.next_slot
         assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
-        assert [(tensor.total, tensor.length, tensor.tag) for tensor in control.tensors] == tensors
+        assert control.tensors.tolist() == tensors
         assert [entry.state for entry in native.parking] == [FREE if p is None else PARKED for p in memory.parking]
         results = [chunk.result for chunk in memory.chunks]
         assert [native.records[index].result for index in range(len(results))] == results

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.memory import Stage, item_of, slots_of
+from testbed.protocol.memory import Stage, item_of, parts_of, slots_of
 
 
 @given(st.integers(1, 32), st.integers(0, 200))
@@ -17,7 +17,7 @@ def test_slots_share_out_all_chunks(ranks, total) -> None:
 @given(st.integers(0, (1 << 23) - 2), st.integers(0, 255), st.sampled_from(Stage))
 def test_a_frame_s_name_has_its_chunk_its_round_and_its_stage(index, round_, stage) -> None:
     item = item_of(index, round_, stage)
-    assert (item >> 9, item >> 1 & 0xFF, item & 1) == (index, round_, stage)
+    assert (item >> 9, item >> 1 & 0xFF, item & 1) == parts_of(item) == (index, round_, stage)
     assert item < 1 << 32
 
 

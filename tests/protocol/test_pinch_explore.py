@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from testbed.protocol.generation import generation_of
 from testbed.protocol.pinch import Rank
 from testbed.protocol.pinch_memory import Peer
-from testbed.protocol.pinch_packet import U32, Packet, bits_of, check_of, generation_in, word_of
+from testbed.protocol.pinch_packet import U32, Packet, bits_of, check_of, word_in
 from testbed.protocol.pinch_policy import Actions, Policy, Seen
 from testbed.protocol.pinch_process import Process
 from testbed.protocol.pinch_work import DROP, Claim, Out
@@ -159,17 +160,17 @@ class AnswersNoLateFrames(Rank):
 
 class AnswersOnlyOfItsOwn(Rank):
     def _answer(self, peer: Peer, generation: int) -> int:
-        return word_of(peer.ours, self.generation) or peer.ours[~self.generation & 1]
+        return word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1]
 
 
 class GoesOnUnacknowledged(Rank):
     def is_complete(self, generation: int) -> bool:
-        return generation_in(self.met) == generation and self.received == self.met & U32 and not self.owed
+        return generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
 
 
 class GoesOnWithoutItsHubs(Rank):
     def is_complete(self, generation: int) -> bool:
-        return generation_in(self.met) == generation and self.received == self.met & U32 and self.acked == self.copies
+        return generation_of(self.met) == generation and self.received == self.met & U32 and self.acked == self.copies
 
 
 class SendsBeforeAllHaveCome(Rank):

@@ -24,7 +24,7 @@ def test_weights_are_odd_and_different_and_none_is_1() -> None:
 
 
 def test_programs_and_native_code_read_the_same_table() -> None:
-    assert (BPF / "include" / "weights.h").read_text() == weights.header()
+    assert (BPF / "shared" / "weights_abi.h").read_text() == weights.header()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 174, 432])

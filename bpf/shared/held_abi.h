@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What a switch's programs prepend to a frame that is to leave later, and redirect into `hold0`. Twin: testbed/faults/held.py.
+/* What a switch's programs prepend to a frame that is to leave later, and redirect into `hold0`.
  *
  * testbed/native/delay_line.c reads it at `hold1`, the other end of the pair, and sends what follows the struct out of `ifindex`,
- * and while the switch has lost its forwarding table (forward.h) out of all other ports, too, but the one that it came in by.
+ * and while the switch has lost its forwarding table (switch_abi.h) out of all other ports, too, but the one that it came in by.
  * Numbers are in host order, but for the ethertype. Times are of CLOCK_MONOTONIC, as bpf_ktime_get_ns() gives them.
  */
 #pragma once
 
-#include <linux/if_ether.h>
-#include <linux/types.h>
+#include "net_abi.h"
 
-#define HELD_ETHERTYPE 0x88b6 /* IEEE 802: local experimental 2; nothing else in a switch's namespace sends it */
-#define HELD_COPIES 8
+enum held_value {
+	HELD_ETHERTYPE = 0x88b6, /* IEEE 802: local experimental 2; nothing else in a switch's namespace sends it */
+	HELD_COPIES = 8,
+};
 
 struct held {
-	struct ethhdr eth; /* addresses 0, h_proto = htons(HELD_ETHERTYPE): to the stack, a frame like any other */
+	struct net_eth eth; /* addresses 0, type = htons(HELD_ETHERTYPE): to the stack, a frame like any other */
 	__u16 copies;	   /* how often the frame is sent, 1..HELD_COPIES */
 	__u32 ifindex;	   /* the port that it leaves by */
 	__u32 link;	   /* index in the map `links`; counts where `release` is not 0 */
@@ -27,8 +28,6 @@ struct held {
 	__u64 latest;		/* ns; counts where `release` is not 0 */
 	__u64 due[HELD_COPIES]; /* ns, each copy's: it leaves no sooner; 0 is at once */
 };
-
-_Static_assert(sizeof(struct held) == 112, "twin: testbed/faults/held.py");
 
 /* How every element of the map `links` begins: a BPF_MAP_TYPE_ARRAY with BPF_F_MMAPABLE, by sender * 32 + receiver. A program that
  * counts a passing frame while `holding` is not 0 puts a record, of whatever content, into the ring buffer `wakeups`; a full one loses

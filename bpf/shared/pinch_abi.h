@@ -1,33 +1,50 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the programs of an exchange share with the process of their host: constants, records, counters.
- * Twin: testbed/exchange/pinch_maps.py, checked against the object's BTF by tests/exchange/test_pinch_maps.py.
+/* What the programs of an exchange share with the process of their host: sizes, maps' elements, frames, counters.
  *
  * A frame's payload: the vertices' numbers at their owner, 32 bits each and padded to a word, then a row of words for each. Of an embedding
  * that takes several frames a frame has one part, whose number is in the upper half of the first word.
  */
 #pragma once
 
-#include "ring.h"
+#include "drop_abi.h"
+#include "wire_abi.h"
 
-#define PINCH_MAX_WORDS 428	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
-#define PINCH_MAX_WIDE (2 * PINCH_MAX_WORDS)
-#define PINCH_STEP 16 /* words that are checked and widened at a time */
-#define PINCH_MAX_STEPS 27
-#define PINCH_ACK_WORDS 16	/* bitmap words in an acknowledgement, 32 frames each */
-#define PINCH_ACK_BEHIND 12	/* of these, how many lie before the word of the frame that asked for it */
-#define PINCH_LEAST_BYTES (sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS) /* of a frame, so that it can turn round as an acknowledgement */
-#define PINCH_BATCH 32		/* frames that a bell sends at most */
-#define PINCH_ORDERS 1024	/* frames that may wait to be sent again; a power of two */
-#define PINCH_ANYWHERE 0xffffffff
-#define PINCH_NO_LANE 0xff /* of an acknowledgement: what it lacks may only be late */
-#define PINCH_MAX_FLOWS 64
-#define PINCH_NOT_FINITE 511 /* in a hello, instead of an exponent */
-#define PINCH_ENDED 510 /* likewise: there will be no more exchanges; the header says why */
-#define PINCH_ORDER_ASK 0x80000000 /* of an order: ask whether the frame has come */
+enum pinch_size {
+	PINCH_MAX_WORDS = 428,	/* of a payload: what fits the largest MTU of single-buffer XDP on veth */
+	PINCH_MAX_WIDE = 2 * PINCH_MAX_WORDS,
+	PINCH_STEP = 16,	/* words that are checked and widened at a time */
+	PINCH_MAX_STEPS = 27,
+	PINCH_ACK_WORDS = 16,	/* bitmap words in an acknowledgement, 32 frames each */
+	PINCH_ACK_BEHIND = 12,	/* of these, how many lie before the word of the frame that asked for it */
+	PINCH_LEAST_BYTES = sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS, /* of a frame, so that it can turn round as an acknowledgement */
+	PINCH_BATCH = 32,	/* frames that a bell sends at most */
+	PINCH_ORDERS = 1024,	/* frames that may wait to be sent again; a power of two */
+	PINCH_MAX_FLOWS = 64,
+};
 
-#define PINCH_FIRST 1 /* generation in which all ranks meet, with nothing to say but that they are there */
-#define BELL_FOR_ALL 1 /* flag of a bell: there is one for each flow */
-#define HELLO_LATE 2 /* flag of a hello that says that exchanges have ended: `prev` are ranks that are up */
+enum pinch_mark {
+	PINCH_ANYWHERE = 0xffffffff, /* of `cpu`: frames are aggregated where they arrive */
+	PINCH_NO_LANE = 0xff,	     /* of an acknowledgement: what it lacks may only be late */
+	PINCH_UNKNOWN = 0xffffffff,  /* of `copies`: no count ever comes to this */
+	PINCH_ORDER_ASK = 0x80000000, /* of an order: ask whether the frame has come */
+};
+
+/* Of a hello's word: generation << 32 | frames << 9 | exponent. */
+enum pinch_word {
+	PINCH_EXPONENT_BITS = 9,
+	PINCH_NOT_FINITE = 511, /* instead of an exponent */
+	PINCH_ENDED = 510,	/* likewise: there will be no more exchanges; the header says why */
+};
+
+enum pinch_generation {
+	PINCH_FIRST = 1, /* in which all ranks meet, with nothing to say but that they are there */
+};
+
+enum pinch_flag {
+	PINCH_FLAG_ASK = 1,  /* of embeddings and hellos: an answer is wanted */
+	PINCH_FLAG_ALL = 1,  /* of a bell: there is one for each flow */
+	PINCH_FLAG_LATE = 2, /* of a hello that says that exchanges have ended: `prev` are ranks that are up */
+};
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
 
@@ -63,7 +80,7 @@ struct pinch_config {
 	__u8 fan_cpu[PINCH_MAX_FLOWS]; /* the CPUs of those that have any */
 	__u8 home[RING_MAX_RANKS];    /* each rank's flow */
 	struct pinch_source sources[RING_MAX_RANKS];
-	struct ring_peer peers[RING_MAX_RANKS];
+	struct net_peer peers[RING_MAX_RANKS];
 };
 
 /* Cache lines that the process writes, and one that the kernel writes. */
@@ -80,7 +97,7 @@ struct pinch_control {
 	__u32 unfit;	/* generation that all have entered with payloads that do not */
 	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
 	__u32 acked;	/* copies acknowledged */
-	__u32 received; /* frames whose vertices are all added, or in `hubs` */
+	__u32 received; /* frames whose vertices are all added, or in `pinch_hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */
 	__u32 queued;	/* hubs in the queue, in this generation */
 	__u32 served;	/* of these, done with */
@@ -129,9 +146,9 @@ struct pinch_sent {
 
 /* What another rank's vertex is here. */
 struct pinch_vertex {
-	__u32 first; /* of its neighbours in `edges` */
+	__u32 first; /* of its neighbours in `pinch_edges` */
 	__u32 count; /* 0: it has none */
-	__u32 hub;   /* its first slot in `hubs`, plus 1; 0: it has few neighbours */
+	__u32 hub;   /* its first slot in `pinch_hubs`, plus 1; 0: it has few neighbours */
 	__u32 pad;
 };
 
@@ -162,8 +179,21 @@ struct pinch_peer {
 	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
 };
 
+struct pinch_hello {
+	struct ring_frame head;
+	__u64 word;
+} __attribute__((packed, aligned(8)));
+
+struct pinch_ack {
+	struct ring_frame head;
+	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have come */
+} __attribute__((packed, aligned(8)));
+
+_Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round in place");
+
+/* The first are enum drop_reason. */
 enum pinch_counter {
-	PINCH_SENT,
+	PINCH_SENT = DROP_REASONS,
 	PINCH_SENT_BYTES,
 	PINCH_RESENT,
 	PINCH_ACKS,	      /* acknowledgements sent */
@@ -175,19 +205,8 @@ enum pinch_counter {
 	PINCH_UNUSED,	      /* received that have none */
 	PINCH_EDGES,	      /* added */
 	PINCH_SLICES,	      /* of hubs */
-	PINCH_DUPLICATE,
 	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
 	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
-	PINCH_BAD_COOKIE,
-	PINCH_NOT_MINE,	      /* for another rank */
-	PINCH_BAD_GENERATION,
-	PINCH_BAD_CHUNK,
-	PINCH_BAD_LENGTH,
-	PINCH_BAD_TENSOR,
-	PINCH_BAD_RANK,
-	PINCH_BAD_KIND,
-	PINCH_BAD_CHECKSUM,
-	PINCH_CONTENDED,      /* dropped: another CPU was faster, again and again */
 	PINCH_SERIAL,	      /* frames put on this CPU's lane */
 	PINCH_COUNTERS,
 };

@@ -1,30 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the ring's programs share with the process of their host: constants, maps, counters.
- * Twin: testbed/collectives/ring_maps.py, checked against this object's BTF by tests/collectives/test_ring_maps.py.
- */
+/* What the ring's programs share with the process of their host: sizes, maps' elements, counters. */
 #pragma once
 
-#include "wire.h"
+#include "drop_abi.h"
+#include "wire_abi.h"
 
-#ifndef barrier
-#define barrier() asm volatile("" ::: "memory")
-#endif
-
-#define RING_MAX_RANKS 32
-#define RING_MAX_GROUPS 4096
-#define RING_BLOCK 64		/* bytes; payloads are whole blocks, so that loops have few tests */
-#define RING_MAX_BLOCKS 53	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
-#define RING_ORDERS 1024	/* orders that may wait to be taken; a power of two */
-#define RING_FAN_SMALL 8	/* frames that one bell can become */
-#define RING_FAN_LARGE 32
-#define RING_PARKING 256	/* frames that may wait for the local gradient */
-#define RING_PARKING_TRIES 4	/* slots that a chunk may wait in */
-#define RING_ASKS 64		/* requests that a CPU may have to send; a power of two */
-
-struct ring_peer {
-	__u8 mac[ETH_ALEN];
-	__u16 ip_sum; /* one's complement sum of the IPv4 header to this peer, without total length */
-	__be32 ip;
+enum ring_size {
+	RING_BLOCK = 64,	/* bytes; payloads are whole blocks, so that loops have few tests */
+	RING_MAX_BLOCKS = 53,	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
+	RING_ORDERS = 1024,	/* orders that may wait to be taken; a power of two */
+	RING_FAN_SMALL = 8,	/* frames that one bell can become */
+	RING_FAN_LARGE = 32,
+	RING_PARKING = 256,	/* frames that may wait for the local gradient */
+	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
+	RING_ASKS = 64,		/* requests that a CPU may have to send; a power of two */
 };
 
 /* Set before the program is loaded, so that the verifier knows them. */
@@ -40,7 +29,7 @@ struct ring_config {
 	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that orders are spread over */
-	struct ring_peer peers[RING_MAX_RANKS];
+	struct net_peer peers[RING_MAX_RANKS];
 };
 
 struct ring_tensor {
@@ -68,10 +57,10 @@ struct ring_control {
 
 /* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */
 enum ring_result_state {
-	RESULT_NONE,
-	RESULT_CLAIMED, /* a CPU writes it */
-	RESULT_DONE,
-	RESULT_REFUSED, /* the process has found that it is not what its check says */
+	RING_RESULT_NONE,
+	RING_RESULT_CLAIMED, /* a CPU writes it */
+	RING_RESULT_DONE,
+	RING_RESULT_REFUSED, /* the process has found that it is not what its check says */
 };
 
 /* The words `reduced` and `result` change by compare-and-exchange, and only ever forward: whoever was held up finds nothing to change. */
@@ -116,11 +105,11 @@ struct ring_rank {
 
 /* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
 enum ring_order_kind {
-	ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
-	ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
-	ORDER_REQUEST,	  /* ask for the frame about chunk `chunk` that is missing */
-	ORDER_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
-	ORDER_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
+	RING_ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
+	RING_ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
+	RING_ORDER_REQUEST,	  /* ask for the frame about chunk `chunk` that is missing */
+	RING_ORDER_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
+	RING_ORDER_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
 };
 
 struct ring_order {
@@ -131,7 +120,9 @@ struct ring_order {
 	__u16 extra;
 };
 
-#define ORDER_ANYWHERE 0xffff
+enum ring_order_extra {
+	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the order */
+};
 
 /* A frame that is missing, as `prev` named it. */
 struct ring_ask {
@@ -160,7 +151,7 @@ struct ring_asks {
 	struct ring_queue again; /* asked for before: the request or the answer may be lost, too */
 };
 
-enum ring_parked_state { PARKING_FREE, PARKING_FILLING, PARKING_PARKED, PARKING_REPLAYING };
+enum ring_parked_state { RING_PARKING_FREE, RING_PARKING_FILLING, RING_PARKING_PARKED, RING_PARKING_REPLAYING };
 
 struct ring_parked {
 	__u32 state;
@@ -175,29 +166,17 @@ struct ring_parked {
 	__u64 sum; /* of the data's words */
 };
 
+/* The first are enum drop_reason. */
 enum ring_counter {
-	RING_SENT,	      /* frames put on the wire */
-	RING_SENT_BYTES,      /* their bytes from the Ethernet header on */
-	RING_RESENT,	      /* of these, chunks sent again, and requests */
+	RING_SENT = DROP_REASONS, /* frames put on the wire */
+	RING_SENT_BYTES, /* their bytes from the Ethernet header on */
+	RING_RESENT,	 /* of these, chunks sent again, and requests */
 	RING_STORED,
-	RING_ANSWERED,	      /* results sent again */
-	RING_DUPLICATE,	      /* frames that bring nothing new */
+	RING_ANSWERED,	 /* results sent again */
 	RING_PARKED,
-	RING_BAD_COOKIE,
-	RING_BAD_RECEIVER,    /* for another rank */
-	RING_BAD_GENERATION,  /* too old or too new to be of use */
-	RING_BAD_CHUNK,	      /* beyond the tensor */
-	RING_BAD_LENGTH,
-	RING_BAD_TENSOR,      /* another rank reduces another tensor */
-	RING_BAD_RANK,	      /* a hop that cannot be, or a sender that has no business here */
-	RING_BAD_KIND,
-	RING_BAD_CHECKSUM,
-	RING_PARKING_FULL,
-	RING_NOT_HELD,	      /* requests for what this rank does not have either */
-	RING_SPREAD,	      /* orders handed to another CPU */
-	RING_LOST,	      /* frames that later ones of their lane have overtaken */
-	RING_RESTARTED,	      /* laps that began anew */
-	RING_UNKEPT,	      /* partial sums for which there was no slot */
-	RING_OVERTAKEN,	      /* the state changed while a frame was worked on; the frame was dropped */
+	RING_SPREAD,	 /* orders handed to another CPU */
+	RING_LOST,	 /* frames that later ones of their lane have overtaken */
+	RING_RESTARTED,	 /* laps that began anew */
+	RING_UNKEPT,	 /* partial sums for which there was no slot */
 	RING_COUNTERS,
 };

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* The contract between programs, native code and Python, as BTF: every struct and enum of shared/. Read by testbed/kernel/abi.py, and never
+ * loaded.
+ *
+ * clang describes the types of global variables, and whatever those contain, but not what is only declared. So each type that nothing
+ * else contains is named here once.
+ */
+#include "shared/adjacency_native_abi.h"
+#include "shared/delay_abi.h"
+#include "shared/fault_abi.h"
+#include "shared/mesh_native_abi.h"
+#include "shared/pinch_native_abi.h"
+#include "shared/ring_native_abi.h"
+#include "shared/tap_abi.h"
+#include "shared/tcp_ring_native_abi.h"
+#include "shared/wire_abi.h"
+
+#define KEEP(type) KEEP_AS(type, __COUNTER__)
+#define KEEP_AS(type, number) KEEP_IN(type, number)
+#define KEEP_IN(type, number) type keep_##number
+
+KEEP(enum net_value);
+KEEP(enum ring_value);
+KEEP(enum ring_kind);
+KEEP(enum pinch_kind);
+KEEP(enum ring_flag);
+KEEP(enum ring_item);
+KEEP(enum ring_prev);
+KEEP(enum ring_stage);
+KEEP(struct ring_frame);
+
+KEEP(enum drop_reason);
+
+KEEP(enum ring_size);
+KEEP(enum ring_result_state);
+KEEP(enum ring_order_kind);
+KEEP(enum ring_order_extra);
+KEEP(enum ring_parked_state);
+KEEP(enum ring_counter);
+KEEP(struct ring_config);
+KEEP(struct ring_control);
+KEEP(struct ring_chunk);
+KEEP(struct ring_kept);
+KEEP(struct ring_lane);
+KEEP(struct ring_rank);
+KEEP(struct ring_order);
+KEEP(struct ring_asks);
+KEEP(struct ring_parked);
+
+KEEP(enum ring_native_size);
+KEEP(enum ring_outcome);
+KEEP(struct lanes);
+KEEP(struct ring_layout);
+KEEP(struct ring_quiet);
+KEEP(struct ring);
+
+KEEP(enum fate_size);
+KEEP(enum fault_draw);
+KEEP(enum fault_action);
+KEEP(struct fault_rules);
+KEEP(struct fault_quantiles);
+KEEP(struct fault_verdict);
+KEEP(struct fault_link);
+KEEP(struct fault_limit);
+KEEP(struct fault_record);
+
+KEEP(enum held_value);
+KEEP(struct held);
+KEEP(enum delay_value);
+KEEP(struct delay_line);
+
+KEEP(enum switch_value);
+KEEP(struct switch_destination);
+KEEP(struct switch_counters);
+
+KEEP(enum pinch_size);
+KEEP(enum pinch_mark);
+KEEP(enum pinch_word);
+KEEP(enum pinch_generation);
+KEEP(enum pinch_flag);
+KEEP(enum pinch_aggregation);
+KEEP(enum pinch_counter);
+KEEP(struct pinch_config);
+KEEP(struct pinch_control);
+KEEP(struct pinch_flow);
+KEEP(struct pinch_frame);
+KEEP(struct pinch_sent);
+KEEP(struct pinch_vertex);
+KEEP(struct pinch_edge);
+KEEP(struct pinch_hub);
+KEEP(struct pinch_peer);
+KEEP(struct pinch_hello);
+KEEP(struct pinch_ack);
+
+KEEP(enum pinch_waited);
+KEEP(struct pinch_format);
+KEEP(struct pinch);
+
+KEEP(enum tcp_ring_outcome);
+KEEP(struct tcp_ring);
+KEEP(enum mesh_kind);
+KEEP(enum mesh_step);
+KEEP(enum mesh_outcome);
+KEEP(struct mesh_peer);
+KEEP(struct mesh);
+KEEP(enum adjacency_sum);
+KEEP(struct adjacency);
+
+KEEP(enum tap_size);
+KEEP(struct tapped);

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What testbed/native/mesh.c shares with Python, and the header of its messages. */
+#pragma once
+
+#include <linux/types.h>
+
+enum mesh_kind { MESH_REQUEST = 1, MESH_ROWS, MESH_ODD_ROWS, MESH_NOTE };
+enum mesh_step { MESH_ASKING, MESH_MOVING, MESH_DONE };
+enum mesh_outcome {
+	MESH_FINE,
+	MESH_GONE,
+	MESH_SILENT,
+	MESH_FOREIGN,
+	MESH_UNKNOWN_VERTEX,
+	MESH_NOTED,
+	MESH_WAITING, /* for notes alone */
+};
+
+/* Before each message, in the byte order of the one machine that all ranks run on. */
+struct mesh_header {
+	__u32 kind;	/* enum mesh_kind */
+	__u32 exchange; /* which one, counted from 1; of a note: an outcome */
+	__u64 bytes;	/* that follow; of a note, which nothing follows: the rank at fault */
+};
+
+/* One direction of a connection. */
+struct mesh_flow {
+	__u32 step;    /* enum mesh_step */
+	__u32 blocked; /* the socket has taken less than it was given */
+	__u64 done;    /* bytes of the step's message, its header included */
+	struct mesh_header header;
+};
+
+struct mesh_peer {
+	__s32 fd;	   /* blocking, with SO_RCVTIMEO */
+	__u32 odd;	   /* its embeddings were not all finite */
+	__u64 needed;	   /* rows that come */
+	char *into;	   /* where they go */
+	const __s64 *asks; /* pull: numbers of their vertices */
+	__u64 serves;	   /* rows that go */
+	__s64 *rows;	   /* their positions; pull: room for the numbers that it sends, which become positions */
+	char *chunk;	   /* room for chunk_rows rows */
+	__u64 gathered;	   /* bytes of rows that have been in the chunk */
+	struct mesh_flow out, in;
+};
+
+struct mesh {
+	__u32 peers;
+	__u32 pull;
+	__u32 exchange;
+	__u32 odd; /* this rank's embeddings are not all finite */
+	__s32 timeout_ms;
+	__u32 failed; /* comes back: the peer that an outcome other than MESH_FINE is about */
+	__u64 row_bytes;
+	__u64 chunk_rows;	/* rows gathered at once */
+	const __s32 *positions; /* pull: by vertex; -1: not this rank's */
+	__s64 vertices;		/* entries of it */
+	__u64 send_ns;		/* time spent gathering and sending, cumulative */
+	struct mesh_peer *peer;
+};

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What testbed/native/ring.c shares with Python: the process's side of the ring. Programs know nothing of it. */
+#pragma once
+
+#include "ring_abi.h"
+
+enum ring_native_size {
+	RING_CHECK_BYTES = 8, /* of a chunk: its last word, the check of what is before it */
+	RING_MAX_STATUS = 1024,
+};
+
+/* What became of a collective, and what is left to do. */
+enum ring_outcome {
+	RING_DONE,   /* the sums are in place */
+	RING_LATE,   /* the timer has expired: recover, then ring_complete */
+	RING_ODD,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
+	RING_FAULTY, /* a rank's status says more than an exponent */
+	RING_MISFIT, /* the exponent was not good enough */
+	RING_FAILED, /* see `error` */
+};
+
+/* The format of lanes; Lanes of testbed/collectives/lanes.py. */
+struct lanes {
+	__u32 bytes; /* 2 or 4 */
+	__u32 bias; /* what makes lanes unsigned */
+	__s32 limit;
+	float clamp; /* the largest float that rounds to no more than the limit */
+	__s32 fraction_bits;
+	__s32 ranks;
+};
+
+/* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
+struct ring_layout {
+	__u64 count; /* values */
+	__u64 data;  /* bytes of their lanes, up to the next word: where the status begins, checks left out */
+	__u32 status;
+	__u32 total;  /* chunks */
+	__u32 length; /* payload of a frame: the last word is the check */
+	__u32 block;  /* chunks quantized and published at a time */
+};
+
+/* A CPU's lane from the rank before, as the process sees it. */
+struct ring_quiet {
+	__u64 progress; /* of the lane, when it was last looked at */
+	__u64 since;	/* ns: nothing new has come since then, nor has it been asked why */
+	__u32 probes;	/* in a row */
+	__u32 pad;
+};
+
+/* A rank's process. */
+struct ring {
+	/* Set once. */
+	struct ring_control *control;
+	struct ring_parked *parking;
+	void *bell; /* a frame as long as a chunk from the start: there may be no room to grow */
+	__u64 bell_length;
+	__s32 doorbell, events;
+	__u32 rank, ranks;
+	__u64 syscalls;
+	struct ring_order *orders;
+	/* For whole collectives. */
+	char *inputs, *results;
+	struct ring_chunk *records;
+	struct ring_lane *cpus;
+	struct ring_rank *peers;
+	__u32 cpu_count;
+	__u32 chasing; /* the last stall has asked for something that is known to be lost */
+	struct lanes lanes;
+	__u32 chunk_bytes, window;
+	__u32 yields;	      /* times that a collective's wait gives way before it sleeps */
+	__u32 patience;	      /* of these, what this collective has left */
+	__u32 slack;	      /* bits of precision that an exponent may waste */
+	__s32 least_exponent; /* that the status has a byte for */
+	__u32 exponents;
+	__s64 timeout_ns; /* how long a collective waits before the process looks who is there */
+	__u64 *consumer;  /* positions in the ring buffer of events */
+	const __u64 *producer;
+	__u32 front;   /* all chunks before this one are done */
+	__u32 asked;   /* results that were here when missing ones were last asked for */
+	__u32 allowed; /* chunks that could be asked for then */
+	__u32 stalls;  /* in a row */
+	__u32 probes;  /* since the start */
+	__u32 pad;
+	struct ring_quiet *quiet; /* by CPU */
+	__u64 refused;		  /* results that were not what their check said */
+	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;
+	/* What the last collective has shown. */
+	__s32 seen;	 /* exponent of the group's greatest magnitude */
+	__u32 magnitude; /* greatest of this rank's */
+	__s32 error;	 /* errno */
+};

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What a switch's programs share with its worker. */
+#pragma once
+
+#include <linux/types.h>
+
+enum switch_value {
+	SWITCH_TO_BRIDGE = 0,  /* the counters' element for frames that were passed */
+	SWITCH_MAX_PORTS = 64, /* ports are numbered from 1 */
+};
+
+struct switch_destination {
+	__u32 port;
+	__u32 ifindex;
+};
+
+struct switch_counters {
+	__u64 frames;
+	__u64 bytes;
+};

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/* What testbed/native/tcp_ring.c shares with Python. */
+#pragma once
+
+#include <linux/types.h>
+
+enum tcp_ring_outcome {
+	TCP_RING_DONE,
+	TCP_RING_LEFT_FAILED,
+	TCP_RING_RIGHT_FAILED,
+	TCP_RING_LEFT_SILENT,
+	TCP_RING_RIGHT_SILENT,
+};
+
+struct tcp_ring {
+	__s32 left, right; /* connected sockets, blocking, with SO_RCVTIMEO and SO_SNDTIMEO of timeout_ms */
+	__s32 rank, ranks;
+	__s32 timeout_ms;
+	__s32 slots;	/* blocks in scratch */
+	__u64 block;	/* most elements of a block */
+	__u64 segment;	/* most elements taken from the socket at once */
+	float *scratch; /* slots * block elements */
+	__u64 wait_ns;	/* time in which neither stream moved, cumulative */
+	__u64 spin_ns;	/* how long to yield the CPU in turns before sleeping */
+};

@@ -1,0 +1,236 @@
+"""Structs and enums as a compiled object describes them itself, in its section ``.BTF``.
+
+The compiler writes BTF for the kernel (Documentation/bpf/btf.rst has the format); here it says how memory that C and Python
+share is laid out, so that no layout is written twice. Only what data can have is read: functions and sections are passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+
+from testbed.errors import KernelError
+
+__all__ = ["Btf"]
+
+_MAGIC: Final = 0xEB9F
+_HEADER: Final = struct.Struct("<HBBIIIII")  # struct btf_header
+_TYPE: Final = struct.Struct("<III")  # struct btf_type: name, info, size or type
+_ELF_HEADER: Final = struct.Struct("<16s2HI3QI6H")
+_ELF_SECTION: Final = struct.Struct("<2I4Q2I2Q")
+
+# BTF_KIND_*, of include/uapi/linux/btf.h.
+_INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF, _VOLATILE, _CONST, _RESTRICT = range(1, 12)
+_FUNC, _FUNC_PROTO, _VAR, _DATASEC, _FLOAT, _DECL_TAG, _TYPE_TAG, _ENUM64 = range(12, 20)
+_QUALIFIERS: Final = frozenset({_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG})
+#: Bytes that follow a type of each kind: so many once, and so many for each of its members.
+_BEHIND: Final = {
+    _INT: (4, 0),
+    _ARRAY: (12, 0),
+    _STRUCT: (0, 12),
+    _UNION: (0, 12),
+    _ENUM: (0, 8),
+    _FUNC_PROTO: (0, 8),
+    _VAR: (4, 0),
+    _DATASEC: (0, 12),
+    _DECL_TAG: (4, 0),
+    _ENUM64: (0, 12),
+}
+_SIGNED, _BOOL = 1, 4  # of an integer's encoding
+_BIG_ENDIAN: Final = frozenset({"__be16", "__be32", "__be64"})
+
+
+@dataclass(frozen=True)
+class _Type:
+    """``struct btf_type``.
+
+    :param count: Members, where the kind has any.
+    :param flag: ``kind_flag``: of a struct, that it has bit fields; of an enum, that it is signed.
+    :param size: Bytes; of a pointer, typedef or qualifier the number of another type.
+    :param more: What follows it.
+    """
+
+    name: str
+    kind: int
+    count: int
+    flag: bool
+    size: int
+    more: bytes
+
+
+class Btf:
+    """Types of one object, by name.
+
+    :param data: Bytes of the section.
+    :param name: What to call the object in errors.
+    :raises KernelError: These bytes are no BTF that is known here.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._name = name
+        try:
+            self._types = list(self._read(data))
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            raise KernelError(f"{name}: its BTF is damaged: {error}") from error
+        self._dtypes: dict[int, np.dtype[Any]] = {}
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Read the BTF of a compiled object (ELF, 64 bits, little endian).
+
+        :raises KernelError: It is no such file, or has no BTF.
+        """
+        data = path.read_bytes()
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise KernelError(f"{path.name} is no ELF object of 64 bits, little endian")
+        try:
+            return cls(_section(data, b".BTF"), path.name)
+        except KeyError:
+            raise KernelError(f"{path.name} has no section .BTF: it was compiled without -g") from None
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The layout of ``struct <name>``: all members at their offsets, padding included in the size.
+
+        Enumerations and pointers are unsigned integers of their size, nested structs and arrays are what they are, and what is
+        declared as ``__be16``, ``__be32`` or ``__be64`` is big endian.
+
+        :raises KernelError: The object has no such struct, or one that numpy cannot describe, such as one with bit fields.
+        """
+        return self._dtype(self._find(name, _STRUCT, "struct"))
+
+    def enum(self, name: str) -> type[IntEnum]:
+        """The members of ``enum <name>``, under C's names.
+
+        BTF of LLVM 14 does not tell signed enumerations from others, so numbers are unsigned unless it says so: an enumeration
+        that is shared has no negative members.
+
+        :raises KernelError: The object has no such enumeration.
+        """
+        found = self._types[self._find(name, _ENUM, "enum")]
+        pairs = struct.iter_unpack("<Ii" if found.flag else "<II", found.more)
+        make: Any = IntEnum
+        enumeration: type[IntEnum] = make(name, [(self._string(at), value) for at, value in pairs])
+        return enumeration
+
+    def constant(self, name: str) -> int:
+        """An enumerator's number, whichever enumeration it is of: C has one name space for all.
+
+        :raises KernelError: The object has none of that name.
+        """
+        try:
+            return self._constants[name]
+        except KeyError:
+            raise KernelError(f"{self._name}: BTF has no enumerator {name!r}") from None
+
+    def names(self, kind: str) -> list[str]:
+        """Names of all types of a kind, ``struct`` or ``enum``, in the object's order."""
+        number = {"struct": _STRUCT, "enum": _ENUM}[kind]
+        return [found.name for found in self._types if found.kind == number and found.name]
+
+    def _read(self, data: bytes) -> Iterator[_Type]:
+        magic, version, _, header, type_at, type_size, string_at, string_size = _HEADER.unpack_from(data)
+        if (magic, version) != (_MAGIC, 1):
+            raise KernelError(f"{self._name}: no BTF of version 1: it begins with {data[:3].hex(' ')}")
+        self._strings = data[header + string_at : header + string_at + string_size]
+        place, end = header + type_at, header + type_at + type_size
+        yield _Type("void", 0, 0, False, 0, b"")
+        while place < end:
+            name, info, size = _TYPE.unpack_from(data, place)
+            kind, count = info >> 24 & 0x1F, info & 0xFFFF
+            if not _INT <= kind <= _ENUM64:
+                raise KernelError(f"{self._name}: BTF type of kind {kind}, which is not known here")
+            once, each = _BEHIND.get(kind, (0, 0))
+            place += _TYPE.size
+            more = data[place : place + once + each * count]
+            place += len(more)
+            yield _Type(self._string(name), kind, count, bool(info >> 31), size, more)
+
+    def _string(self, at: int) -> str:
+        return self._strings[at : self._strings.index(b"\0", at)].decode()
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[int, str], int]:
+        return {(found.kind, found.name): number for number, found in enumerate(self._types)}
+
+    @cached_property
+    def _constants(self) -> dict[str, int]:
+        return {name: int(member) for found in self.names("enum") for name, member in self.enum(found).__members__.items()}
+
+    def _find(self, name: str, kind: int, word: str) -> int:
+        try:
+            return self._numbers[kind, name]
+        except KeyError:
+            known = ", ".join(sorted(self.names(word))) or "none"
+            raise KernelError(f"{self._name}: BTF has no {word} {name!r}: it has {known}") from None
+
+    def _dtype(self, number: int) -> np.dtype[Any]:
+        if number not in self._dtypes:
+            self._dtypes[number] = self._make(self._types[number])
+        return self._dtypes[number]
+
+    def _make(self, found: _Type) -> np.dtype[Any]:
+        kind = found.kind
+        if kind == _TYPEDEF and found.name in _BIG_ENDIAN:
+            return self._dtype(found.size).newbyteorder(">")
+        if kind in _QUALIFIERS:
+            return self._dtype(found.size)
+        if kind == _INT:
+            return self._integer(found)
+        if kind == _PTR:
+            return np.dtype("<u8")
+        if kind in (_ENUM, _ENUM64):
+            return np.dtype(f"<{'i' if found.flag else 'u'}{found.size}")
+        if kind == _FLOAT:
+            return np.dtype(f"<f{found.size}")
+        if kind == _ARRAY:
+            element, _, length = struct.unpack("<III", found.more)
+            inner = self._dtype(element)
+            return np.dtype((inner.base, (length, *inner.shape)))
+        if kind == _STRUCT:
+            return self._struct(found)
+        raise KernelError(f"{self._name}: a member of {found.name or 'an unnamed type'!r}, BTF kind {kind}, has no dtype")
+
+    def _integer(self, found: _Type) -> np.dtype[Any]:
+        encoding = int.from_bytes(found.more, "little")
+        if encoding & 0xFF != found.size * 8 or encoding >> 16 & 0xFF:
+            raise KernelError(f"{self._name}: {found.name!r} is a bit field: shared structs have none")
+        if encoding >> 24 & _BOOL:
+            return np.dtype(np.bool_)
+        return np.dtype(f"<{'i' if encoding >> 24 & _SIGNED else 'u'}{found.size}")
+
+    def _struct(self, found: _Type) -> np.dtype[Any]:
+        names, formats, offsets = [], [], []
+        for name, kind, offset in struct.iter_unpack("<III", found.more):
+            member = self._string(name)
+            # With the flag the upper byte is the width of a bit field, 0 of other members.
+            if (found.flag and offset >> 24) or offset % 8:
+                raise KernelError(f"{self._name}: struct {found.name}: {member!r} is a bit field: shared structs have none")
+            if not member:
+                raise KernelError(f"{self._name}: struct {found.name} has a member without a name: shared structs have none")
+            names.append(member)
+            formats.append(self._dtype(kind))
+            offsets.append((offset & 0xFFFFFF if found.flag else offset) // 8)
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": found.size})
+
+
+def _section(data: bytes, wanted: bytes) -> bytes:
+    """The bytes of an ELF file's section.
+
+    :raises KeyError: It has none of that name.
+    """
+    fields = _ELF_HEADER.unpack_from(data)
+    table, size, count, names = fields[6], fields[11], fields[12], fields[13]
+    sections = [_ELF_SECTION.unpack_from(data, table + size * index) for index in range(count)]
+    strings = sections[names][4]
+    for section in sections:
+        at = strings + section[0]
+        if data[at : data.index(b"\0", at)] == wanted:
+            return data[section[4] : section[4] + section[5]]
+    raise KeyError(wanted)
