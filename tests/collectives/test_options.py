@@ -71,7 +71,8 @@ def test_an_exchange_has_its_terms() -> None:
 
 def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     """Nothing but the model is edited, in a copy of the package."""
-    shutil.copytree(ROOT / "testbed", tmp_path / "testbed", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("testbed", "bpf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "testbed" / "collectives" / "options.py"
     path.write_text(path.read_text() + '    pace: int = Field(default=3, ge=1, le=9, description="how fast")\n')
     done = subprocess.run(

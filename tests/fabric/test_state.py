@@ -111,9 +111,9 @@ def test_children_are_found_by_the_runs_id() -> None:
     with subprocess.Popen(command, env={**os.environ, RUN_VARIABLE: run_id}, stdout=subprocess.PIPE) as shell:
         assert shell.stdout
         shell.stdout.readline()
-        found = {found.name for found in processes_of(run_id)}
-        kill(processes_of(run_id))
-    assert "sh" in found
+        found = processes_of(run_id)
+        kill(found)
+    assert "sh" in {process.name for process in found}
     assert len(found) == 2
     assert processes_of(run_id) == []
 

@@ -122,7 +122,7 @@ def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
 
 
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
-    hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..255",), timeout=0.5)
+    hopeless = replace(SCENARIO, faults=("drop p=1 kind=result attempt=0..65535",), timeout=0.5)
     with pytest.raises(TestbedError) as caught:
         play(SCENARIO, hopeless, SCENARIO)
     what, why, kept, again = str(caught.value).splitlines()
@@ -131,7 +131,7 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
     assert kept == f"kept: {tmp_path}/soak-1-1"
     assert again == "again: testbed soak --seed 1 --only 1"
     folder = tmp_path / "soak-1-1"
-    assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..255"]
+    assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..65535"]
     assert "gave up" in (folder / "error.txt").read_text()
     assert {path.name for path in folder.iterdir()} > {"h1.log", "s1.log"}
 
