@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures import STYLE, style_of
-from testbed.numbers import format_size
+from testbed.core.numbers import format_size
 
 __all__ = ["draw"]
 

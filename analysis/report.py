@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from analysis import summary, words
 from analysis.figures import Plot, draw_all
 from analysis.workload import report_of, workload_of
-from testbed.errors import TestbedError, limit_reached
+from testbed.core.errors import TestbedError, limit_reached
 from testbed.results import Run, RunFolder, load_run
 
 __all__ = ["make_report"]

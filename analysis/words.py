@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.summary import baseline, epoch_split, events, records_lost, traffic
 from analysis.workload import entry_of, in_kernel, report_of
 from testbed.faults.spec import meet_frames, parse_fault
-from testbed.machine import caution
+from testbed.host.machine import caution
 from testbed.results import Run
 
 __all__ = ["answer", "duration", "frames", "offloads", "times"]

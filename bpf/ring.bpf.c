@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Ring all-reduce in XDP: one rank of one group. Twin: testbed/protocol/ring.py, compared frame by frame by the tests.
+/* Ring all-reduce in XDP: one rank of one group. Twin: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
  *
  * Chunk c belongs to rank c % ranks, its owner. Lap one: each rank adds its input to the payload. The last rank of lap one has
  * the sum, stores it, and sends it on; lap two: each rank stores it. Where lap two ends, the frame is at liberty: it becomes

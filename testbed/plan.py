@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from testbed.errors import SpecError
-from testbed.tables import Named, Table, checked
+from testbed.core.errors import SpecError
+from testbed.core.tables import Named, Table, checked
 from topologies import TOPOLOGIES
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed.closing import Closing
+from testbed.core.closing import Closing
 
 
 class Door(Closing):

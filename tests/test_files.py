@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError
-from testbed.files import read_regular
+from testbed.core.errors import SpecError
+from testbed.core.files import read_regular
 
 
 def test_regular_files_and_links_to_them(tmp_path: Path) -> None:

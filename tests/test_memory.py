@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from testbed import memory
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.debian import DebianSpec, parse_packages
 from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
-from testbed.spec import Scenario, load_scenario, parse_scenario
+from testbed.host import memory
+from testbed.scenario import Scenario, load_scenario, parse_scenario
 from tests.gnn.planetoid_files import write
 
 GIB = 1 << 30
@@ -142,10 +142,10 @@ def peak(function):
     function()
     return status("VmHWM") - before
 
-from testbed import memory
+from testbed.host import memory
 from testbed.gnn.graph import GraphData
 from testbed.gnn.synthetic import synthetic_graph
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 
 def estimate(scenario, data):
     found = {}
@@ -167,7 +167,7 @@ if not os.fork():  # what it leaves to the allocator would hide what is measured
 assert os.wait()[1] == 0
 small = synthetic_graph(spec.model_copy(update={"scale": 6}))
 if kind == "data_parallel":
-    from testbed.collectives.transport import Counters
+    from testbed.comm.backend import Counters
     from testbed.gnn.train import Trainer
     from types import SimpleNamespace
     alone = SimpleNamespace(phases=dict.fromkeys(("quantize", "communicate", "wait", "dequantize"), 0.0), counters=Counters,

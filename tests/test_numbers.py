@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from testbed.errors import SpecError
-from testbed.numbers import Real, Whole, cut, read_real, read_whole, shown
+from testbed.core.errors import SpecError
+from testbed.core.numbers import Real, Whole, cut, read_real, read_whole, shown
 
 DIGITS = "9" * (sys.get_int_max_str_digits() + 1)  # more than int() takes
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.plan import FabricPlan, plan_fabric
 
 GOLDEN = Path(__file__).parent / "golden"

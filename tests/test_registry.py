@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from testbed.collectives.registry import TRANSPORTS, Entry
-from testbed.collectives.transport import Transport
-from testbed.errors import SpecError
+from testbed.comm.backend import Transport
+from testbed.core.errors import SpecError
+from testbed.core.registry import Registry, load
 from testbed.exchange.interface import Exchange
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.datasets import DATASETS
 from testbed.gnn.models import MODELS
 from testbed.gnn.partition.registry import PARTITIONERS
-from testbed.registry import Registry, load
 from testbed.workloads.registry import WORKLOADS
 from topologies import TOPOLOGIES
 
@@ -74,7 +74,7 @@ def test_what_is_of_another_kind(name: str, text: str) -> None:
 
 
 def test_a_class_of_another_package_is_a_transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from testbed.collectives.transport import Transport\nclass Remote(Transport):\n    'One line.\\n\\nMore.'\n"
+    text = "from testbed.comm.backend import Transport\nclass Remote(Transport):\n    'One line.\\n\\nMore.'\n"
     (tmp_path / "remote_transport.py").write_text(f"{text}    needs = 'xdp'\n")
     monkeypatch.syspath_prepend(tmp_path)
     entry = TRANSPORTS["remote_transport:Remote"]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from testbed.registry import Registry
+from testbed.core.registry import Registry
 
 if TYPE_CHECKING:
     from mininet.topo import Topo

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A switch's static forwarding: destination MAC -> port. Its maps are filled by testbed/fabric/datapath.py.
+/* A switch's static forwarding: destination MAC -> port. Its maps are filled by testbed/datapath/switch.py.
  *
  * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one that it came in by.
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Work on whole payloads: 64-bit words whose lanes never carry into each other (testbed/collectives/lanes.py).
+/* Work on whole payloads: 64-bit words whose lanes never carry into each other (testbed/protocol/lanes.py).
  *
  * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by constants: the verifier follows those
  * into packets, whereas a variable offset would lose it the range. Every function returns 0, or -1 when the frame is too short.

@@ -19,7 +19,7 @@ enum ring_outcome {
 	RING_FAILED, /* see `error` */
 };
 
-/* The format of lanes; Lanes of testbed/collectives/lanes.py. */
+/* The format of lanes; Lanes of testbed/protocol/lanes.py. */
 struct lanes {
 	__u32 bytes; /* 2 or 4 */
 	__u32 bias; /* what makes lanes unsigned */
@@ -29,7 +29,7 @@ struct lanes {
 	__s32 ranks;
 };
 
-/* How a tensor lies in chunks; Layout of testbed/collectives/ring_layout.py. */
+/* How a tensor lies in chunks; Layout of testbed/collectives/ring/layout.py. */
 struct ring_layout {
 	__u64 count; /* values */
 	__u64 data;  /* bytes of their lanes, up to the next word: where the status begins, checks left out */

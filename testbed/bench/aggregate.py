@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.bench.exchange_session import Case, Measured
 from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
 

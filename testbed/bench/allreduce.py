@@ -11,15 +11,16 @@ from testbed.bench import rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.group import make_groups
-from testbed.collectives.launch import rank_workers
-from testbed.collectives.mpi import initialize
+from testbed.collectives.mpi.backend import initialize
+from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
-from testbed.errors import KernelError, SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import KernelError, SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
-from testbed.machine import describe, load_average
-from testbed.memory import allowance
+from testbed.host.machine import describe, load_average
+from testbed.host.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -122,7 +123,7 @@ class Session:
 
     def _open(self, stack: ExitStack, name: str, group: int) -> None:
         options, directory = self.options, self._fabric.directory
-        self._fabric.set_datapath(TRANSPORTS[name].needs)
+        set_datapath(self._fabric, TRANSPORTS[name].needs)
         hosts = list(self._fabric.hosts)
         self._names[name] = stack.enter_context(rank_workers(name, self._workers, hosts))
         specs = make_groups(
@@ -184,7 +185,7 @@ class Session:
 
     def _set_datapath(self, name: str) -> None:
         if self._fabric.datapath != TRANSPORTS[name].needs:
-            self._fabric.set_datapath(TRANSPORTS[name].needs)
+            set_datapath(self._fabric, TRANSPORTS[name].needs)
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:

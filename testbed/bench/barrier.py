@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testbed.errors import CollectiveError
+from testbed.core.errors import CollectiveError
 from testbed.native import load
 
 __all__ = ["Barrier", "BarrierBroken"]

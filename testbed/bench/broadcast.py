@@ -13,11 +13,11 @@ import numpy as np
 from testbed.bench.exchange_rank import LARGEST
 from testbed.bench.exchange_session import Case, Measured
 from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
+from testbed.core.numbers import format_size
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
-from testbed.exchange.pinch_numbers import exponent_of
-from testbed.numbers import format_size
+from testbed.exchange.pinch.numbers import exponent_of
 
 __all__ = ["Row", "check_receivers", "header_lines", "make_case", "message_shape", "row_line", "summary_lines"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.fabric import Fabric
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.delay_line import ENTRANCE, DelayLine

@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.collectives.group import Lanes
+from testbed.comm.group import Lanes
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange

@@ -11,17 +11,18 @@ import numpy as np
 from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Turn
-from testbed.collectives.group import GroupSpec, make_groups
 from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import check_mtu
-from testbed.collectives.transport import Counters
-from testbed.errors import KernelError, SpecError, TestbedError
+from testbed.comm.backend import Counters
+from testbed.comm.group import GroupSpec, make_groups
+from testbed.core.errors import KernelError, SpecError, TestbedError
+from testbed.datapath import set_datapath
 from testbed.exchange.halo import Halo
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.options import ExchangeOptions, ExchangeTerms
 from testbed.exchange.registry import EXCHANGES, modules_of
 from testbed.fabric import Fabric
-from testbed.machine import describe, load_average
+from testbed.host.machine import describe, load_average
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -233,7 +234,7 @@ class Session:
 
     def _set_datapath(self, name: str) -> None:
         if self._fabric.datapath != EXCHANGES[name].needs:
-            self._fabric.set_datapath(EXCHANGES[name].needs)
+            set_datapath(self._fabric, EXCHANGES[name].needs)
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:

@@ -12,17 +12,18 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.group import make_groups
 from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
-from testbed.collectives.transport import Counters
-from testbed.errors import CollectiveError, SpecError, WorkerTimeout
+from testbed.comm.backend import Counters
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, SpecError, WorkerTimeout
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
-from testbed.machine import describe, load_average
-from testbed.memory import allowance
+from testbed.host.machine import describe, load_average
+from testbed.host.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 
@@ -222,7 +223,7 @@ class Session:
         transport, terms = VARIANTS[name]
         needs = TRANSPORTS[transport].needs
         if self._fabric.datapath != needs:
-            self._fabric.set_datapath(needs)
+            set_datapath(self._fabric, needs)
         if name in self._open:
             return
         options, directory = self.options, self._fabric.directory

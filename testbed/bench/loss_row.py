@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.transport import Counters
+from testbed.comm.backend import Counters
 from testbed.faults.packet import KINDS
 from testbed.faults.table import Action
 

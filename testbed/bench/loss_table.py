@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from testbed.bench.loss_row import Cell
-from testbed.numbers import format_size
+from testbed.core.numbers import format_size
 
 __all__ = ["header_lines", "lossless_of", "requirement_lines", "row_line"]
 

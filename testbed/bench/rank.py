@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
-from testbed.collectives.transport import Tensor, Transport
+from testbed.comm.backend import Tensor, Transport
+from testbed.comm.group import GroupSpec
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
 

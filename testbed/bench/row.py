@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives.transport import Counters
+from testbed.comm.backend import Counters
 
 __all__ = ["MAX_ITERATIONS", "Row", "Turn", "algbw", "busbw", "make_row"]
 

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from testbed.errors import SpecError
-from testbed.memory import SHARE, tensor_copies
-from testbed.numbers import format_size, shown
+from testbed.core.errors import SpecError
+from testbed.core.numbers import format_size, shown
+from testbed.host.memory import SHARE, tensor_copies
 
 __all__ = ["check_room", "parse_size", "size_series"]
 
@@ -52,7 +52,7 @@ def check_room(last: int, hosts: int, transports: Sequence[str], most: int, flag
     """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
 
     :param last: Bytes of it.
-    :param most: Bytes of memory that may be asked for: `testbed.memory.allowance`.
+    :param most: Bytes of memory that may be asked for: `testbed.host.memory.allowance`.
     :param flag: The option that gave the size, for the error.
     :raises SpecError: It does not; the text names the largest that does.
     """

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.bench.row import Row, algbw, busbw
-from testbed.machine import caution
-from testbed.numbers import format_size
+from testbed.core.numbers import format_size
+from testbed.host.machine import caution
 
 __all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
 

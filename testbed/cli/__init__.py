@@ -17,7 +17,7 @@ import typer
 
 import testbed
 from testbed.cli import options
-from testbed.errors import TestbedError, limit_reached
+from testbed.core.errors import TestbedError, limit_reached
 
 __all__ = ["app", "main"]
 

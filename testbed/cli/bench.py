@@ -10,7 +10,7 @@ from testbed.cli import bench_exchange, flags, options
 from testbed.cli.progress import clear_progress, show_progress
 from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS
-from testbed.numbers import Real, Whole
+from testbed.core.numbers import Real, Whole
 from testbed.plan import FabricOptions
 
 __all__ = ["register"]
@@ -84,8 +84,8 @@ def allreduce(
     from testbed.bench import table
     from testbed.bench.sizes import parse_size, size_series
     from testbed.collectives.registry import check_names
-    from testbed.errors import CollectiveError, SpecError
-    from testbed.rights import require_root
+    from testbed.core.errors import CollectiveError, SpecError
+    from testbed.host.rights import require_root
 
     if check not in (0, 1):
         raise SpecError(f"-c: {check}: allowed is 0 or 1")
@@ -197,8 +197,8 @@ def faults(
     from testbed.bench import faults as controller
     from testbed.bench import loss_table, table
     from testbed.bench.sizes import parse_size
-    from testbed.errors import CollectiveError
-    from testbed.rights import require_root
+    from testbed.core.errors import CollectiveError
+    from testbed.host.rights import require_root
 
     chosen = [
         controller.Options(
@@ -244,7 +244,7 @@ def faults(
 
 def parse_time(text: str, flag: str) -> float:
     """Parse a time with a unit; return seconds."""
-    from testbed.errors import SpecError
+    from testbed.core.errors import SpecError
     from testbed.faults.units import parse_seconds
 
     try:

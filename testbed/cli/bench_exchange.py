@@ -10,9 +10,9 @@ import typer
 
 from testbed.cli import flags, options
 from testbed.cli.progress import clear_progress, show_progress
+from testbed.core.numbers import Whole
 from testbed.exchange.options import ExchangeOptions
 from testbed.exchange.registry import EXCHANGES
-from testbed.numbers import Whole
 from testbed.plan import FabricOptions
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def broadcast(
 
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
     """
-    from testbed import memory
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
     from testbed.bench.sizes import parse_size, size_series
+    from testbed.host import memory
 
     counts = bench.check_receivers(Whole().several(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
@@ -120,9 +120,9 @@ def aggregate(
 
     One of the hosts aggregates, the others send.
     """
-    from testbed import memory
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
+    from testbed.host import memory
 
     widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
@@ -149,8 +149,8 @@ def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Pa
     """
     from testbed.bench.exchange_session import Session
     from testbed.bench.table import environment_lines
-    from testbed.errors import CollectiveError
-    from testbed.rights import require_root
+    from testbed.core.errors import CollectiveError
+    from testbed.host.rights import require_root
 
     require_root()
     to_stderr = str(json) == "-"  # with the JSON on stdout the table goes to stderr

@@ -5,7 +5,7 @@ import dataclasses
 import typer
 
 from testbed.cli import options
-from testbed.errors import FabricError
+from testbed.core.errors import FabricError
 
 
 class FabricsLeft(FabricError):
@@ -26,7 +26,7 @@ def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     state file cannot be read.
     """
     from testbed.fabric.clean import clean as remove
-    from testbed.rights import require_root
+    from testbed.host.rights import require_root
 
     require_root()
     removed = remove()

@@ -19,7 +19,7 @@ def down(
     json: options.JsonFlag = False,
 ) -> None:
     """End a run: its controller takes hosts, links, switches and all that runs in them down."""
-    from testbed.errors import SpecError
+    from testbed.core.errors import SpecError
     from testbed.fabric.runs import find_run, runs
 
     if every and run is not None:

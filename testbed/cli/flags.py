@@ -19,7 +19,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from testbed.cli import options
-from testbed.tables import Table, allowed, checked, choices
+from testbed.core.tables import Table, allowed, checked, choices
 
 __all__ = ["Of", "expand", "flag"]
 

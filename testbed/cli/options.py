@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.errors import SpecError, StorageError
-from testbed.numbers import Real, Whole
+from testbed.core.errors import SpecError, StorageError
+from testbed.core.numbers import Real, Whole
+from testbed.core.tables import checked
 from testbed.plan import FabricOptions
-from testbed.tables import checked
 
 __all__ = [
     "REAL",

@@ -12,7 +12,7 @@ from testbed.cli import options
 
 if TYPE_CHECKING:
     from analysis.summary import Check
-    from testbed.spec import Scenario
+    from testbed.scenario import Scenario
 
 EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
@@ -69,12 +69,12 @@ def run(
     scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then. With --overwrite, it
     is written into DIR.partial, and takes DIR's place when it is complete.
     """
-    from testbed.spec import load_scenario
+    from testbed.scenario import load_scenario
 
     scenario = load_scenario(path, settings or (), seed, faults or (), fault_seed)
     out = out or default_folder(scenario)
 
-    from testbed.rights import require_root
+    from testbed.host.rights import require_root
     from testbed.run import check, run_into
 
     check(scenario)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from testbed.cli import options
-from testbed.numbers import Real, Whole
+from testbed.core.numbers import Real, Whole
 
 WEEK = 7 * 24 * 60  # minutes
 
@@ -51,7 +51,7 @@ def soak(
     the controller itself. Scenario K of a seed is always the same, whatever ran before it; what depends on time, such as which
     frames an event meets, is not.
     """
-    from testbed.rights import require_root
+    from testbed.host.rights import require_root
     from testbed.soak.report import Coverage
     from testbed.soak.scenario import Scenario
     from testbed.soak.session import Soak

@@ -31,7 +31,7 @@ def up(
 
     Hosts are h1, h2, ...; they know each other by these names. Then: exec, status, down.
     """
-    from testbed.fabric.background import hold, start
+    from testbed.run.background import hold, start
 
     plan = fabric.plan()
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from testbed.collectives.affinity import apply_affinity
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.interface import read_counters
-from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
-from testbed.errors import CollectiveError, SpecError
+from testbed.comm.affinity import apply_affinity
+from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.group import GroupSpec
+from testbed.comm.netdev import read_counters
+from testbed.core.errors import CollectiveError, SpecError
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

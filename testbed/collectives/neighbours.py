@@ -14,9 +14,9 @@ import socket
 import time
 from typing import Literal
 
-from testbed.collectives.group import GroupSpec, Member
-from testbed.collectives.meeting import Meeting
-from testbed.errors import CollectiveError
+from testbed.comm.group import GroupSpec, Member
+from testbed.comm.rendezvous import Meeting
+from testbed.core.errors import CollectiveError
 
 __all__ = ["Neighbours"]
 

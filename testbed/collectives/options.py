@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from testbed.machine import Affinity
-from testbed.tables import Table
+from testbed.core.tables import Table
+from testbed.host.machine import Affinity
 
 __all__ = ["CollectiveOptions", "GroupOptions", "Lanes", "OnOverflow", "RecoveryFrom"]
 

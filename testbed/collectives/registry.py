@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
+from testbed.core.registry import Registry, load
 from testbed.plan import MAX_XDP_MTU, MIN_MTU
-from testbed.registry import Registry, load
 
 if TYPE_CHECKING:
-    from testbed.collectives.group import GroupSpec
-    from testbed.collectives.transport import Datapath, Transport
+    from testbed.comm.backend import Datapath, Transport
+    from testbed.comm.group import GroupSpec
     from testbed.worker import WorkerContext
 
 __all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "modules_of", "open_transport"]
@@ -55,11 +55,11 @@ TRANSPORTS: Registry[Entry] = Registry(
     f"{__name__}:Entry",
     {
         "xdp-ring": Entry(
-            "testbed.collectives.xdp_ring:XdpRing", "xdp", "ring all-reduce inside the kernel, summed by XDP programs"
+            "testbed.collectives.ring.xdp_ring:XdpRing", "xdp", "ring all-reduce inside the kernel, summed by XDP programs"
         ),
         "tcp-ring": Entry("testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"),
         "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend", splits=False),
-        "mpi": Entry("testbed.collectives.mpi:Mpi", "sockets", "Open MPI's Allreduce over TCP", splits=False),
+        "mpi": Entry("testbed.collectives.mpi.backend:Mpi", "sockets", "Open MPI's Allreduce over TCP", splits=False),
     },
     group="testbed.transports",
     adapt=entry_of,

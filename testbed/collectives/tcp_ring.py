@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from testbed import native
-from testbed.collectives.affinity import apply_affinity
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.interface import read_counters
 from testbed.collectives.neighbours import Neighbours, Side
-from testbed.collectives.transport import Counters, Datapath, Tensor, Transport
-from testbed.errors import CollectiveError
+from testbed.comm.affinity import apply_affinity
+from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.group import GroupSpec
+from testbed.comm.netdev import read_counters
+from testbed.core.errors import CollectiveError
 from testbed.kernel.abi import Struct, constant
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 
 __all__ = ["Halo", "make_halos"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.closing import Closing
-from testbed.collectives.arrays import check_array
-from testbed.collectives.group import GroupSpec
-from testbed.collectives.transport import Counters, Datapath
-from testbed.errors import SpecError
+from testbed.comm.arrays import check_array
+from testbed.comm.backend import Counters, Datapath
+from testbed.comm.group import GroupSpec
+from testbed.core.closing import Closing
+from testbed.core.errors import SpecError
+from testbed.core.tables import checked, path_of
 from testbed.exchange.options import ExchangeTerms, Processing
-from testbed.tables import checked, path_of
 
 if TYPE_CHECKING:
     from testbed.exchange.halo import Halo

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed import native
-from testbed.closing import Closing
-from testbed.collectives.meeting import Meeting
+from testbed.comm.rendezvous import Meeting
+from testbed.core.closing import Closing
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.kernel.abi import Struct, constant, dtype
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from testbed.collectives.options import GroupOptions, Window
-from testbed.tables import Table
+from testbed.core.tables import Table
 
 __all__ = ["ExchangeOptions", "ExchangeTerms", "Processing"]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from testbed.collectives.registry import Entry, entry_of
-from testbed.registry import Registry, load
+from testbed.core.registry import Registry, load
 
 if TYPE_CHECKING:
     from testbed.exchange.interface import Exchange, ExchangeSpec
@@ -36,7 +36,7 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
     f"{__name__}:ExchangeEntry",
     {
         "pinch": ExchangeEntry(
-            "testbed.exchange.pinch:Pinch",
+            "testbed.exchange.pinch.exchange:Pinch",
             "xdp",
             "broadcast by a TC program, aggregation by an XDP program",
             all_reduce="xdp-ring",

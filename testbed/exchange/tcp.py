@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from testbed.collectives.affinity import apply_affinity
-from testbed.collectives.interface import read_counters
-from testbed.collectives.transport import Counters
-from testbed.errors import CollectiveError
-from testbed.exchange.adjacency import Adjacency
-from testbed.exchange.finite import all_finite, not_finite
+from testbed.comm.affinity import apply_affinity
+from testbed.comm.backend import Counters
+from testbed.comm.netdev import read_counters
+from testbed.core.errors import CollectiveError
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.mesh import Mesh
+from testbed.exchange.pinch.adjacency import Adjacency
+from testbed.exchange.pinch.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

@@ -4,11 +4,11 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.errors import FabricError
-from testbed.fabric.cgroup import remove_groups
-from testbed.fabric.processes import kill, processes_of
+from testbed.core.errors import FabricError
 from testbed.fabric.runs import failures
 from testbed.fabric.state import ROOT, state_files
+from testbed.host.cgroup import remove_groups
+from testbed.host.processes import kill, processes_of
 
 __all__ = ["Leftovers", "clean"]
 

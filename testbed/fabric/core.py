@@ -11,26 +11,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
-from testbed.errors import FabricError, SpecError
-from testbed.fabric import datapath, dispatch
-from testbed.fabric.cgroup import remove_groups
+from testbed.core.errors import FabricError, SpecError
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
-from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
-from testbed.fabric.signals import SIGNALS, signals_later
 from testbed.fabric.state import ROOT, State, StateFile, new_run_id
+from testbed.host.cgroup import remove_groups
+from testbed.host.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
+from testbed.host.rights import require_root
+from testbed.host.signals import SIGNALS, signals_later
 from testbed.kernel.maps import BPF_F_MMAPABLE, Map
-from testbed.plan import MAX_XDP_MTU, FabricPlan
-from testbed.rights import require_root
+from testbed.plan import FabricPlan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # Mininet 2.3 imports distutils
     from mininet.net import Mininet
 
-if TYPE_CHECKING:
-    from testbed.worker import Workers
 
 __all__ = ["Datapath", "Fabric"]
 
@@ -61,8 +58,6 @@ class Fabric:
         #: Nodes by name; ``.pid`` is the process that holds the namespaces.
         self.hosts: dict[str, Host] = {}
         self.switches: dict[str, Bridge] = {}
-        #: Set while a :class:`testbed.worker.Workers` is open.
-        self.workers: Workers | None = None
         self._datapath: Datapath = "sockets"
         self._faults = False
         self._flooding: dict[str, Map] = {}
@@ -96,36 +91,16 @@ class Fabric:
 
     @property
     def datapath(self) -> Datapath:
-        """What was last set with :meth:`set_datapath`."""
+        """What the links are ready for: see `testbed.datapath.set_datapath`."""
         return self._datapath
 
-    def set_datapath(self, kind: Datapath) -> None:
-        """Ready the links for in-kernel transports, or for sockets.
+    def set_links(self, kind: Datapath) -> None:
+        """Ready the links for in-kernel transports, or for sockets: what `testbed.datapath.set_datapath` does without programs.
 
-        ``xdp``: the dispatcher is attached to every host's link and doorbell, and the switch program to every
-        port where the plan's switch kind is ``xdp``. Every end of a link gets GRO, since a veth takes redirected
-        frames only while it has NAPI (``veth_xdp_xmit`` in drivers/net/veth.c), and hosts checksum what they
-        send, since CHECKSUM_PARTIAL does not survive a redirect.
-
-        ``sockets``: no program of the testbed is attached to any host or switch, and offloads are as planned.
-
-        :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs. Or faults are in force.
-        :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
+        ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
+        drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a redirect. ``sockets``:
+        offloads are as planned.
         """
-        if kind not in ("xdp", "sockets"):
-            raise SpecError(f"datapath: {kind!r} is unknown; allowed are xdp, sockets")
-        if kind == "xdp" and self.plan.mtu > MAX_XDP_MTU:
-            raise SpecError(f"mtu: {self.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
-        if self.workers is None:
-            raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
-        if self._faults:
-            raise FabricError("the datapath cannot be changed while faults are in force")
-        if kind == "xdp":
-            self.workers.call_all(dispatch.attach, list(self.hosts))
-            self.workers.call_all(datapath.attach, {name: {"flooding": self.flooding(name).number} for name in self.switches})
-        else:
-            self.workers.call_all(dispatch.detach, list(self.hosts))
-            self.workers.call_all(datapath.detach, list(self.switches))
         self._set_offloads(kind)
         self._datapath = kind
 

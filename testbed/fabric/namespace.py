@@ -15,7 +15,7 @@ from pyroute2 import IPRoute
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 
 __all__ = ["FEATURES", "NetworkNamespace"]
 

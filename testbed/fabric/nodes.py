@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyroute2.netlink.rtnl import ndmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
-from testbed.errors import FabricError
+from testbed.core.errors import FabricError
 from testbed.fabric.namespace import NetworkNamespace
-from testbed.fabric.processes import RUN_VARIABLE
 from testbed.fabric.state import HOLDER_NAME
+from testbed.host.processes import RUN_VARIABLE
 from testbed.plan import HostPlan, SwitchPlan
 
 with warnings.catch_warnings():

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.errors import FabricError, SpecError, TestbedError
-from testbed.fabric.processes import RUN_VARIABLE
+from testbed.core.errors import FabricError, SpecError, TestbedError
 from testbed.fabric.state import HOLDER_NAME, ROOT, State, StateFile, state_files
+from testbed.host.processes import RUN_VARIABLE
+from testbed.host.rights import require_root
 from testbed.plan import FabricPlan
-from testbed.rights import require_root
 
 __all__ = ["Failure", "ProgramNotFound", "Run", "failures", "find_run", "runs"]
 

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import FabricError, SpecError
-from testbed.fabric.processes import ProcessEntry, start_time
+from testbed.core.errors import FabricError, SpecError
+from testbed.host.processes import ProcessEntry, start_time
 
 __all__ = ["HOLDER_NAME", "ROOT", "State", "StateFile", "new_run_id", "state_files"]
 

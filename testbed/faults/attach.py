@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.closing import Closing
-from testbed.fabric.datapath import SwitchProgram, fill
+from testbed.core.closing import Closing
+from testbed.datapath.switch import SwitchProgram, fill
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.delay_line import DelayLine
 from testbed.faults.log import Drain

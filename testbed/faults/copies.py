@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.plan import FabricPlan
 
 __all__ = ["Walk", "check_bounded"]

@@ -20,8 +20,8 @@ from contextlib import ExitStack
 import numpy as np
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 
-from testbed.closing import Closing
-from testbed.errors import FaultError
+from testbed.core.closing import Closing
+from testbed.core.errors import FaultError
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.faults import held
 from testbed.faults.delay_counters import DelayCounters

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.copies import check_bounded
 from testbed.faults.units import parse_seconds
 from testbed.plan import FabricPlan

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.fabric.nodes import BRIDGE_PORT, FLOODING_PORT, change_table

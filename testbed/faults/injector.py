@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import FabricError, FaultError, TestbedError
+from testbed.core.errors import FabricError, FaultError, TestbedError
 from testbed.faults import attach
 from testbed.faults.attach import LINK, Counts, Hook
 from testbed.faults.delay_counters import DelayCounters
@@ -20,6 +20,7 @@ from testbed.faults.replay import check_replay
 from testbed.faults.rules import PacketRule
 from testbed.faults.table import compile_rules
 from testbed.plan import MAX_HOSTS
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
@@ -57,8 +58,7 @@ class Injector:
         :raises KernelError: The kernel refused a program or its attachment.
         """
         fabric = self._fabric
-        if fabric.workers is None:
-            raise FabricError("faults: programs are owned by the switches' workers, and none are running")
+        workers = Workers.of(fabric)
         if fabric.faults:
             raise FabricError("faults: an injector is in force on this fabric already")
         xdp = fabric.datapath == "xdp" and fabric.plan.switch_kind == "xdp"
@@ -70,12 +70,12 @@ class Injector:
         calls = {name: {**common, "flooding": fabric.flooding(name).number, "log": path} for name, path in self._paths.items()}
         try:
             fabric.set_faults(True)
-            fabric.workers.call_all(attach.attach, calls)
+            workers.call_all(attach.attach, calls)
             self._attached = True
         except BaseException:
             try:
                 with suppress(TestbedError):  # what has gone wrong already says more
-                    fabric.workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
+                    workers.call_all(attach.detach, self._switches, timeout=_GRACE, errors="return")
             finally:
                 fabric.set_faults(False)
             raise
@@ -154,9 +154,7 @@ class Injector:
         return self._call(attach.count)
 
     def _call(self, function: Any, **arguments: Any) -> list[Any]:
-        if self._fabric.workers is None:
-            raise FabricError("faults: the switches' workers have ended")
         calls = dict.fromkeys(self._switches, arguments)
-        return list(self._fabric.workers.call_all(function, calls, timeout=_GRACE).values())
+        return list(Workers.of(self._fabric).call_all(function, calls, timeout=_GRACE).values())
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.events import Hosts
 from testbed.faults.units import parse_bytes, parse_rate
 from testbed.kernel.abi import Struct

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
-from testbed.errors import FaultError
+from testbed.core.errors import FaultError
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import NetworkNamespace
 from testbed.fabric.nodes import carries_frames

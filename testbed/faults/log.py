@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.closing import Closing
-from testbed.errors import FaultError
+from testbed.core.closing import Closing
+from testbed.core.errors import FaultError
 from testbed.kernel import Map, RingReader
 from testbed.kernel.abi import dtype, lifted
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from testbed.closing import Closing
-from testbed.errors import FaultError, SpecError
+from testbed.core.closing import Closing
+from testbed.core.errors import FaultError, SpecError
 from testbed.faults.qdisc import Qdisc, QdiscCounters
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Reorder, Rule
 from testbed.faults.spec import text_of

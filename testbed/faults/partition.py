@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.closing import Closing
-from testbed.errors import FabricError, SpecError
+from testbed.core.closing import Closing
+from testbed.core.errors import FabricError, SpecError
 from testbed.faults import attach
 from testbed.kernel import Map
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
@@ -32,14 +33,14 @@ class Blockade(Closing):
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        if fabric.workers is None or not fabric.faults:
+        if not fabric.faults:
             raise FabricError("a partition is done by the fault programs, which an injector has to attach before")
         self._plan = fabric.plan
         switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
         self._masks: list[NDArray[np.uint64]] = []
         with ExitStack() as stack:
             stack.callback(self._masks.clear)  # a map's memory, while it is mapped, holds a descriptor of its own
-            for number in fabric.workers.call_all(attach.blocked_map, switches).values():
+            for number in Workers.of(fabric).call_all(attach.blocked_map, switches).values():
                 opened = Map.open(number)
                 stack.callback(os.close, opened.fd)
                 self._masks.append(opened.view(np.uint64)[:, 0])

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.fabric import Fabric
-from testbed.fabric.cgroup import CpuGroup, find_hierarchy
 from testbed.faults.events import LEAST_SHARE
+from testbed.host.cgroup import CpuGroup, find_hierarchy
 from testbed.worker import Workers
 
 __all__ = ["kill", "paused", "processes_in", "slow"]

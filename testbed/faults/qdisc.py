@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.closing import Closing
-from testbed.errors import FaultError
+from testbed.core.closing import Closing
+from testbed.core.errors import FaultError
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric

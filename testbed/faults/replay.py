@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from testbed.errors import FaultError
+from testbed.core.errors import FaultError
 from testbed.faults.fate import Fired, judge
 from testbed.faults.packet import Packet, kind_name
 from testbed.faults.table import Action, RuleTable

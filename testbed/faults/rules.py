@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from testbed.collectives.group import MAX_GROUP_ID
-from testbed.errors import SpecError
+from testbed.comm.group import MAX_GROUP_ID
+from testbed.core.errors import SpecError
 from testbed.faults.packet import KINDS
 from testbed.faults.units import parse_seconds
 from testbed.kernel.abi import constant, dtype

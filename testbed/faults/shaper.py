@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from testbed.closing import Closing
-from testbed.errors import FaultError
+from testbed.core.closing import Closing
+from testbed.core.errors import FaultError
 from testbed.faults.limits import Direction, Limit, bucket_table, each_limited, tbf_options
 from testbed.faults.qdisc import Qdisc, QdiscCounters
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow
 from testbed.faults.limits import Limit
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe

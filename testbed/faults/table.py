@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.packet import KINDS
 from testbed.faults.quantiles import quantiles
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, check_number

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from testbed.fabric import Fabric
-from testbed.fabric.signals import signals_later
 from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow, check_events
 from testbed.faults.flood import flooded
 from testbed.faults.link import link_down
 from testbed.faults.partition import Blockade
 from testbed.faults.processes import kill, paused, slow
+from testbed.host.signals import signals_later
 from testbed.worker import Workers
 
 __all__ = ["Occurrence", "Timeline"]

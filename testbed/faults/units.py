@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
-from testbed.errors import SpecError
-from testbed.numbers import read_real, read_whole, shown
+from testbed.core.errors import SpecError
+from testbed.core.numbers import read_real, read_whole, shown
 
 __all__ = [
     "bytes_text",

@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from testbed import memory
-from testbed.registry import Registry
-from testbed.tables import Table
+from testbed.core.registry import Registry
+from testbed.core.tables import Table
+from testbed.host import memory
 
 __all__ = ["DATASETS", "PATH", "Dataset", "SplitDataset"]
 

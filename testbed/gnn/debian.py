@@ -25,13 +25,13 @@ from debian.deb822 import Packages
 from debian.debian_support import Version
 from pydantic import Field
 
-from testbed import memory
-from testbed.errors import SpecError
-from testbed.files import check_regular
+from testbed.core.errors import SpecError
+from testbed.core.files import check_regular
+from testbed.core.numbers import cut
 from testbed.gnn.datasets import PATH, SplitDataset
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
-from testbed.numbers import cut
+from testbed.host import memory
 
 __all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 

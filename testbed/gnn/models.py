@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from testbed.registry import Registry
+from testbed.core.registry import Registry
 
 if TYPE_CHECKING:
     from testbed.gnn.options import ModelSpec

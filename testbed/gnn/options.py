@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from testbed.core.tables import Named, Table
 from testbed.gnn.models import MODELS
-from testbed.tables import Named, Table
 
 __all__ = ["MinibatchSpec", "ModelSpec", "SampledModelSpec", "TrainingSpec"]
 

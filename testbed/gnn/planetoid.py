@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.sparse import csr_matrix
 
-from testbed import memory
-from testbed.errors import SpecError
-from testbed.files import read_regular
+from testbed.core.errors import SpecError
+from testbed.core.files import read_regular
+from testbed.core.numbers import read_whole, shown
 from testbed.gnn.datasets import PATH, Dataset
 from testbed.gnn.graph import GraphData, cached, from_edges
 from testbed.gnn.unpickle import RefusedPickle, unpickle
-from testbed.numbers import read_whole, shown
+from testbed.host import memory
 
 __all__ = ["PlanetoidSpec", "planetoid_graph"]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from testbed import memory
 from testbed.gnn.datasets import SplitDataset
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
+from testbed.host import memory
 
 __all__ = ["SyntheticSpec", "crowding", "rmat_edges", "synthetic_graph"]
 

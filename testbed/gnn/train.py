@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from testbed.collectives.transport import PHASES, Transport
-from testbed.errors import TestbedError
+from testbed.comm.backend import PHASES, Transport
+from testbed.core.errors import TestbedError
+from testbed.core.registry import load
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import MODELS
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
-from testbed.memory import VALIDATION_BATCH
-from testbed.registry import load
+from testbed.host.memory import VALIDATION_BATCH
 
 __all__ = ["OWN_PHASES", "Trainer"]
 

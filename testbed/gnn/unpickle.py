@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from testbed.numbers import cut, shown
+from testbed.core.numbers import cut, shown
 
 __all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel.compile import compile_all
 
 if __name__ == "__main__":

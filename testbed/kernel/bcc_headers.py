@@ -14,7 +14,7 @@ import platform
 import re
 from pathlib import Path
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel.compile import BUILD
 
 __all__ = ["bcc_environment", "use_bcc_headers"]

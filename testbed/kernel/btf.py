@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 
 __all__ = ["Btf"]
 

@@ -8,7 +8,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 
 __all__ = ["BPF", "BUILD", "ROOT", "compile_all", "compile_bpf", "sources"]
 

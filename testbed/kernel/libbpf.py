@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_bool, c_char, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from functools import cache
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 
 __all__ = [
     "LinkCreateOpts",

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel.libbpf import MapCreateOpts, check, libbpf
 
 __all__ = ["BPF_F_MMAPABLE", "Map"]

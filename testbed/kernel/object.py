@@ -7,8 +7,8 @@ from typing import Any, SupportsBytes
 
 import numpy as np
 
-from testbed.closing import Closing
-from testbed.errors import KernelError
+from testbed.core.closing import Closing
+from testbed.core.errors import KernelError
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.libbpf import ObjectOpenOpts, check, libbpf

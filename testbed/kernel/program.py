@@ -5,7 +5,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from testbed.closing import Closing
+from testbed.core.closing import Closing
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 from testbed.kernel.tc import TcFilter
 

@@ -3,7 +3,7 @@
 import ctypes
 import errno
 
-from testbed.closing import Closing
+from testbed.core.closing import Closing
 from testbed.kernel.libbpf import TcHook, TcOpts, check, libbpf
 
 __all__ = ["TcFilter"]

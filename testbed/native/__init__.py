@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 
 __all__ = ["compile_native", "load", "names"]
 

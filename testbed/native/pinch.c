@@ -39,7 +39,7 @@ static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t
 	}
 }
 
-/* Reset all that carries the number of neither of two generations: must_forget of testbed/protocol/generation.py says why and when. */
+/* Reset all that carries the number of neither of two generations: must_forget of testbed/protocol/sequence.py says why and when. */
 static void forget(struct pinch *p, uint32_t before, uint32_t generation)
 {
 	uint64_t empty = word_of(before, 0);

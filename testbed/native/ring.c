@@ -1,5 +1,5 @@
 /* The ring's system calls and its side of the memory that it shares with the kernel (bpf/shared/ring_abi.h), which needs fences that
- * Python cannot express. What is decided here, is decided in testbed/protocol/process.py as well; the tests compare them.
+ * Python cannot express. What is decided here, is decided in testbed/protocol/ring/process.py as well; the tests compare them.
  */
 #define _GNU_SOURCE
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Waiting for results, and having sent again what is missing. Process.stall of testbed/protocol/process.py decides the same. */
+/* Waiting for results, and having sent again what is missing. Process.stall of testbed/protocol/ring/process.py decides the same. */
 #pragma once
 
 #include <errno.h>

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 
 __all__ = ["Finding", "Level", "Missing", "Probe", "command"]
 

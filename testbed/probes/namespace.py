@@ -5,7 +5,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-from testbed.closing import Closing
+from testbed.core.closing import Closing
 from testbed.probes.finding import command
 
 __all__ = ["Namespace"]

@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.lanes import EXPONENTS
+from testbed.protocol.lanes import EXPONENTS
 
 __all__ = ["Fault", "Kind", "Status", "decode", "encode", "finite_absmax", "inspect", "status_bytes"]
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from testbed import machine
+from testbed.host import machine
 from testbed.results.findings import findings
 
 __all__ = ["circumstances", "digest"]

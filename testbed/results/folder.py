@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from testbed.closing import Closing
-from testbed.errors import SpecError, StorageError, TestbedError
-from testbed.files import read_regular
+from testbed.core.closing import Closing
+from testbed.core.errors import SpecError, StorageError, TestbedError
+from testbed.core.files import read_regular
 
 __all__ = ["RunFolder", "read_manifest"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.results.folder import RunFolder, read_manifest
 
 __all__ = ["COLUMNS", "Run", "Table", "load_run"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Kill, Partition
 from testbed.faults.injector import Injector

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives.registry import check_mtu
-from testbed.errors import StorageError
+from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
 from testbed.results import FaultLog, RunFolder, Table, circumstances, digest

@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from testbed.collectives.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import TRANSPORTS
-from testbed.collectives.transport import Counters, Datapath
-from testbed.errors import FaultError, WorkerDied
+from testbed.comm.backend import Counters, Datapath
+from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
+from testbed.core.errors import FaultError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import modules_of
 from testbed.fabric import Fabric
@@ -95,7 +96,7 @@ class Arena:
 
         :returns: BPF objects that processes held when all was open.
         """
-        self.fabric.set_datapath(TRANSPORTS[scenario.transport].needs)
+        set_datapath(self.fabric, TRANSPORTS[scenario.transport].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
         events = events_of(faults)
         injector = Injector(self.fabric, rules_of(faults), scenario.fault_seed)

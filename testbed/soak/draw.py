@@ -6,7 +6,7 @@ from random import Random
 from typing import Literal
 
 from testbed.collectives.options import CollectiveOptions, Lanes, RecoveryFrom
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import ExchangeOptions, Processing
 from testbed.faults.events import check_events

@@ -6,7 +6,7 @@ import shutil
 import traceback
 from pathlib import Path
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.soak.scenario import Scenario
 
 __all__ = ["Finding", "accused", "keep"]

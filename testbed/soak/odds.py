@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.collectives.ring_layout import Layout, chunk_bytes_for
+from testbed.collectives.ring.layout import Layout, chunk_bytes_for
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Reorder, Rule
 from testbed.faults.spec import parse_fault
 from testbed.soak.scenario import Exchange, Group

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
-from testbed.collectives.transport import Counters, Tensor, Transport
-from testbed.errors import CollectiveError
+from testbed.comm.backend import Counters, Tensor, Transport
+from testbed.comm.group import GroupSpec
+from testbed.core.errors import CollectiveError
 from testbed.exchange.interface import Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.soak import holdings

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.collectives.options import Lanes
-from testbed.collectives.transport import Tensor, float32_sum_bound
-from testbed.exchange.pinch_numbers import SLACK
+from testbed.comm.backend import Tensor, float32_sum_bound
+from testbed.exchange.pinch.numbers import SLACK
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax
 from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_input

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.collectives.transport import Counters
+from testbed.comm.backend import Counters
 from testbed.soak.scenario import Scenario
 
 __all__ = ["Coverage", "Report"]

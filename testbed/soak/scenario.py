@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from testbed.collectives.options import CollectiveOptions
-from testbed.collectives.transport import Tensor
+from testbed.comm.backend import Tensor
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import ExchangeOptions
 from testbed.plan import FabricPlan, plan_fabric

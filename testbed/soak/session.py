@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.fabric.clean import clean
-from testbed.fabric.processes import processes_of
 from testbed.fabric.state import ROOT, new_run_id
+from testbed.host.processes import processes_of
 from testbed.kernel.compile import compile_all
 from testbed.native import compile_native, names
 from testbed.soak.arena import Arena

@@ -17,12 +17,13 @@ from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from testbed.errors import FabricError, TestbedError
+from testbed.core.errors import FabricError, TestbedError
 from testbed.fabric.namespace import inside
 from testbed.kernel import Map, RingReader
 from testbed.kernel.abi import dtype
 from testbed.plan import FabricPlan
 from testbed.soak import tap
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
@@ -117,8 +118,7 @@ class Strays:
         :raises FabricError: No workers are there, or the datapath is another one.
         :raises KernelError: The kernel refused a map or a program.
         """
-        if self._fabric.workers is None:
-            raise FabricError("strays: hosts' workers copy frames, and none are running")
+        workers = Workers.of(self._fabric)
         if self._fabric.datapath != "xdp":
             raise FabricError(f"strays: the datapath is {self._fabric.datapath}: allowed is xdp, where programs copy frames")
         with ExitStack() as stack:
@@ -126,7 +126,7 @@ class Strays:
             stack.callback(os.close, frames.fd)
             self._wires = {name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts}
             stack.push(self._detach)
-            self._fabric.workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
+            workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
             # The reader goes with the thread, and with it the ring buffer's memory.
             thread = threading.Thread(target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True)
             thread.start()
@@ -147,10 +147,10 @@ class Strays:
         return wire
 
     def _detach(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._fabric.workers is None:
+        if (workers := Workers.find(self._fabric)) is None:
             return
         try:
-            self._fabric.workers.call_all(tap.detach, list(self._fabric.hosts), timeout=_GRACE)
+            workers.call_all(tap.detach, list(self._fabric.hosts), timeout=_GRACE)
         except TestbedError:
             if kind is None:  # else what has gone wrong already says more
                 raise

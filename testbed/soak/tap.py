@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from testbed.fabric.dispatch import Dispatcher
+from testbed.datapath.dispatcher import Dispatcher
 from testbed.kernel import BpfObject, Map
 from testbed.kernel.abi import constant, dtype
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.collectives.group import Lanes
+from testbed.comm.group import Lanes
 from testbed.testing.reference import Tensor, exact_sums, lanes_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
-from testbed.collectives.transport import Counters, Tensor, Transport
+from testbed.comm.backend import Counters, Tensor, Transport
+from testbed.comm.group import GroupSpec
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

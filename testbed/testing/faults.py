@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from testbed.errors import FabricError
 from testbed.faults.events import Partition, check_events
 from testbed.faults.injector import Injector
 from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of, words
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
@@ -49,8 +49,7 @@ class FaultsInForce:
         from testbed.faults.timeline import Timeline  # Mininet
 
         fabric = self._fabric
-        if fabric.workers is None:
-            raise FabricError("faults: programs are owned by the switches' workers, and none are running")
+        workers = Workers.of(fabric)
         with ExitStack() as stack:
             stack.enter_context(self.injector)
             partitions = any(isinstance(event, Partition) for event in self._events)
@@ -58,7 +57,7 @@ class FaultsInForce:
             if self._limits:
                 self._limited = stack.enter_context(limited(fabric, self._limits, self.injector))
                 stack.callback(self._keep_count)
-            self.timeline = Timeline(fabric, fabric.workers, self._events, blockade)
+            self.timeline = Timeline(fabric, workers, self._events, blockade)
             stack.enter_context(self.timeline)
             self._stack = stack.pop_all()
         return self

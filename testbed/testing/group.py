@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
-from testbed.closing import Closing
-from testbed.collectives.group import GroupSpec, make_groups
 from testbed.collectives.registry import TRANSPORTS, check_names
-from testbed.collectives.transport import Counters, Tensor
+from testbed.comm.backend import Counters, Tensor
+from testbed.comm.group import GroupSpec, make_groups
+from testbed.core.closing import Closing
+from testbed.datapath import set_datapath
 from testbed.testing import calls
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
@@ -27,7 +29,7 @@ class Group(Closing):
     :param fabric: A fabric that is up, with workers, without faults in force.
     :param transport: Its name.
     :param hosts: Names of hosts in rank order; all of the fabric's, if not given.
-    :param options: Further fields of :class:`testbed.collectives.group.GroupSpec`.
+    :param options: Further fields of :class:`testbed.comm.group.GroupSpec`.
     :raises SpecError: No transport has this name, or an option is outside of what is allowed.
     :raises CollectiveError: The ranks did not meet.
     """
@@ -42,7 +44,7 @@ class Group(Closing):
         self.specs: tuple[GroupSpec, ...] = ()
         needed = TRANSPORTS[transport].needs
         if fabric.datapath != needed:
-            fabric.set_datapath(needed)
+            set_datapath(fabric, needed)
         self.open(hosts or list(fabric.hosts))
 
     @property
@@ -60,18 +62,17 @@ class Group(Closing):
 
         :raises CollectiveError: The ranks did not meet.
         """
-        from testbed.collectives.launch import rank_workers  # Mininet
+        from testbed.collectives.mpi.launch import rank_workers  # Mininet
 
         self.close()
         fabric = self._fabric
-        assert fabric.workers is not None
         plans = [fabric.plan.host(name) for name in hosts]
         options = {"rendezvous": str(fabric.directory), **self._options}
         self.specs = make_groups(plans, group_id=next(self._numbers), **options)
-        self._names = self._stack.enter_context(rank_workers(self._transport, fabric.workers, hosts))
+        self._names = self._stack.enter_context(rank_workers(self._transport, Workers.of(fabric), hosts))
         arguments = {name: {"name": self._transport, "spec": spec} for name, spec in zip(self._names, self.specs, strict=True)}
         self._stack.callback(self._close_ranks)
-        fabric.workers.call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
+        Workers.of(fabric).call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
 
     def all_reduce(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor]:
         """Sum tensors over all ranks.
@@ -94,20 +95,17 @@ class Group(Closing):
 
     def counters(self) -> list[Counters]:
         """What each rank has sent since the group was formed, in rank order."""
-        assert self._fabric.workers is not None
-        return list(self._fabric.workers.call_all(calls.count, self._names, timeout=_GRACE).values())
+        return list(Workers.of(self._fabric).call_all(calls.count, self._names, timeout=_GRACE).values())
 
     def close(self) -> None:
         """Close the transport on all hosts that live."""
         self._stack.close()
 
     def _reduce(self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]) -> list[Any]:
-        assert self._fabric.workers is not None
         arguments = {name: {"tensor": tensor} for name, tensor in zip(self._names, tensors, strict=True)}
-        return list(self._fabric.workers.call_all(calls.reduce, arguments, timeout=within, errors=errors).values())
+        return list(Workers.of(self._fabric).call_all(calls.reduce, arguments, timeout=within, errors=errors).values())
 
     def _close_ranks(self) -> None:
-        workers = self._fabric.workers
-        assert workers is not None
+        workers = Workers.of(self._fabric)
         idle = [name for name in self._names if not workers[name].pending and not workers[name].may_die]
         workers.call_all(calls.close, idle, timeout=_GRACE, errors="return")

@@ -60,8 +60,9 @@ class Keeper:
             if self._kept:
                 fabric, stack = self._kept
                 with stack:
-                    assert fabric.workers is not None
-                    fabric.workers.check(timeout=None)
+                    from testbed.worker import Workers
+
+                    Workers.of(fabric).check(timeout=None)
         finally:
             os._exit(status)
 

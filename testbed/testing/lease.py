@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from testbed.closing import Closing
-from testbed.errors import TestbedError
+from testbed.core.closing import Closing
+from testbed.core.errors import TestbedError
+from testbed.datapath import set_datapath
 from testbed.testing import calls
+from testbed.worker import Workers
 
 if TYPE_CHECKING:
-    from testbed.collectives.transport import Datapath
+    from testbed.comm.backend import Datapath
     from testbed.fabric import Fabric
     from testbed.plan import FabricPlan
     from testbed.worker import Workers
@@ -91,11 +93,10 @@ class Fabrics(Closing):
             self._stack.enter_context(Workers(fabric, modules=_MODULES))
             self._fabric = fabric
         fabric = self._fabric
-        assert fabric.workers is not None
         try:
             if fabric.datapath != datapath:
-                fabric.set_datapath(datapath)
-            lease = Lease(fabric, fabric.workers)
+                set_datapath(fabric, datapath)
+            lease = Lease(fabric, Workers.of(fabric))
         except BaseException:
             self.close()
             raise

@@ -37,8 +37,8 @@ _keeper: pytest.StashKey[Keeper] = pytest.StashKey()
 def _seed(text: str) -> int:
     from argparse import ArgumentTypeError
 
-    from testbed.errors import SpecError
-    from testbed.numbers import Whole
+    from testbed.core.errors import SpecError
+    from testbed.core.numbers import Whole
 
     try:
         return Whole(0, (1 << 64) - 1)(text)

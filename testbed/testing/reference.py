@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.group import Lanes as LaneType
-from testbed.collectives.lanes import Lanes
+from testbed.comm.group import Lanes as LaneType
+from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK, ScaleGuess
 
 __all__ = ["agree", "exact_sum", "exact_sums", "lanes_of"]

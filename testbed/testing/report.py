@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.faults.packet import KINDS, kind_name
 from testbed.faults.table import Action
 from testbed.testing.assertions import WrongSum
@@ -76,7 +76,7 @@ def log_lines(records: NDArray[Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def _chunk(error: WrongSum, mtu: int) -> int:
-    from testbed.collectives.ring_layout import chunk_bytes_for
+    from testbed.collectives.ring.layout import chunk_bytes_for
 
     return error.element * error.lane_bytes // chunk_bytes_for(mtu)
 

@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from weakref import WeakKeyDictionary
 
-from testbed.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
-from testbed.machine import Affinity
+from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
+from testbed.host.machine import Affinity
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 from testbed.worker.nursery import Nursery
 from testbed.worker.process import Worker
@@ -27,7 +28,9 @@ START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
 STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
 
 # What workers of most fabrics use: their programs on links, and the testbed's own transport.
-MODULES = ("testbed.fabric.datapath", "testbed.collectives.xdp_ring")
+MODULES = ("testbed.datapath.switch", "testbed.collectives.ring.xdp_ring")
+
+_OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()
 
 
 class Workers(Mapping[str, Worker]):
@@ -69,7 +72,7 @@ class Workers(Mapping[str, Worker]):
         return len(self._workers)
 
     def __enter__(self) -> Self:
-        if self.fabric.workers is not None:
+        if Workers.find(self.fabric):
             raise FabricError("this fabric has workers already")
         with ExitStack() as stack:
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -85,12 +88,27 @@ class Workers(Mapping[str, Worker]):
                 self._workers[name] = self._start(nursery, name)
             self._accept(set(self._workers), START_TIMEOUT)
             self._stack = stack.pop_all()
-        self.fabric.workers = self
+        _OPEN[self.fabric] = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.fabric.workers = None
+        _OPEN.pop(self.fabric, None)
         self._stack.close()
+
+    @staticmethod
+    def find(fabric: "Fabric") -> "Workers | None":
+        """The workers that are open on a fabric, if any are."""
+        return _OPEN.get(fabric)
+
+    @staticmethod
+    def of(fabric: "Fabric") -> "Workers":
+        """The workers that are open on a fabric.
+
+        :raises FabricError: None are.
+        """
+        if (found := Workers.find(fabric)) is None:
+            raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
+        return found
 
     def call_all(
         self,
@@ -202,7 +220,7 @@ class Workers(Mapping[str, Worker]):
 
     def kill(self, node: str) -> None:
         """Have a node's workers die (SIGKILL), as :meth:`expect_death` says; return when they have ended."""
-        from testbed.fabric.processes import kill  # workers import this module, too, and have no use for Mininet
+        from testbed.host.processes import kill  # workers import this module, too, and have no use for Mininet
 
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import limit_reached
+from testbed.core.errors import limit_reached
 from testbed.worker.serve import die_with_parent, serve
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.closing import Closing
-from testbed.errors import FabricError
-from testbed.fabric.processes import RUN_VARIABLE
+from testbed.core.closing import Closing
+from testbed.core.errors import FabricError
+from testbed.host.processes import RUN_VARIABLE
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric

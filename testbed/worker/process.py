@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import WorkerDied
+from testbed.core.errors import WorkerDied
 from testbed.worker.messages import Stop
 from testbed.worker.nursery import Process
 

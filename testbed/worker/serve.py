@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from testbed.errors import LimitError, TestbedError, limit_reached
+from testbed.core.errors import LimitError, TestbedError, limit_reached
 from testbed.worker.context import WorkerContext
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 

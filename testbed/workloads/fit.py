@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.events import Flood, check_floods, check_overlap
 from testbed.faults.limits import bucket_table, each_limited
 from testbed.faults.netem import netem_table

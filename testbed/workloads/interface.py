@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from testbed.registry import Registry, load
+from testbed.core.registry import Registry, load
+from testbed.datapath import set_datapath
 
 if TYPE_CHECKING:
-    from testbed.collectives.group import GroupSpec
     from testbed.collectives.registry import Entry
+    from testbed.comm.group import GroupSpec
     from testbed.fabric import Fabric
     from testbed.results import Run, Table
     from testbed.worker import Workers
@@ -113,7 +114,7 @@ class Stage:
 
         :param options: Further fields of `GroupSpec`.
         """
-        from testbed.collectives.group import MAX_GROUP_ID, make_groups
+        from testbed.comm.group import MAX_GROUP_ID, make_groups
 
         plan, number = self.fabric.plan, next(self._numbers) % (MAX_GROUP_ID + 1)
         rendezvous = str(self.fabric.directory)
@@ -173,7 +174,7 @@ class Session(ABC, Generic[S]):
         """Set links to what a transport needs, put faults in force on them, open it, and close it at the end."""
         from testbed.workloads.rank import close_rank
 
-        stage.fabric.set_datapath(self.scenario.needs(transport))
+        set_datapath(stage.fabric, self.scenario.needs(transport))
         with faults or nullcontext():
             self.open(stage, transport, names)
             yield  # after an error the workers end, and close what they hold

@@ -3,8 +3,8 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from testbed.errors import SpecError
-from testbed.registry import Registry
+from testbed.core.errors import SpecError
+from testbed.core.registry import Registry
 
 if TYPE_CHECKING:
     from testbed.workloads.interface import Workload

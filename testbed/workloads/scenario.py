@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, field_serializer, model_validator
 
 from testbed.collectives.options import AffinityOf, GroupOptions, Timeout
+from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, words
 from testbed.plan import FabricOptions
-from testbed.tables import Named, Table
 from testbed.workloads.fit import check_faults
 from testbed.workloads.interface import Workload
 from testbed.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
-    from testbed.collectives.transport import Datapath
+    from testbed.comm.backend import Datapath
 
 __all__ = ["Scenario", "ScenarioSpec", "SystemTable"]
 
@@ -34,7 +34,7 @@ class ScenarioSpec(Table):
 class SystemTable(GroupOptions):
     """The table that stands for a workload: what takes turns, and the terms that all of it gets.
 
-    A workload's own says what `transports` are names of (`testbed.tables.Named`), and its defaults.
+    A workload's own says what `transports` are names of (`testbed.core.tables.Named`), and its defaults.
     """
 
     transports: tuple[str, ...] = Field(min_length=1, strict=False, description="what takes turns")

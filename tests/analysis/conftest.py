@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from testbed.results import RunFolder, Table
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 
 SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
 """Time in all-reduce an epoch; computing takes one second, whatever the transport."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from testbed.bench.allreduce import Options
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.plan import plan_fabric
 

@@ -12,8 +12,8 @@ from testbed.bench import broadcast
 from testbed.bench.broadcast import Row, check_receivers, header_lines, make_case, row_line, summary_lines
 from testbed.bench.exchange_session import Measured, Options, combine
 from testbed.bench.row import Turn
-from testbed.collectives.transport import Counters
-from testbed.errors import SpecError
+from testbed.comm.backend import Counters
+from testbed.core.errors import SpecError
 from testbed.plan import plan_fabric
 
 

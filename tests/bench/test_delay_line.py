@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.bench import delay_line
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.delay_counters import DelayCounters
 from testbed.kernel.abi import Struct
 

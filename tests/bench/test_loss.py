@@ -11,8 +11,8 @@ import pytest
 from testbed.bench.faults import Options
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.loss_table import header_lines, lossless_of, requirement_lines, row_line
-from testbed.collectives.transport import Counters
-from testbed.errors import SpecError
+from testbed.comm.backend import Counters
+from testbed.core.errors import SpecError
 from testbed.faults.log import RECORD
 from testbed.faults.packet import KINDS
 from testbed.faults.table import Action

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from testbed.bench.row import Turn, algbw, busbw, make_row
-from testbed.collectives.transport import Counters
+from testbed.comm.backend import Counters
 
 
 def test_bandwidths():

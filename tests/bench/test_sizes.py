@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.bench.sizes import check_room, parse_size, size_series
-from testbed.errors import SpecError
-from testbed.numbers import format_size
+from testbed.core.errors import SpecError
+from testbed.core.numbers import format_size
 
 ALLOWED = "allowed is a number of bytes, with K, M or G, such as 64K"
 

@@ -13,7 +13,8 @@ PROGRAM = [sys.executable, "-c"]
 # A verb that ends as the test wants; registered beside the real ones.
 VERB = """
 import signal, sys, typer
-from testbed import cli, errors
+from testbed.core import errors
+from testbed import cli
 @cli.app.command()
 def act(verbose: cli.options.Verbose = 0) -> None:
     {action}
@@ -155,7 +156,8 @@ def test_memory_that_a_command_does_not_get_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\nscale = 18\nfeature_dim = 4096\n')
     source = f"""
 import resource, sys
-from testbed import memory, rights
+from testbed.host import memory
+from testbed.host import rights
 from testbed.cli import main
 import testbed.run, analysis.report, torch  # libraries are mapped before the limit counts
 memory.allowance = lambda: 1 << 60  # an estimate that is wrong

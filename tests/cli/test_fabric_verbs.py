@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli import app
-from testbed.errors import FabricError, SpecError
+from testbed.core.errors import FabricError, SpecError
 from testbed.fabric import Fabric
 from testbed.fabric.clean import Leftovers
 from testbed.fabric.runs import find_run, runs

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from testbed.cli import app, flags
 from testbed.collectives.options import CollectiveOptions
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
+from testbed.core.tables import Table
 from testbed.exchange.options import ExchangeOptions
 from testbed.plan import FabricOptions
-from testbed.tables import Table
 
 MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench allreduce": ((FabricOptions, CollectiveOptions), set()),

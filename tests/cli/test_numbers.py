@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from testbed.cli import app
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e309", "1_0", "0x10", "", "9" * (sys.get_int_max_str_digits() + 1))
 LISTS = {  # options that take numbers between commas, sizes or times, by the command
@@ -51,7 +51,7 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_arguments: object) -> None:
         pytest.fail("it would have been built")
 
-    for place in ("testbed.rights.require_root", "testbed.fabric.background.require_root", "testbed.fabric.Fabric.__enter__"):
+    for place in ("testbed.host.rights.require_root", "testbed.run.background.require_root", "testbed.fabric.Fabric.__enter__"):
         monkeypatch.setattr(place, build)
 
 

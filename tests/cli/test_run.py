@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from testbed.cli import app
 from testbed.cli.run import default_folder
-from testbed.errors import SpecError
-from testbed.spec import parse_scenario
+from testbed.core.errors import SpecError
+from testbed.scenario import parse_scenario
 
 SCENARIO = '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n'
 

@@ -5,7 +5,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-from testbed.collectives.meeting import BASE_PORT
+from testbed.comm.rendezvous import BASE_PORT
 
 __all__ = ["STRANGERS", "door", "is_sent_away", "knock"]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from testbed.collectives.arrays import check_array
-from testbed.errors import SpecError
+from testbed.comm.arrays import check_array
+from testbed.core.errors import SpecError
 
 BYTES = bytearray(68)
 READ_ONLY = np.zeros(4, np.float32)

@@ -15,15 +15,16 @@ from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.collectives.lanes import Lanes
-from testbed.collectives.ring_layout import Layout, chunk_bytes_for
-from testbed.errors import CollectiveError, SpecError
+from testbed.collectives.ring.layout import Layout, chunk_bytes_for
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.generation import NEWEST
-from testbed.protocol.memory import Stage, item_of
+from testbed.protocol.lanes import Lanes
+from testbed.protocol.ring.memory import Stage, item_of
+from testbed.protocol.sequence import NEWEST
 from testbed.protocol.status import Fault, Kind, decode, encode
 from testbed.protocol.wire import Kind as FrameKind
 from testbed.protocol.wire import decode as decode_frame
@@ -98,7 +99,7 @@ class Groups:
 @pytest.fixture(scope="module")
 def four() -> Iterator[Groups]:
     with Fabric(plan_fabric(hosts=4)) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         yield Groups(fabric, workers)
 
 
@@ -285,7 +286,7 @@ def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
 @pytest.mark.timeout(240)
 def test_32_ranks_sum_exactly() -> None:
     with Fabric(plan_fabric(hosts=32)) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         groups = Groups(fabric, workers)
         groups.reduce(groups.form(32, lanes="int16", capacity=1 << 14), [1, 10_007], 16, 32)
 
@@ -382,7 +383,7 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 def test_blocks_around_the_mtu(mtu) -> None:
     """Tensors that end just before, at and behind the end of a frame, with the status or without."""
     with Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         groups = Groups(fabric, workers)
         chunk_bytes = chunk_bytes_for(mtu)
         for bits in (16, 32):
@@ -404,7 +405,7 @@ def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
     Generations begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does not.
     """
     with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         groups = Groups(fabric, workers)
         sizes = [20_000, 1, 3000] * 3
         others = [[-make_input(size, rank) for rank in range(3)] for size in sizes]  # as large, so of the same tag

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.collectives.group import make_groups
 from testbed.collectives.registry import check_names, open_transport
-from testbed.errors import SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import SpecError
 
 HOSTS = [
     SimpleNamespace(name=f"h{i + 1}", ip=f"10.0.0.{i + 1}", mac=f"02:00:00:00:00:{i:02x}") for i in range(33)

@@ -12,12 +12,13 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from testbed.collectives.group import GroupSpec, Member, make_groups
+from testbed.comm.group import GroupSpec, Member, make_groups
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.memory import Stage, item_of
-from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.ring.memory import Stage, item_of
+from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, SETTLED, Kind
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
@@ -109,7 +110,7 @@ def wires(request) -> Iterator[tuple]:
     with ExitStack() as stack:
         fabric = stack.enter_context(Fabric(plan))
         workers = stack.enter_context(Workers(fabric, modules=[__name__]))
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         specs = make_groups(hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 17, timeout=30.0)
         workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
         sockets = []

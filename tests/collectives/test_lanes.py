@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from testbed.collectives.lanes import EXPONENTS, Lanes, NativeLanes
+from testbed.comm.lanes import NativeLanes
+from testbed.protocol.lanes import EXPONENTS, Lanes
 from testbed.protocol.wire import weigh
 
 RECORD_WORDS = 8  # struct record

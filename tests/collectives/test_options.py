@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import testbed
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.options import CollectiveOptions, GroupOptions
+from testbed.comm.group import GroupSpec
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.options import ExchangeOptions, ExchangeTerms
 from testbed.workloads.data_parallel.scenario import CollectiveSpec
@@ -25,12 +25,12 @@ from types import SimpleNamespace
 from typer.testing import CliRunner
 from testbed.bench.allreduce import Options
 from testbed.cli import app
-from testbed.collectives.group import make_groups
+from testbed.comm.group import make_groups
 from testbed.collectives.options import CollectiveOptions
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.plan import plan_fabric
 from testbed.results import Table
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 
 def refused(function):
     try:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.lanes import Lanes
-from testbed.collectives.ring_layout import BLOCKS, CHECK_BYTES, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
+from testbed.collectives.ring.layout import BLOCKS, CHECK_BYTES, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
+from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import status_bytes
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 

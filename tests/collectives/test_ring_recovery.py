@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives.group import GroupSpec, make_groups
-from testbed.collectives.ring_port import Peer
-from testbed.collectives.ring_recovery import FIRST, Recovery
-from testbed.errors import CollectiveError
+from testbed.collectives.ring.port import Peer
+from testbed.collectives.ring.recovery import FIRST, Recovery
+from testbed.comm.group import GroupSpec, make_groups
+from testbed.core.errors import CollectiveError
 from testbed.plan import plan_fabric
-from testbed.protocol.memory import Order
+from testbed.protocol.ring.memory import Order
 
 GENERATION = 5
 HERE = Peer(GENERATION, 0, 0, 4)

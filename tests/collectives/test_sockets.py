@@ -6,11 +6,11 @@ import signal
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.collectives.launch import rank_workers
+from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.registry import modules_of, open_transport
-from testbed.collectives.transport import Counters, float32_sum_bound
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.comm.backend import Counters, float32_sum_bound
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers

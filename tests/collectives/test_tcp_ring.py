@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from testbed.collectives import meeting, tcp_ring
-from testbed.collectives.group import make_groups
-from testbed.errors import CollectiveError, SpecError
+from testbed.collectives import tcp_ring
+from testbed.comm import rendezvous as meeting
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, SpecError
 from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))

@@ -6,15 +6,16 @@ import signal
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.collectives.ring_layout import BLOCKS, chunk_bytes_for
-from testbed.collectives.xdp_ring import XdpRing
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.collectives.ring.layout import BLOCKS, chunk_bytes_for
+from testbed.collectives.ring.xdp_ring import XdpRing
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.kernel.abi import constant
 from testbed.plan import plan_fabric
-from testbed.protocol.generation import NEWEST
-from testbed.protocol.memory import PARKING
+from testbed.protocol.ring.memory import PARKING
+from testbed.protocol.sequence import NEWEST
 from testbed.testing import exact_sum
 from testbed.worker import Workers
 from tests.support.kept import kept
@@ -89,7 +90,7 @@ def sizes_for(bits):
 def ring4():
     plan = plan_fabric(hosts=4, mtu=MTU)
     with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         yield plan, workers
 
 
@@ -98,7 +99,7 @@ def ring4():
 def test_sums_are_exact(ranks, switch):
     plan = plan_fabric(hosts=ranks, switch=switch, mtu=MTU)
     with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         for group_id, bits in enumerate((16, 32)):
             connect(workers, plan.hosts, lanes=f"int{bits}", group_id=group_id, capacity=1 << 18)
             sizes = sizes_for(bits)
@@ -109,7 +110,7 @@ def test_sums_are_exact(ranks, switch):
 def test_sums_are_exact_over_several_switches(topology):
     plan = plan_fabric(topology, hosts=4, mtu=MTU)
     with Fabric(plan) as fabric, Workers(fabric, modules=[__name__]) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
         check(all_reduce(workers, plan.hosts, [100_003], 0), [100_003], 32)
 

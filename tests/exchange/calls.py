@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives.transport import Counters
-from testbed.errors import CollectiveError
+from testbed.comm.backend import Counters
+from testbed.core.errors import CollectiveError
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.worker import WorkerContext

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives.group import GroupSpec, make_groups
-from testbed.collectives.transport import Counters
+from testbed.comm.backend import Counters
+from testbed.comm.group import GroupSpec, make_groups
+from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.pinch_layout import RowLayout
-from testbed.exchange.pinch_numbers import Numbers
-from testbed.exchange.pinch_tables import make_tables
+from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.numbers import Numbers
+from testbed.exchange.pinch.tables import make_tables
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.testing.graphs import Partitioned
@@ -52,7 +53,7 @@ class Hosts:
         self.fabric, self.workers, self.name = fabric, workers, name
         needed = EXCHANGES[name].needs
         if fabric.datapath != needed:
-            fabric.set_datapath(needed)
+            set_datapath(fabric, needed)
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from testbed.closing import Closing
-from testbed.collectives.group import GroupSpec, Lanes, make_groups
-from testbed.errors import CollectiveError
+from testbed.comm.group import GroupSpec, Lanes, make_groups
+from testbed.core.closing import Closing
+from testbed.core.errors import CollectiveError
+from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
-from testbed.exchange.pinch_numbers import SLACK
+from testbed.exchange.pinch.numbers import SLACK
 from testbed.exchange.registry import open_exchange
 from testbed.fabric import Fabric
 from testbed.protocol.scale import ScaleGuess
@@ -135,7 +136,7 @@ class PinchHosts:
     def __init__(self, fabric: Fabric, workers: Workers) -> None:
         self.fabric, self.workers = fabric, workers
         if fabric.datapath != "xdp":
-            fabric.set_datapath("xdp")
+            set_datapath(fabric, "xdp")
 
     def groups(self, ranks: int, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)

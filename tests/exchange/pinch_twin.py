@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.exchange.pinch_layout import Bundles, RowLayout
+from testbed.exchange.pinch.layout import Bundles, RowLayout
 from testbed.protocol.wire import Words
 
 __all__ = ["changed", "payloads", "rows"]

@@ -10,7 +10,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from testbed.errors import CollectiveError, TestbedError, WorkerDied
+from testbed.core.errors import CollectiveError, TestbedError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
@@ -31,7 +32,7 @@ def hosts(name: str, fabric: Fabric, workers: Workers) -> Iterator[Hosts]:
     yield Hosts(fabric, workers, name)
     if fabric.datapath != before:
         with suppress(TestbedError):  # where a worker has died; such a fabric is not used again
-            fabric.set_datapath(before)
+            set_datapath(fabric, before)
 
 
 every = pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.core.errors import CollectiveError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.testing import assert_faults_fired
 from testbed.testing.graphs import draw_partitioned, embeddings
@@ -44,7 +45,7 @@ def test_aggregates_are_those_of_the_reference(
             turn += 1
     for fault in words:
         assert_faults_fired(injected, fault.split()[0])
-    fabric.set_datapath(before)
+    set_datapath(fabric, before)
 
 
 @every

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.halo import Halo, make_halos
 from tests.gnn.graphs import Adjacency, directed
 

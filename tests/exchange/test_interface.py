@@ -2,8 +2,8 @@
 
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.errors import SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import SpecError
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import ExchangeSpec
 from testbed.plan import plan_fabric

@@ -9,10 +9,10 @@ from socket import AF_PACKET, SOCK_RAW, SOL_SOCKET, htons, socket
 import numpy as np
 import pytest
 
-from testbed.errors import CollectiveError
-from testbed.exchange.pinch_layout import RowLayout
-from testbed.exchange.pinch_numbers import Numbers
-from testbed.exchange.pinch_tables import make_tables
+from testbed.core.errors import CollectiveError
+from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.numbers import Numbers
+from testbed.exchange.pinch.tables import make_tables
 from testbed.fabric.namespace import inside
 from testbed.protocol.wire import PinchKind, decode
 from testbed.testing import assert_faults_fired

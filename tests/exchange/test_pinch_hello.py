@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing import assert_faults_fired

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.interface import MAX_DIM
-from testbed.exchange.pinch_layout import RowLayout, bundle, bundle_bound
-from testbed.protocol.pinch_packet import MAX_WORDS
+from testbed.exchange.pinch.layout import RowLayout, bundle, bundle_bound
+from testbed.protocol.pinch.packet import MAX_WORDS
 from testbed.protocol.wire import FRAME_BYTES
 
 ETHERNET = 14

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch_layout import RowLayout
-from testbed.exchange.pinch_tables import SLICE_WORDS, make_tables, weight_scale
-from testbed.protocol.pinch_memory import Source
+from testbed.exchange.pinch.layout import RowLayout
+from testbed.exchange.pinch.tables import SLICE_WORDS, make_tables, weight_scale
+from testbed.protocol.pinch.memory import Source
 from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.exchange.graphs import partitioned
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from testbed.exchange.pinch_verdict import Words
-from testbed.protocol.pinch_packet import EXPONENT_BITS
-from testbed.protocol.pinch_policy import Seen, Up, Verdict
+from testbed.exchange.pinch.verdict import Words
+from testbed.protocol.pinch.packet import EXPONENT_BITS
+from testbed.protocol.pinch.policy import Seen, Up, Verdict
 
 GENERATION = 16
 WORDS = Words(1, ["h1", "h2", "h3", "h4"], 2.0)

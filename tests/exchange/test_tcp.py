@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives.group import make_groups
-from testbed.errors import CollectiveError, SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, SpecError
 from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange

@@ -3,7 +3,7 @@
 import socket
 import time
 
-from testbed.fabric.dispatch import Dispatcher
+from testbed.datapath.dispatcher import Dispatcher
 from testbed.kernel import BpfObject
 from testbed.worker import WorkerContext
 from tests.support.kept import kept

@@ -5,6 +5,7 @@ Prints ``up`` when all is there, then lets faults come and go until it is killed
 
 import sys
 
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults.injector import Injector
 from testbed.faults.partition import Blockade
@@ -32,7 +33,7 @@ def main() -> None:
         fabric.popen("h3", ["ping", "-q", "-i", "0.002", "h1"], track="traffic", stdout=-3, stderr=-3)
         print("up", flush=True)
         for datapath in ("xdp", "sockets") * 1000:
-            fabric.set_datapath(datapath)  # type: ignore[arg-type]
+            set_datapath(fabric, datapath)  # type: ignore[arg-type]
             with (
                 Injector(fabric, rules_of(FAULTS), seed=1),
                 Blockade(fabric) as blockade,

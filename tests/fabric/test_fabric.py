@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import FabricError, SpecError
-from testbed.fabric import Fabric, datapath
+from testbed.core.errors import FabricError, SpecError
+from testbed.datapath import set_datapath
+from testbed.datapath import switch as datapath
+from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.fabric import calls
@@ -51,7 +53,7 @@ def ping_all(fabric: Fabric) -> None:
 def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
     with Fabric(plan_fabric(topology, hosts, switch)) as fabric, Workers(fabric) as workers:
         ping_all(fabric)
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         ping_all(fabric)
         counted = workers.call_all(datapath.counters, list(fabric.switches))
         if switch == "xdp":
@@ -69,7 +71,7 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
         workers[first.name].call(calls.ring, mac=last.mac, frames=50)
         arrived = workers[last.name].call(calls.receive, frames=50, timeout=10.0)
         assert sorted(arrived) == list(range(50))
-        fabric.set_datapath("sockets")
+        set_datapath(fabric, "sockets")
         ping_all(fabric)
 
 
@@ -146,7 +148,7 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
         planned = dict.fromkeys(OFFLOADS, offload)
         for end in ends:
             assert planned.items() <= features(fabric, *end).items()
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         for end in ends:
             assert features(fabric, *end)["generic-receive-offload"]
         assert not features(fabric, "h1", "eth0")["tx-checksumming"]
@@ -156,7 +158,7 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
         while fabric.run("h1", command).returncode:
             assert server.poll() is None
         assert server.wait(10) == 0
-        fabric.set_datapath("sockets")
+        set_datapath(fabric, "sockets")
         for end in ends:
             assert planned.items() <= features(fabric, *end).items()
         for port in ip(fabric, "s1", "link"):
@@ -166,14 +168,14 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
 def test_datapath_errors() -> None:
     with Fabric(plan_fabric("star", 1, "xdp")) as fabric:
         with pytest.raises(FabricError, match=r"programs are owned by the .*workers"):
-            fabric.set_datapath("xdp")
+            set_datapath(fabric, "xdp")
         with pytest.raises(SpecError, match="datapath: 'dpdk' is unknown; allowed are xdp, sockets"):
-            fabric.set_datapath("dpdk")  # type: ignore[arg-type]
+            set_datapath(fabric, "dpdk")  # type: ignore[arg-type]
     with (
         Fabric(plan_fabric("star", 1, "bridge", mtu=9000)) as fabric,
         pytest.raises(SpecError, match="mtu: 9000 is too large for native XDP, which takes at most 3506"),
     ):
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
 
 
 def test_a_started_process_is_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

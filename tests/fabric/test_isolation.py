@@ -9,12 +9,13 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
+from testbed.comm.group import make_groups
+from testbed.datapath import set_datapath
+from testbed.datapath.dispatcher import Dispatcher
 from testbed.fabric import Fabric
-from testbed.fabric.dispatch import Dispatcher
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.memory import COUNTERS, Order
+from testbed.protocol.ring.memory import COUNTERS, Order
 from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
@@ -38,7 +39,7 @@ def fabrics() -> Iterator[list[tuple[Fabric, Workers]]]:
         for _ in range(2):
             fabric = stack.enter_context(Fabric(PLAN))
             workers = stack.enter_context(Workers(fabric))
-            fabric.set_datapath("xdp")
+            set_datapath(fabric, "xdp")
             open_group(workers)
             made.append((fabric, workers))
         yield made

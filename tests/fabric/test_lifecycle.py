@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import FabricError, WorkerDied
+from testbed.core.errors import FabricError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
-from testbed.fabric.cgroup import find_hierarchy
 from testbed.fabric.clean import clean
 from testbed.fabric.state import State, StateFile, new_run_id
+from testbed.host.cgroup import find_hierarchy
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.fabric.helpers import namespaces, traces, wait_until
@@ -197,5 +198,5 @@ def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
         hierarchy = find_hierarchy()
         assert not hierarchy or not list(hierarchy.root.glob(f"testbed.{run_id}.*"))
     with Fabric(plan_fabric("star", 3)) as fabric, Workers(fabric):
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         assert fabric.run("h1", ["ping", "-c", "1", "-W", "2", "h2"]).returncode == 0

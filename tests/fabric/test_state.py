@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import FabricError, SpecError
+from testbed.core.errors import FabricError, SpecError
 from testbed.fabric.clean import clean
-from testbed.fabric.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
 from testbed.fabric.state import State, StateFile, new_run_id, state_files
+from testbed.host.processes import RUN_VARIABLE, ProcessEntry, kill, processes_of, start_time
 
 DEAD = ProcessEntry("controller", os.getpid(), 1)  # nothing that runs now has started at tick 1
 

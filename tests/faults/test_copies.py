@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.copies import Walk, check_bounded
 from testbed.plan import FabricPlan, plan_fabric
 

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import FaultError, KernelError
+from testbed.core.errors import FaultError, KernelError
+from testbed.datapath import set_datapath
 from testbed.fabric import Datapath, Fabric
 from testbed.faults import held
 from testbed.faults.delay_counters import BUCKETS, DelayCounters, lower_bound
@@ -355,7 +356,7 @@ class TestOvertaking:
 @pytest.mark.parametrize("datapath", ["sockets", "xdp"])
 def test_frames_that_are_held_when_faults_end_are_counted(datapath: Datapath) -> None:
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
-        fabric.set_datapath(datapath)
+        set_datapath(fabric, datapath)
         with Injector(fabric, [parse_rule("delay delay=60s link=h1->h2")]) as injector:
             fabric.run("h1", ["ping", "-i", "0.01", "-c", "5", "-W", "1", "h2"])
             fabric.run("h2", ["ping", "-c", "1", "-W", "1", "h1"])

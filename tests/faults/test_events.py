@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.events import Event, check_floods, check_overlap
 from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, meet_frames, parse_fault, rules_of, words
 from testbed.plan import plan_fabric

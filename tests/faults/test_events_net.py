@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import FabricError, SpecError, WorkerDied
+from testbed.core.errors import FabricError, SpecError, WorkerDied
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
-from testbed.fabric.cgroup import CpuGroup, find_hierarchy, remove_groups
 from testbed.faults.events import Kill, LinkDown, Partition, Pause, Slow
 from testbed.faults.injector import Injector
 from testbed.faults.link import link_down
@@ -22,6 +22,7 @@ from testbed.faults.partition import Blockade, partition
 from testbed.faults.processes import duty_cycle, kill, paused, processes_in, slow
 from testbed.faults.spec import parse_fault, rules_of
 from testbed.faults.timeline import Timeline
+from testbed.host.cgroup import CpuGroup, find_hierarchy, remove_groups
 from testbed.plan import plan_fabric
 from testbed.soak.holdings import Holdings
 from testbed.worker import Workers
@@ -57,7 +58,7 @@ def states(fabric: Fabric, host: str) -> set[str]:
 
 @pytest.mark.parametrize("datapath", ["xdp", "sockets"])
 def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(fabric: Fabric, workers: Workers, datapath: str) -> None:
-    fabric.set_datapath(datapath)  # type: ignore[arg-type]
+    set_datapath(fabric, datapath)  # type: ignore[arg-type]
     table = fabric.run("s1", ["bridge", "fdb", "show"]).stdout
     programs = fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp")
     assert (programs > 0) == (datapath == "xdp")
@@ -80,7 +81,7 @@ def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
 
 @pytest.mark.parametrize("datapath", ["xdp", "sockets"])
 def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, datapath: str) -> None:
-    fabric.set_datapath(datapath)  # type: ignore[arg-type]
+    set_datapath(fabric, datapath)  # type: ignore[arg-type]
     with pytest.raises(FabricError, match="a partition is done by the fault programs"), partition(fabric, [["h1"], ["h2"]]):
         pass
     with Injector(fabric) as injector:
@@ -120,7 +121,7 @@ def test_fabrics_beside_each_other_do_not_meet(fabric: Fabric, workers: Workers)
     with Fabric(plan_fabric("star", 3, "xdp")) as other, Workers(other) as their_workers:
         assert [host.ip for host in other.plan.hosts] == [host.ip for host in fabric.plan.hosts]
         for each in (fabric, other):
-            each.set_datapath("xdp")
+            set_datapath(each, "xdp")
         with Injector(fabric, rules_of([drop])), Injector(other) as theirs, link_down(fabric, "h2"), paused(fabric, "h3"):
             assert not reaches(fabric, "h1", "h3")
             assert states(other, "h3") == {"S"}

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.errors import SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Datapath, Fabric
 from testbed.faults.copies import Walk
 from testbed.faults.events import Event
@@ -51,7 +52,7 @@ def events(*texts: str) -> list[Event]:
 def star(request: pytest.FixtureRequest) -> Iterator[tuple[Fabric, Workers]]:
     switch, datapath = request.param
     with Fabric(plan_fabric("star", 3, switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath(datapath)
+        set_datapath(fabric, datapath)
         workers.call_all(calls.hear, list(fabric.hosts))
         yield fabric, workers
 
@@ -121,7 +122,7 @@ def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longe
         workers.call_all(calls.hear, names)
         before = {name: ports_and_table(fabric, name) for name in fabric.switches}
         for datapath in ("xdp", "sockets"):
-            fabric.set_datapath(datapath)  # type: ignore[arg-type]
+            set_datapath(fabric, datapath)  # type: ignore[arg-type]
             check(workers, ())
             for switches, hearing in floods.items():
                 with Timeline(fabric, workers, events(f"flood switches={switches}")) as timeline:
@@ -260,7 +261,7 @@ def test_what_is_held_is_flooded_if_the_switch_floods_when_it_leaves(star: tuple
 def test_sums_and_answers_are_exact_while_a_switch_floods(topology: str, name: str, switch: str, datapath: Datapath) -> None:
     plan = plan_fabric(topology, 4, switch)
     with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath(datapath)
+        set_datapath(fabric, datapath)
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
         arguments = {host.name: {"name": "tcp-ring", "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
         before = traces(fabric)
@@ -318,7 +319,7 @@ def test_the_datapath_may_change_while_a_switch_floods() -> None:
         workers.call_all(calls.hear, list(fabric.hosts))
         with flooded(fabric, "s1"):
             for number, datapath in enumerate(("xdp", "sockets", "xdp")):
-                fabric.set_datapath(datapath)  # type: ignore[arg-type]
+                set_datapath(fabric, datapath)  # type: ignore[arg-type]
                 workers["h1"].call(calls.send, receivers=["h2"], numbers=range(number, number + 1))
                 found = all_heard(workers, {"h1": 0, "h2": number + 1, "h3": number + 1})
                 assert found["h3"] == {("h1", "h2", one): 1 for one in range(number + 1)}

@@ -15,7 +15,7 @@ from testbed.faults.table import compile_rules
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfObject, Map
 from testbed.kernel.abi import Struct
 from testbed.plan import plan_fabric
-from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import PORT
 from tests.support.rules import parse_rule
 

@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
 from testbed.collectives.registry import open_transport
-from testbed.errors import FabricError, FaultError, SpecError
+from testbed.comm.group import make_groups
+from testbed.core.errors import FabricError, FaultError, SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.fate import judge
@@ -41,7 +42,7 @@ def rules(*texts):
 def fabric(request):
     switch, datapath = request.param
     with Fabric(plan_fabric(hosts=3, switch=switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath(datapath)
+        set_datapath(fabric, datapath)
         yield fabric, workers
 
 
@@ -181,7 +182,7 @@ def test_collectives_survive_losses(name, switch):
     plan = plan_fabric(hosts=4, switch=switch)
     times = 10
     with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath("xdp" if name == "xdp-ring" else "sockets")
+        set_datapath(fabric, "xdp" if name == "xdp-ring" else "sockets")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
         arguments = {host.name: {"name": name, "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
         workers.call_all(open_ring, arguments, timeout=30)
@@ -219,7 +220,7 @@ def test_one_injector_at_a_time_and_one_datapath(fabric):
         with pytest.raises(FabricError, match="an injector is in force on this fabric already"), Injector(fabric):
             pass
         with pytest.raises(FabricError, match="the datapath cannot be changed while faults are in force"):
-            fabric.set_datapath("sockets")
+            set_datapath(fabric, "sockets")
     with Injector(fabric):
         pass
 
@@ -292,7 +293,7 @@ def test_unknown_hosts_are_refused_before_anything_is_attached():
 @pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
 def test_several_switches_judge_each_frame_once(topology):
     with Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         with Injector(fabric, rules("drop p=0.3 kind=udp"), trace=True) as injector:
             fate = fates(injector)
             kept = [n for n, one in enumerate(fate) if not one.drop]
@@ -304,7 +305,7 @@ def test_several_switches_judge_each_frame_once(topology):
 def test_a_hundred_thousand_records_a_second_are_kept():
     """More than that come, as fast as one host sends; none is lost."""
     with Fabric(plan_fabric(hosts=2)) as fabric, Workers(fabric, modules=MODULES) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         with Injector(fabric, rules("duplicate kind=udp copies=1"), trace=True) as injector:
             workers["h2"].call(listen)
             workers["h1"].call(send, ip="10.0.0.2", count=200_000)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from testbed.errors import FaultError, SpecError
+from testbed.core.errors import FaultError, SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Datapath, Fabric
 from testbed.faults.attach import LINK
 from testbed.faults.held import link_index
@@ -180,7 +181,7 @@ def test_what_finds_the_queue_full_is_counted() -> None:
 def test_limits_on_both_datapaths(datapath: Datapath) -> None:
     limits = [make_limit("h2", "64kbit", queue="4KiB", direction="down")]
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
-        fabric.set_datapath(datapath)
+        set_datapath(fabric, datapath)
         with Injector(fabric) as injector:
             with limited(fabric, limits, injector) as dropped:
                 assert dropped() == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.errors import FaultError
+from testbed.core.errors import FaultError
 from testbed.faults.fate import judge
 from testbed.faults.log import RECORD, Drain, read_log
 from testbed.faults.packet import KINDS, Packet

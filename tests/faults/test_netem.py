@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import FaultError, SpecError
+from testbed.core.errors import FaultError, SpecError
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults.netem import Netem, netem_options, netem_table
 from testbed.faults.spec import parse_fault, rules_of, words
@@ -16,7 +17,7 @@ from testbed.plan import plan_fabric
 from testbed.probes import Level, find
 from testbed.results import load_run
 from testbed.run import run_scenario
-from testbed.spec import Scenario, parse_scenario
+from testbed.scenario import Scenario, parse_scenario
 from testbed.worker import Workers
 from tests.support.rules import parse_rule
 
@@ -161,7 +162,7 @@ def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.net
 def test_frames_that_xdp_redirects_meet_no_netem() -> None:
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         with pytest.raises(FaultError, match="netem: frames that XDP redirects pass no qdisc"):
             Netem(fabric, [parse_rule("drop")])
 

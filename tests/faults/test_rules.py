@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, Range, Reorder
 from testbed.faults.spec import words
 from testbed.faults.table import CERTAIN, Action, compile_rules

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.collectives.transport import PHASES, Counters, Tensor
+from testbed.comm.backend import PHASES, Counters, Tensor
 from testbed.gnn.graph import GraphData
 from testbed.gnn.synthetic import SyntheticSpec, synthetic_graph
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.debian import DebianSpec, package_lists, parse_packages
 from testbed.gnn.graph import GraphData
 

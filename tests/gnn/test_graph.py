@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.errors import StorageError
+from testbed.core.errors import StorageError
 from testbed.gnn.features import hash_features, words
 from testbed.gnn.graph import ARRAYS, GraphData, cached, from_edges, random_split
 from testbed.gnn.synthetic import SyntheticSpec, rmat_edges, synthetic_graph
@@ -54,7 +54,7 @@ def test_cache_that_cannot_be_written(graph: GraphData, tmp_path: Path) -> None:
 CLOSED = """
 import sys
 from pathlib import Path
-from testbed.errors import StorageError
+from testbed.core.errors import StorageError
 from testbed.gnn.graph import cached
 try:
     cached("g", lambda: None, Path(sys.argv[1]))

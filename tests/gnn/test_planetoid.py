@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.planetoid import PlanetoidSpec, planetoid_graph
 from tests.gnn import python2
 from tests.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
@@ -119,7 +119,7 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     scenario.write_text(f'[scenario]\nname = "s"\n[dataset]\nname = "planetoid"\npath = "{tmp_path}"\ngraph = "CiteSeer"\n')
     source = f"""
 from pathlib import Path
-from testbed import rights
+from testbed.host import rights
 rights.require_root = lambda: None  # who reads a graph needs no rights
 import sys
 sys.argv = ["testbed", "run", {str(scenario)!r}, "--out", {str(tmp_path / "out")!r}]

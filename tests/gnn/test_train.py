@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.model import Sage
 from testbed.gnn.models import parameter_count

@@ -8,7 +8,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
 from tests.kernel.twin import KernelRank
 from tests.native.process import NativeProcess

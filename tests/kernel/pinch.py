@@ -7,17 +7,17 @@ from socket import AF_PACKET, SOCK_RAW, socket
 
 import numpy as np
 
-from testbed.closing import Closing
-from testbed.collectives.group import Lanes, make_groups
+from testbed.comm.group import Lanes, make_groups
+from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
-from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch_numbers import LEAST_EXPONENT, Numbers
-from testbed.exchange.pinch_port import PinchPort
-from testbed.exchange.pinch_tables import make_tables
+from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.numbers import LEAST_EXPONENT, Numbers
+from testbed.exchange.pinch.port import PinchPort
+from testbed.exchange.pinch.tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.namespace import Namespace
-from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned

@@ -1,4 +1,4 @@
-"""Ranks of an exchange of which all is done twice, by loaded programs and C, and by `testbed.protocol.pinch`, and compared."""
+"""Ranks of an exchange of which all is done twice, by programs and C and by `testbed.protocol.pinch.rank`, and compared."""
 
 import os
 import random
@@ -8,21 +8,21 @@ from socket import AF_PACKET, SOCK_RAW, socket
 
 import numpy as np
 
-from testbed.closing import Closing
-from testbed.collectives.group import Lanes
+from testbed.comm.group import Lanes
+from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, Processing
-from testbed.exchange.pinch_layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch_numbers import EXPONENTS, LEAST_EXPONENT
-from testbed.exchange.pinch_port import Waited
-from testbed.exchange.pinch_tables import Tables
+from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT
+from testbed.exchange.pinch.port import Waited
+from testbed.exchange.pinch.tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
 from testbed.kernel.abi import dtype
-from testbed.protocol.generation import generation_after
-from testbed.protocol.pinch import Next, Rank
-from testbed.protocol.pinch_memory import Config, Hub, Row, Source
-from testbed.protocol.pinch_packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, U32, Packet
-from testbed.protocol.pinch_policy import Policy, Seen
-from testbed.protocol.pinch_process import Process
+from testbed.protocol.pinch.memory import Config, Hub, Row, Source
+from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, U32, Packet
+from testbed.protocol.pinch.policy import Policy, Seen
+from testbed.protocol.pinch.process import Process
+from testbed.protocol.pinch.rank import Next, Rank
+from testbed.protocol.sequence import generation_after
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel import bcc_headers
 from testbed.kernel.bcc_headers import bcc_environment
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel import abi, compile_bpf
 from testbed.kernel.btf import Btf
 from testbed.kernel.compile import BPF, FLAGS
 from testbed.native import FLAGS as NATIVE_FLAGS
 from testbed.plan import MAX_HOSTS
-from testbed.protocol import memory, pinch_memory
+from testbed.protocol.pinch import memory as pinch_memory
+from testbed.protocol.ring import memory
 
 CLANG = shutil.which("clang") or "clang"
 INCLUDES = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
@@ -256,4 +257,4 @@ def test_who_needs_a_layout_is_told_what_is_missing(tmp_path, path, build, said)
     environment = {"PATH": path, "TESTBED_BUILD": str(tmp_path / build)}
     code = "from testbed.kernel.abi import dtype; dtype('ring_frame')"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].startswith(f"testbed.errors.KernelError: {said}")
+    assert done.stderr.splitlines()[-1].startswith(f"testbed.core.errors.KernelError: {said}")

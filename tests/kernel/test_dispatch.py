@@ -8,7 +8,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import ARP, Ether
 
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
-from testbed.protocol.memory import Order
+from testbed.protocol.ring.memory import Order
 from tests.kernel.packets import GENERATION, bell, loaded, prepare, reduce
 from tests.protocol.network import GROUP
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from testbed.collectives.lanes import Lanes
-from testbed.collectives.xdp_ring import _Tensor
+from testbed.collectives.ring.xdp_ring import _Tensor
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
 from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
-from testbed.protocol.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
+from testbed.protocol.lanes import Lanes
+from testbed.protocol.ring.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
 from testbed.protocol.wire import (
     FRAME_BYTES,
     RESTART,

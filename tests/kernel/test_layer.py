@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_TX, BpfObject, compile, compile_bpf
 
 CONSTANT = 0x0123456789ABCDEF

@@ -9,10 +9,10 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_port import Waited
+from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch_packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
+from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said

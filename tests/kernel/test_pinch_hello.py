@@ -8,10 +8,10 @@ from socket import AF_PACKET, SOCK_RAW, socket
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch_numbers import EXPONENTS
-from testbed.exchange.pinch_port import Waited
+from testbed.exchange.pinch.numbers import EXPONENTS
+from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch_packet import BELL_FOR_ALL, LEAST_BYTES, ORDER_ASK, frames_in
+from testbed.protocol.pinch.packet import BELL_FOR_ALL, LEAST_BYTES, ORDER_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.kernel.pinch import ETH_P_ALL, GENERATION, Loaded, first_bell, hello, received

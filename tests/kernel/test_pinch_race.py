@@ -7,7 +7,7 @@ import pytest
 
 from testbed.kernel import XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch_packet import ORDERS
+from testbed.protocol.pinch.packet import ORDERS
 from testbed.testing.graphs import Partitioned, embeddings
 from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
 from tests.kernel.test_pinch import hub

@@ -1,4 +1,4 @@
-"""Whole exchanges in which every program, every map and every byte is compared with `testbed.protocol.pinch`, step by step."""
+"""Whole exchanges: every program, map and byte is compared with `testbed.protocol.pinch.rank`, step by step."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from testbed.protocol.generation import NEWEST
+from testbed.protocol.sequence import NEWEST
 from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.kernel.pinch_twins import Twins
 

@@ -10,8 +10,8 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
-from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
+from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
     FRAME_BYTES,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from testbed.protocol.generation import word_of
-from testbed.protocol.memory import ANYWHERE, ORDERS, Order, ResultState
+from testbed.protocol.ring.memory import ANYWHERE, ORDERS, Order, ResultState
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
 from tests.kernel.packets import GENERATION, LENGTH, RANKS, TAG, bell, loaded, packet
 

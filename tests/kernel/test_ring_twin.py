@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from testbed.protocol.generation import NEWEST
+from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, encode
 from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
 from tests.protocol.network import Member, Network, collectives, config

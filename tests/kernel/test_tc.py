@@ -5,7 +5,7 @@ import socket
 import pytest
 from pyroute2 import IPRoute
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.kernel import BpfObject
 from testbed.kernel.tc import TcFilter
 from testbed.probes.namespace import Namespace

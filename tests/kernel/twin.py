@@ -9,9 +9,9 @@ import numpy as np
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
 from testbed.kernel.abi import Struct, constant
-from testbed.protocol.memory import ASKS, COUNTERS, Ask, Config, Order, Queue, ResultState
-from testbed.protocol.process import Process
-from testbed.protocol.ring import Rank
+from testbed.protocol.ring.memory import ASKS, COUNTERS, Ask, Config, Order, Queue, ResultState
+from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
 from tests.native.process import STRUCTS, NativeProcess, orders_waiting
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.testing import assert_faults_fired, pairwise

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.collectives.xdp_ring import XdpRing
-from testbed.errors import CollectiveError, WorkerDied
+from testbed.collectives.ring.xdp_ring import XdpRing
+from testbed.comm.group import make_groups
+from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
 from tests.collectives.test_xdp_ring import all_reduce, check

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
-from testbed.protocol.memory import ORDERS, PARKING, Order, OrderEntry
+from testbed.protocol.ring.memory import ORDERS, PARKING, Order, OrderEntry
 from testbed.protocol.wire import MAX_RANKS
 
 __all__ = ["STRUCTS", "NativeProcess", "orders_waiting"]

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from testbed import native
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.generation import NEWEST, generation_after, word_of
-from testbed.protocol.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
-from testbed.protocol.process import Process
+from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.ring.process import Process
+from testbed.protocol.sequence import NEWEST, generation_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.native.process import NativeProcess
 from tests.protocol.network import config

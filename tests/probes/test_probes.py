@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import KernelError
+from testbed.core.errors import KernelError
 from testbed.probes import PROBES, TIERS, Finding, Level, Probe, find, lacking, machine, wires
 from testbed.probes.finding import Missing, command, summary
 from testbed.probes.namespace import Namespace

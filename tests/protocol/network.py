@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from testbed.protocol.generation import generation_after
-from testbed.protocol.memory import Config
-from testbed.protocol.process import Process
-from testbed.protocol.ring import Rank
+from testbed.protocol.ring.memory import Config
+from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.rank import Rank
+from testbed.protocol.sequence import generation_after
 from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words, weigh
 
 COOKIE = 0x5EED_C0DE_F00D_D00D

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from testbed.protocol.generation import generation_after
-from testbed.protocol.pinch import Next, Rank
-from testbed.protocol.pinch_memory import Config, Hub, Row, Source
-from testbed.protocol.pinch_packet import NOBODY, U32, Packet
-from testbed.protocol.pinch_policy import Policy
-from testbed.protocol.pinch_process import Process
+from testbed.protocol.pinch.memory import Config, Hub, Row, Source
+from testbed.protocol.pinch.packet import NOBODY, U32, Packet
+from testbed.protocol.pinch.policy import Policy
+from testbed.protocol.pinch.process import Process
+from testbed.protocol.pinch.rank import Next, Rank
+from testbed.protocol.sequence import generation_after
 from testbed.protocol.wire import PinchKind
 from tests.support.explore import FAULT, System
 

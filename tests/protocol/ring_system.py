@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from testbed.protocol.generation import generation_after
-from testbed.protocol.liveness import silent, unsettled, untold
-from testbed.protocol.memory import Ask, Asks, Chunk, Config, Kept, Lane, Order, Peer, Queue, Stage, Tensor
-from testbed.protocol.process import Process
-from testbed.protocol.ring import Rank
-from testbed.protocol.sending import Work
+from testbed.protocol.ring.liveness import silent, unsettled, untold
+from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, Order, Peer, Queue, Stage, Tensor
+from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.rank import Rank
+from testbed.protocol.ring.sending import Work
+from testbed.protocol.sequence import generation_after
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.protocol.network import COOKIE, GROUP, endpoints
 from tests.support.explore import FAULT, System

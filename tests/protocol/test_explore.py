@@ -6,8 +6,8 @@ visited breadth first, so all that needs few moves has been seen.
 
 import pytest
 
-from testbed.protocol.memory import Chunk
-from testbed.protocol.sending import Work
+from testbed.protocol.ring.memory import Chunk
+from testbed.protocol.ring.sending import Work
 from testbed.protocol.wire import Frame, Kind
 from tests.protocol.ring_system import Budget, RingSystem, Scene, TinyProcess, TinyRank
 from tests.support.explore import Counterexample, depth, explore

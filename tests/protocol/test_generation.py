@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.generation import NEWEST, generation_after, is_before, must_forget
+from testbed.protocol.sequence import NEWEST, generation_after, is_before, must_forget
 
 QUARTER = 1 << 30
 

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.generation import NEWEST, generation_after, is_before
-from testbed.protocol.liveness import absent, silent, unsettled, untold
-from testbed.protocol.memory import Peer
-from testbed.protocol.ring import Rank
+from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
+from testbed.protocol.ring.memory import Peer
+from testbed.protocol.ring.rank import Rank
+from testbed.protocol.sequence import NEWEST, generation_after, is_before
 from testbed.protocol.wire import Kind
 from tests.protocol.network import Network, collectives
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.memory import Stage, item_of, parts_of, slots_of
+from testbed.protocol.ring.memory import Stage, item_of, parts_of, slots_of
 
 
 @given(st.integers(1, 32), st.integers(0, 200))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from testbed.protocol.generation import generation_of
-from testbed.protocol.pinch import Rank
-from testbed.protocol.pinch_memory import Peer
-from testbed.protocol.pinch_packet import U32, Packet, bits_of, check_of, word_in
-from testbed.protocol.pinch_policy import Actions, Policy, Seen
-from testbed.protocol.pinch_process import Process
-from testbed.protocol.pinch_work import DROP, Claim, Out
+from testbed.protocol.pinch.memory import Peer
+from testbed.protocol.pinch.packet import U32, Packet, bits_of, check_of, word_in
+from testbed.protocol.pinch.policy import Actions, Policy, Seen
+from testbed.protocol.pinch.process import Process
+from testbed.protocol.pinch.rank import Rank
+from testbed.protocol.pinch.work import DROP, Claim, Out
+from testbed.protocol.sequence import generation_of
 from testbed.protocol.wire import PinchKind, frame_seal
 from tests.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 from tests.support.explore import Counterexample, depth, explore

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.pinch_packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, ack_first
-from testbed.protocol.pinch_policy import TRIES, Policy, Seen, Up, cover
+from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, ack_first
+from testbed.protocol.pinch.policy import TRIES, Policy, Seen, Up, cover
 
 GENERATION = 16
 HERE = GENERATION << 32 | 1 << EXPONENT_BITS  # has entered, with a frame

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testbed.protocol.memory import Order, ResultState
+from testbed.protocol.ring.memory import Order, ResultState
 from testbed.protocol.wire import BLOCK, RESTART, Frame, Kind
 from tests.protocol.network import Network, collectives
 

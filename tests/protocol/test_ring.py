@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.protocol.generation import NEWEST, generation_after
-from testbed.protocol.memory import COUNTERS, Stage, item_of, slots_of
-from testbed.protocol.process import Process
-from testbed.protocol.ring import Rank
+from testbed.protocol.ring.memory import COUNTERS, Stage, item_of, slots_of
+from testbed.protocol.ring.process import Process
+from testbed.protocol.ring.rank import Rank
+from testbed.protocol.sequence import NEWEST, generation_after
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.protocol.network import Collective, Member, Network, collectives, config
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.lanes import EXPONENTS
+from testbed.protocol.lanes import EXPONENTS
 from testbed.protocol.status import Fault, Kind, Status, decode, encode, finite_absmax, inspect, status_bytes
 
 FAULTS = st.one_of(

@@ -10,7 +10,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from testbed.protocol.scapy_ring import RingHeader
+from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
     FRAME_BYTES,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError, StorageError, TestbedError
+from testbed.core.errors import SpecError, StorageError, TestbedError
 from testbed.results import RunFolder, folder
 from testbed.results.folder import LEAST_FREE, OWN
 
@@ -81,7 +81,7 @@ def test_a_folder_that_is_replaced_is_one_runs_alone(out: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.results import RunFolder
 sys.stdin.readline()
 try:

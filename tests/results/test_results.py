@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from testbed.errors import SpecError, StorageError
-from testbed.machine import cpu_model, git_commit, versions
+from testbed.core.errors import SpecError, StorageError
+from testbed.host.machine import cpu_model, git_commit, versions
 from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 
 SCENARIO = parse_scenario(
     {"scenario": {"name": "small"}, "dataset": {"name": "synthetic"}, "collective": {"transports": ["gloo"]}}
@@ -91,7 +91,7 @@ def test_a_run_that_failed_is_no_finished_one(tmp_path: Path) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from testbed.errors import StorageError
+from testbed.core.errors import StorageError
 from testbed.results import RunFolder, Table
 path = Path(sys.argv[1]) / "run"
 path.mkdir()

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from analysis.report import make_report
-from testbed.errors import SpecError, TestbedError
+from testbed.core.errors import SpecError, TestbedError
 from testbed.results import Run, load_run
 from testbed.run import run_scenario
-from testbed.spec import Scenario, parse_scenario
+from testbed.scenario import Scenario, parse_scenario
 
 PHASES = ("quantize", "communicate", "wait", "dequantize")
 

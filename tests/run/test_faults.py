@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from analysis.report import make_report
-from testbed.errors import TestbedError
-from testbed.fabric.cgroup import remove_groups
+from testbed.core.errors import TestbedError
 from testbed.faults.attach import attach
 from testbed.faults.timeline import Timeline
+from testbed.host.cgroup import remove_groups
 from testbed.results import FAULT_COLUMNS, Run, load_run
 from testbed.run import run_scenario
-from testbed.spec import Scenario, parse_scenario
+from testbed.scenario import Scenario, parse_scenario
 from testbed.worker import Workers
 from tests.fabric.helpers import traces
 

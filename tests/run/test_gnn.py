@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from analysis.report import make_report
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.interface import PHASES
 from testbed.gnn.full.channel import Channel
 from testbed.gnn.full.part import make_part
@@ -15,7 +15,7 @@ from testbed.gnn.full.train import FULL_PHASES, FullTrainer
 from testbed.gnn.graph import GraphData
 from testbed.results import Run, load_run
 from testbed.run import run_scenario
-from testbed.spec import Scenario, parse_scenario
+from testbed.scenario import Scenario, parse_scenario
 
 HOSTS = 3
 

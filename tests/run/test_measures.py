@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives.transport import PHASES
-from testbed.errors import CollectiveError
+from testbed.comm.backend import PHASES
+from testbed.core.errors import CollectiveError
 from testbed.gnn.result import EpochResult
 from testbed.gnn.train import OWN_PHASES
 from testbed.results import Table
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 from testbed.workloads.interface import Turn
 from testbed.workloads.training.measures import check_agreement, record_epoch
 

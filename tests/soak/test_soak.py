@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from testbed.collectives.options import CollectiveOptions
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.exchange.options import ExchangeOptions
 from testbed.fabric.state import ROOT
 from testbed.soak import session

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testbed.collectives.group import make_groups
-from testbed.errors import FabricError
+from testbed.comm.group import make_groups
+from testbed.core.errors import FabricError
+from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.soak.holdings import Holdings, trim
@@ -80,7 +81,7 @@ def test_the_same_seed_gives_the_same_strays():
 def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
     plan = plan_fabric(hosts=3, switch=switch)
     with Fabric(plan) as fabric, Workers(fabric, modules=("testbed.soak.tap",)) as workers:
-        fabric.set_datapath("xdp")
+        set_datapath(fabric, "xdp")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 14, timeout=30.0)
         workers.call_all(open_in, {h.name: {"spec": s} for h, s in zip(plan.hosts, specs, strict=True)}, timeout=60)
         values = np.arange(5000, dtype=np.float32)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError
-from testbed.spec import load_scenario
+from testbed.core.errors import SpecError
+from testbed.scenario import load_scenario
 
 CORPUS = Path(__file__).parent / "errors"
 CASES = sorted(path.stem for path in CORPUS.glob("*.toml"))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.planetoid import PlanetoidSpec
-from testbed.spec import load_scenario, parse_scenario
-from testbed.spec.load import LARGEST, override
+from testbed.scenario import load_scenario, parse_scenario
+from testbed.scenario.load import LARGEST, override
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 LEAST = {"scenario": {"name": "least"}, "dataset": {"name": "synthetic"}}

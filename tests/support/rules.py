@@ -4,7 +4,7 @@ from typing import get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.faults.rules import PacketRule, describe
 from testbed.faults.units import split_words
 

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.testing import WrongSum, assert_exact, assert_faults_fired
 from tests.testing.helpers import TESTBED, run_pytest
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testbed.collectives.lanes import Lanes
+from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK
 from testbed.testing import assert_exact, exact_sum
 from testbed.testing.assertions import WrongSum

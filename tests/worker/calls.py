@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import CollectiveError
+from testbed.core.errors import CollectiveError
 from testbed.worker import WorkerContext
 from tests.support.kept import kept
 

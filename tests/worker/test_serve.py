@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from testbed.fabric.processes import start_time
+from testbed.host.processes import start_time
 
 CHILD = """
 import signal

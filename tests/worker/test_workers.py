@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import CollectiveError, FabricError, LimitError, SpecError, TestbedError, WorkerDied, WorkerTimeout
+from testbed.core.errors import CollectiveError, FabricError, LimitError, SpecError, TestbedError, WorkerDied, WorkerTimeout
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers

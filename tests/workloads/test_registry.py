@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from analysis.report import make_report
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.results import load_run
 from testbed.run import run_scenario
-from testbed.spec import Scenario, parse_scenario
+from testbed.scenario import Scenario, parse_scenario
 
 FOLDER = Path(__file__).parents[1] / "support" / "summing"
 KIND = "tests.support.summing:WORKLOAD"
@@ -92,7 +92,7 @@ def test_what_is_no_workload(kind: str, text: str) -> None:
 
 INSTALLED = """
 import json, sys
-from testbed.spec import parse_scenario
+from testbed.scenario import parse_scenario
 from testbed.workloads.registry import WORKLOADS
 scenario = parse_scenario({"scenario": {"name": "s"}, "summing": {"sums": 2}})
 print(json.dumps([list(WORKLOADS), scenario.scenario.kind, scenario.workload.session, type(scenario).__module__]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from testbed.collectives.transport import Counters, Transport
+from testbed.comm.backend import Counters, Transport
 from testbed.exchange.interface import PHASES, Exchange
 from testbed.gnn.options import ModelSpec
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from testbed.core.registry import load
 from testbed.gnn.full.channel import Channel, transforms_first
 from testbed.gnn.full.dropout import Dropout
 from testbed.gnn.full.meter import Meter
@@ -14,7 +15,6 @@ from testbed.gnn.full.neighbours import Neighbours
 from testbed.gnn.full.part import Part
 from testbed.gnn.models import MODELS
 from testbed.gnn.options import ModelSpec
-from testbed.registry import load
 
 __all__ = ["FullModel", "Gcn", "Sage"]
 

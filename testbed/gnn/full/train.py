@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.exchange.interface import PHASES
 from testbed.gnn.full.channel import Channel
 from testbed.gnn.full.meter import Meter

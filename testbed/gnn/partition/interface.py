@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 
 __all__ = ["Owners", "Partitioner"]
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.partition.interface import Owners, Partitioner
 
 __all__ = ["Metis"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.errors import SpecError, StorageError
+from testbed.core.errors import SpecError, StorageError
+from testbed.core.registry import Registry
 from testbed.gnn.partition.interface import Owners, Partitioner
-from testbed.registry import Registry
 
 __all__ = ["PARTITIONERS", "cached_owners", "make_owners"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
-from testbed.collectives.transport import Transport
+from testbed.comm.backend import Transport
+from testbed.comm.group import GroupSpec
 from testbed.gnn.graph import GraphData
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
 from testbed.workloads.rank import closing

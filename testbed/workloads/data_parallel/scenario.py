@@ -6,8 +6,8 @@ from pydantic import Field
 
 from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS
+from testbed.core.tables import Named
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
-from testbed.tables import Named
 from testbed.workloads.scenario import SystemTable
 from testbed.workloads.training.scenario import TrainingScenario
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from testbed import memory
-from testbed.collectives.launch import rank_workers
+from testbed.collectives.mpi.launch import rank_workers
 from testbed.collectives.options import CollectiveOptions
+from testbed.host import memory
 from testbed.workloads.data_parallel import rank
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
 from testbed.workloads.interface import Stage, Turn

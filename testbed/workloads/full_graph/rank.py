@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
+from testbed.comm.group import GroupSpec
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.gnn.graph import GraphData

@@ -5,10 +5,10 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from testbed.collectives.options import Window
+from testbed.core.tables import Named
 from testbed.exchange.options import ExchangeTerms
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.partition.registry import PARTITIONERS
-from testbed.tables import Named
 from testbed.workloads.scenario import SystemTable
 from testbed.workloads.training.scenario import TrainingScenario
 

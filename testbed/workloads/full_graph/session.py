@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from testbed import memory
 from testbed.collectives.options import GroupOptions
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.options import ExchangeTerms
 from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.partition import measure
 from testbed.gnn.result import FullResult
+from testbed.host import memory
 from testbed.workloads.full_graph import rank
 from testbed.workloads.full_graph.scenario import FullGraphScenario
 from testbed.workloads.interface import Stage, Turn

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from testbed.errors import CollectiveError
+from testbed.core.errors import CollectiveError
 from testbed.gnn.result import EpochResult
 from testbed.results import Table
 from testbed.workloads.interface import Turn

@@ -5,9 +5,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, SerializeAsAny
 
+from testbed.core.tables import Table, Tagged
 from testbed.gnn.datasets import DATASETS, Dataset
 from testbed.gnn.options import ModelSpec, TrainingSpec
-from testbed.tables import Table, Tagged
 from testbed.workloads.scenario import Scenario
 
 __all__ = ["ToleranceSpec", "TrainingScenario"]

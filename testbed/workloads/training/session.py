@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from testbed import memory
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import parameter_count
+from testbed.host import memory
 from testbed.workloads.interface import Session
 from testbed.workloads.training.scenario import TrainingScenario
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from testbed.errors import TestbedError
+from testbed.core.errors import TestbedError
 from testbed.gnn.full.channel import Channel, Slot, plan_exchanges
 from testbed.gnn.full.model import FullModel
 from testbed.gnn.full.part import make_part, transposed

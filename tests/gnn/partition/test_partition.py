@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from testbed.errors import SpecError, StorageError
+from testbed.core.errors import SpecError, StorageError
 from testbed.exchange.halo import make_halos
 from testbed.gnn.graph import GraphData, from_edges
 from testbed.gnn.partition import PARTITIONERS, Owners, cached_owners, make_owners, measure

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS
-from testbed.tables import Named
+from testbed.core.tables import Named
 from testbed.workloads.interface import Report, Workload
 from testbed.workloads.scenario import Scenario, SystemTable
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.group import GroupSpec
 from testbed.collectives.registry import open_transport
-from testbed.collectives.transport import PHASES, Transport
+from testbed.comm.backend import PHASES, Transport
+from testbed.comm.group import GroupSpec
 from testbed.worker import WorkerContext
 from testbed.workloads.rank import closing
 

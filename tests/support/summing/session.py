@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from testbed.collectives.options import CollectiveOptions
-from testbed.errors import SpecError
+from testbed.core.errors import SpecError
 from testbed.workloads.interface import Session, Stage, Turn
 from testbed.workloads.measures import record_times
 
 from . import rank
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Summing"]
 

@@ -1,0 +1,1 @@
+"""Open MPI's all-reduce, and how its processes get into the hosts."""

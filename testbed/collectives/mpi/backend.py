@@ -1,0 +1,88 @@
+"""``mpi``: Open MPI's Allreduce over TCP, by mpi4py.
+
+The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), beside the hosts' own:
+between collectives they sleep on the controller's socket, not in MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from testbed.comm.affinity import apply_affinity
+from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.group import GroupSpec
+from testbed.comm.netdev import read_counters
+from testbed.core.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["RANKS_VARIABLE", "Mpi", "initialize"]
+
+RANKS_VARIABLE = "TESTBED_MPI_RANKS"
+"""Environment of a rank: the names of the hosts in the order of ``MPI.COMM_WORLD``, comma-separated."""
+
+
+def initialize(context: WorkerContext) -> str:
+    """Call ``MPI_Init``, which waits for all ranks; returns the library's version.
+
+    Only one thread uses MPI; asking for more would put locks into every call.
+    """
+    import mpi4py
+
+    mpi4py.rc.threads = False
+    from mpi4py import MPI
+
+    version: str = MPI.Get_library_version().split(",")[0]
+    return version
+
+
+class Mpi(Transport):
+    """Allreduce of Open MPI, which chooses the algorithm by size.
+
+    MPI has no deadlines: a rank that stays silent holds the others up until the controller ends it. When
+    a rank dies, mpirun ends all.
+    """
+
+    name: ClassVar[str] = "mpi"
+    needs: ClassVar[Datapath] = "sockets"
+
+    def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
+        super().__init__(context, spec)
+        if RANKS_VARIABLE not in os.environ:
+            raise CollectiveError(f"mpi: rank {spec.rank} ({spec.me.name}) was not started by mpirun")
+        self._communicator: Any = None
+        self._base = Counters()
+
+    def connect(self) -> None:
+        """Make the group's communicator; see `Transport.connect`."""
+        initialize(self.context)
+        from mpi4py import MPI
+
+        apply_affinity(self.spec)
+        self._base = read_counters(self.context.host.ifname)
+        world = os.environ[RANKS_VARIABLE].split(",")
+        group = MPI.COMM_WORLD.Get_group().Incl([world.index(member.name) for member in self.spec.members])
+        self._communicator = MPI.COMM_WORLD.Create_group(group, tag=self.spec.group_id)
+        group.Free()
+        self._in_place, self._sum = MPI.IN_PLACE, MPI.SUM
+
+    def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
+        if self._communicator is None:
+            raise CollectiveError(f"mpi: rank {self.spec.rank} is not connected")
+        start = time.perf_counter()
+        source = self._in_place if out.ctypes.data == tensor.ctypes.data else np.asarray(tensor)
+        self._communicator.Allreduce(source, out, op=self._sum)
+        self._phases["communicate"] += time.perf_counter() - start
+
+    def counters(self) -> Counters:
+        """The device's counters since `connect`; see `read_counters`."""
+        return read_counters(self.context.host.ifname) - self._base
+
+    def close(self) -> None:
+        """Forget the communicator: ``MPI_Comm_free`` would wait for the other ranks, which may be dead."""
+        self._communicator = None

@@ -1,0 +1,130 @@
+"""The workers that a transport's ranks run in: the hosts' own, or for ``mpi`` those that mpirun starts."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from testbed.collectives.mpi import agent as mpi_agent
+from testbed.collectives.mpi.backend import RANKS_VARIABLE, initialize
+from testbed.core.errors import CollectiveError, WorkerTimeout
+from testbed.fabric import Fabric
+from testbed.host.processes import RUN_VARIABLE
+from testbed.worker import Workers
+
+__all__ = ["MPI_PARAMETERS", "rank_workers"]
+
+START_TIMEOUT = 60.0  # seconds
+STOP_TIMEOUT = 5.0  # seconds
+
+MPI_PARAMETERS = {
+    # Only TCP, only over the fabric: ranks on one machine would otherwise share memory.
+    "btl": "tcp,self",
+    "pml": "ob1",
+    "btl_tcp_if_include": "eth0",
+    "oob_tcp_if_include": "eth0",
+    # Ranks share cores: one that waits gives its turn away.
+    "mpi_yield_when_idle": "1",
+    # All daemons are started by mpirun itself: only it sees the holders' process ids.
+    "plm_rsh_no_tree_spawn": "1",
+}
+
+
+@contextmanager
+def rank_workers(transport: str, workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
+    """Provide the workers that a transport's ranks run in.
+
+    :param transport: Its name.
+    :param hosts: The hosts' names in rank order.
+    :returns: The workers' names in rank order.
+    """
+    if transport != "mpi":
+        yield list(hosts)
+        return
+    with mpirun(workers, hosts) as names:
+        yield names
+
+
+@contextmanager
+def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
+    """Start one MPI rank a host, each a worker named ``mpi:<host>``.
+
+    mpirun runs in the first host's namespaces, its daemons in the others': MPI's traffic is on the fabric.
+
+    :raises CollectiveError: There is no mpirun.
+    :raises WorkerTimeout: The ranks did not come; the text has what mpirun said.
+    """
+    if shutil.which("mpirun") is None:
+        raise CollectiveError("transport 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
+    names = {f"mpi:{host}": host for host in hosts}
+    log = workers.fabric.directory / "mpirun.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, mpi_agent.__file__, hosts[0], shlex.join(command(workers, hosts))],
+            env=environment(workers.fabric, hosts),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # as workers: no autogroup of its own
+        )
+    try:
+        try:
+            workers.expect(names, START_TIMEOUT)
+        except WorkerTimeout as error:
+            said = log.read_text(errors="replace").strip()[-2000:]
+            raise WorkerTimeout(f"{error}; mpirun said: {said}") from error
+        try:
+            workers.call_all(initialize, list(names), timeout=START_TIMEOUT)
+            yield list(names)
+        finally:
+            workers.dismiss(name for name in names if name in workers)
+    finally:
+        end(process)
+
+
+def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
+    """Return mpirun's command line: one application context a host, so that each rank gets its own name."""
+    agent = f"{sys.executable} {mpi_agent.__file__}"
+    parameters = {**MPI_PARAMETERS, "plm_rsh_agent": agent, "orte_tmpdir_base": str(workers.fabric.directory)}
+    line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--leave-session-attached"]
+    for key, value in parameters.items():
+        line += ["--mca", key, value]
+    for index, host in enumerate(hosts):
+        line += [":"] if index else []
+        line += ["-host", host, "-np", "1", "-x", RANKS_VARIABLE]
+        line += [
+            sys.executable,
+            "-m",
+            "testbed.worker",
+            "--connect",
+            str(workers.path),
+            "--name",
+            f"mpi:{host}",
+        ]
+    return line
+
+
+def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
+    """Return mpirun's environment; the agent finds the hosts in it."""
+    return {
+        **os.environ,
+        RUN_VARIABLE: fabric.run_id,
+        mpi_agent.PIDS_VARIABLE: ",".join(f"{host}={fabric.hosts[host].pid}" for host in hosts),
+        RANKS_VARIABLE: ",".join(hosts),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
+    }
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for mpirun to end by itself; ask it after a while, and kill it in the end."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
+            process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT)
+            return

@@ -1,0 +1,113 @@
+"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the last frame.
+
+The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of ``testbed/native/lanes.h``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.kernel.abi import Struct, constant
+from testbed.protocol.lanes import Lanes
+from testbed.protocol.status import status_bytes
+from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
+
+__all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
+
+BLOCKS = 8
+"""Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
+
+CHECK_BYTES = constant("RING_CHECK_BYTES")
+"""What a chunk's check takes of it."""
+
+LEAST_BLOCK = 1 << 20
+"""Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
+
+
+def chunk_bytes_for(mtu: int) -> int:
+    """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
+    overhead = FRAME_BYTES - 14
+    return min((mtu - overhead) // BLOCK * BLOCK, MAX_PAYLOAD)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``struct ring_layout``.
+
+    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is full, because a frame that
+    becomes the next chunk may have no room to grow.
+
+    :param count: Values.
+    :param data: Bytes of their lanes, up to the next word: where the status begins, checks left out.
+    :param status: Its bytes.
+    :param total: Chunks.
+    :param length: Payload of a frame, bytes.
+    :param block: Chunks that are quantized and published at a time.
+    """
+
+    count: int
+    data: int
+    status: int
+    total: int
+    length: int
+    block: int
+
+    @cached_property
+    def _native(self) -> Struct:
+        return Struct("ring_layout", **asdict(self))
+
+    @cached_property
+    def address(self) -> int:
+        """Of the struct, as C takes it; it lives as long as this object."""
+        return self._native.address
+
+    @classmethod
+    def plan(cls, count: int, lanes: Lanes, chunk_bytes: int) -> Self:
+        """Lay out ``count`` values in chunks of at most ``chunk_bytes``."""
+        data = _pad(count * lanes.bytes, 8)
+        status = status_bytes(lanes.ranks)
+        stream = data + status
+        usable = chunk_bytes - CHECK_BYTES
+        total = -(-stream // usable)
+        length = chunk_bytes if total > 1 else _pad(stream + CHECK_BYTES, BLOCK)
+        whole = count // (usable // lanes.bytes)
+        return cls(count, data, status, total, length, max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)))
+
+    def lanes_in(
+        self, memory: NDArray[np.uint8], chunk_bytes: int, indices: NDArray[np.intp], dtype: np.dtype[np.unsignedinteger]
+    ) -> NDArray[np.unsignedinteger]:
+        """Take lanes of some elements out of chunks.
+
+        :param memory: The chunks, ``chunk_bytes`` apart.
+        :param dtype: Of a lane.
+        """
+        per_chunk = (self.length - CHECK_BYTES) // dtype.itemsize
+        starts = indices // per_chunk * chunk_bytes + indices % per_chunk * dtype.itemsize
+        places = starts[:, None] + np.arange(dtype.itemsize)
+        lanes: NDArray[np.unsignedinteger] = memory[places].view(dtype)[:, 0]
+        return lanes
+
+    def status_in(self, memory: NDArray[np.uint8], chunk_bytes: int) -> bytes:
+        """Take the status out of chunks.
+
+        :param memory: The chunks, ``chunk_bytes`` apart.
+        """
+        usable = self.length - CHECK_BYTES
+        first, last = self.data // usable, (self.data + self.status - 1) // usable
+        chunks = memory[first * chunk_bytes : (last + 1) * chunk_bytes].reshape(-1, chunk_bytes)[:, :usable]
+        start = self.data - first * usable
+        return chunks.tobytes()[start : start + self.status]
+
+
+def chunks_for(count: int, lanes: Lanes, chunk_bytes: int) -> int:
+    """Chunks that a tensor of ``count`` values needs."""
+    return Layout.plan(count, lanes, chunk_bytes).total
+
+
+def _pad(count: int, to: int) -> int:
+    return -(-count // to) * to

@@ -1,0 +1,157 @@
+"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name, stays while it is needed.
+
+What is missing is sent again without it: by the programs, and by ``testbed/native/ring_wait.h`` while the process waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from testbed.collectives.ring.port import Peer, RingPort
+from testbed.core.errors import CollectiveError
+from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
+from testbed.protocol.ring.memory import Order
+
+__all__ = ["Recovery"]
+
+FIRST = 1
+"""The generation in which ranks meet."""
+NEVER = 0xFFFFFFFF
+"""More results than there ever are."""
+_LOOKS = 40
+"""Probes of every rank within the group's timeout: what has answered none of them is gone, whatever the loss."""
+_SILENT = 0.5
+"""Part of the timeout for which nothing of a rank has been seen, of those that are called silent."""
+_MOST_PAUSE = 0.05  # seconds
+_MEETING = 0.005  # seconds between probes, while ranks meet or part
+_NAMED = 4
+"""Chunks that an error names, for which ranks wait."""
+_QUIET = 0.025
+"""Seconds for which a rank must not have been heard to be taken for gone or content, while ranks part."""
+_GONE = 1.0
+"""The same, of a rank that may still need this one."""
+
+
+class Recovery:
+    """The patience of one rank of one group."""
+
+    def __init__(self, port: RingPort) -> None:
+        self.port = port
+        spec = port.spec
+        self._others = [rank for rank in range(spec.size) if rank != spec.rank]
+        self._probes = 0
+
+    def wait(self, generation: int, total: int) -> None:
+        """Until all results of a collective are stored.
+
+        :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
+        """
+        port, timeout = self.port, self.port.spec.timeout
+        pause = min(timeout / _LOOKS, _MOST_PAUSE)
+        started = progressed = probed = time.monotonic()
+        moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
+        seen = np.full(port.spec.size, started)
+        while not port.wait(total, pause):
+            now, latest = time.monotonic(), port.heard()
+            seen[latest != heard], heard = now, latest
+            if moved != (moved := port.moved()):
+                progressed = now
+            elif now - progressed > timeout:
+                where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
+                quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
+                raise CollectiveError(self._verdict(generation, where, quiet, self._mismatched() > mismatched))
+            if now - probed >= timeout / _LOOKS:
+                probed = now
+                self._probe(self._others)
+
+    def meet(self) -> None:
+        """Until every rank of the group has its programs in place. It is the first generation, with nothing to reduce.
+
+        :raises CollectiveError: Some have not within the group's timeout; the text names them.
+        """
+        port, spec = self.port, self.port.spec
+        deadline = time.monotonic() + spec.timeout
+        port.begin(FIRST)
+        while missing := absent(spec.rank, FIRST, port.peers()):
+            if time.monotonic() > deadline:
+                raise CollectiveError(
+                    f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)} within {spec.timeout:g} s: "
+                    "every member has to open the group"
+                )
+            self._probe(missing)
+            port.wait(NEVER, _MEETING)
+        port.control.settled = FIRST
+
+    def linger(self, generation: int) -> None:
+        """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
+
+        Who is gone is not waited for, and nobody for longer than the group's timeout.
+
+        :param generation: The last collective, which this rank is done with.
+        """
+        port, spec = self.port, self.port.spec
+        upstream = spec.recovery == "upstream"
+        askers = [(spec.rank + 1) % spec.size] if upstream else self._others
+        askees = [(spec.rank - 1) % spec.size] if upstream else self._others
+        started = time.monotonic()
+        seen, heard = np.full(spec.size, started), port.heard()
+        while True:
+            now, peers, latest = time.monotonic(), port.peers(), port.heard()
+            seen[latest != heard], heard = now, latest
+            needed = [rank for rank in unsettled(askers, generation, peers) if now - seen[rank] < _GONE]
+            owing = [rank for rank in untold(askees, generation, peers) if now - seen[rank] < _QUIET]
+            if (not needed and not owing) or now - started > spec.timeout:
+                return
+            self._probe({*needed, *owing})
+            port.wait(NEVER, _MEETING)
+
+    def _probe(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
+            self.port.order(Order.PROBE, 0, rank, self._probes & 0xFFFF)
+        self.port.flush()
+
+    def _mismatched(self) -> int:
+        """Frames of other tensors that have come, in all collectives; ranks that wait for each other go on sending them."""
+        counters = self.port.counters()
+        return sum(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk"))
+
+    def _verdict(self, generation: int, where: str, quiet: list[int], mismatched: bool) -> str:
+        """Why a collective does not go on, as far as this rank can tell.
+
+        :param quiet: Ranks of which nothing has been seen.
+        :param mismatched: Frames of other tensors have come meanwhile.
+        """
+        port, spec = self.port, self.port.spec
+        peers = port.peers()
+        elsewhere = absent(spec.rank, generation, peers)
+        if quiet:
+            why = f"{self._names(quiet)} silent for {spec.timeout:g} s"
+        elif elsewhere:
+            why = f"{self._names(elsewhere)} up, but not in this all-reduce after {spec.timeout:g} s"
+        elif mismatched:
+            why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
+        else:
+            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, generation, peers), peers)}"
+        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
+
+    def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
+        """What is missing here, and what the ranks wait for that are not done either."""
+        by_chunk: dict[int, list[str]] = {}
+        for rank in ranks:
+            by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)
+        waits = [f"{self._chunk(int(self.port.control.front))} is missing"]
+        for chunk, names in sorted(by_chunk.items())[:_NAMED]:
+            waits.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for {self._chunk(chunk)}")
+        if len(by_chunk) > _NAMED:
+            waits.append(f"and others for {len(by_chunk) - _NAMED} more chunks")
+        return "; ".join(waits)
+
+    def _chunk(self, index: int) -> str:
+        return f"chunk {index} of {self.port.spec.members[index % self.port.spec.size].name}"
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"rank {rank} ({self.port.spec.members[rank].name})" for rank in sorted(ranks))

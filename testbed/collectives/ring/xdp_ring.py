@@ -1,0 +1,236 @@
+"""Ring all-reduce inside the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
+
+The process quantizes into memory that it shares with the kernel, rings, sleeps, and dequantizes; everything between is
+``bpf/ring.bpf.c``. System calls a collective: a doorbell a block of input (at most `BLOCKS`), and one sleep.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from testbed.collectives.ring.layout import Layout
+from testbed.collectives.ring.port import Outcome, RingPort
+from testbed.collectives.ring.recovery import FIRST, Recovery
+from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.group import GroupSpec
+from testbed.comm.lanes import NativeLanes
+from testbed.core.errors import CollectiveError
+from testbed.datapath.dispatcher import Dispatcher
+from testbed.protocol.lanes import Lanes
+from testbed.protocol.scale import SLACK, ScaleGuess
+from testbed.protocol.sequence import generation_after, must_forget
+from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["XdpRing"]
+
+
+class XdpRing(Transport):
+    """One rank of a group. See `Transport`."""
+
+    name: ClassVar[str] = "xdp-ring"
+    needs: ClassVar[Datapath] = "xdp"
+
+    def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
+        super().__init__(context, spec)
+        self.lanes = Lanes(16 if spec.lanes == "int16" else 32, spec.size)
+        self.saturated = 0
+        self.redone = 0
+        self._native = NativeLanes(self.lanes)
+        self._generation = FIRST
+        self._tensors: dict[int, _Tensor] = {}
+        self._port: RingPort | None = None
+        self._failed: str | None = None
+        self._together = False  # all ranks have met, and this one is in no collective
+
+    def connect(self) -> None:
+        """See `Transport.connect`."""
+        if self.spec.size > 1:
+            self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
+            self._recovery = Recovery(self._port)
+            self._recovery.meet()
+            self._together = True
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """See `Transport.phases`."""
+        return super().phases if self._port is None else self._port.seconds
+
+    def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
+        if self._failed:
+            raise CollectiveError(f"this group has failed before, form it again: {self._failed}")
+        if tensor.size == 0:
+            return
+        if self._port is None:
+            self._alone(tensor, out)
+            return
+        kind = self._tensors.get(tensor.size)
+        if kind is None:
+            kind = self._tensors[tensor.size] = _Tensor(tensor.size, self.lanes, self._port.chunk_bytes)
+        guess = kind.guess
+        if guess.exponent is None:
+            guess.learn(self._agree(tensor))
+        values = tensor
+        while True:
+            assert guess.exponent is not None
+            exponent = guess.exponent
+            outcome = self._pass(kind, values, out, exponent)
+            if outcome is Outcome.FAULTY:
+                # All ranks see the same faults, so all come here, and all go on or give up together.
+                status = decode(self.spec.size, self._port.status_bytes(kind.layout))
+                values = self._mend(tensor, status)
+                guess.learn(status.exponent)
+            else:
+                guess.learn(self._port.seen)
+            if outcome is Outcome.DONE:
+                break
+            self.redone += 1
+        if self.lanes.may_overflow(exponent):
+            self._limit(kind, out, exponent)
+
+    def _pass(self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0) -> Outcome:
+        """One collective of a tensor's lanes and the status.
+
+        :param absmax: A magnitude that the status is to count with besides the values'.
+        """
+        port = self._port
+        assert port is not None
+        before, self._generation = self._generation, generation_after(self._generation)
+        generation = self._generation
+        if must_forget(before, generation):
+            port.forget(before)
+        self._together = False
+        target = out.ctypes.data
+        source = target if values is out else values.ctypes.data
+        outcome = port.reduce(kind.layout, generation, kind.tag(exponent), source, target, absmax, exponent)
+        if outcome is Outcome.ODD:
+            rest = self.lanes.exponent_for(finite_absmax(values))
+            status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
+            port.finish(kind.layout, generation, status)
+        fewest, progressed = math.inf, time.monotonic()
+        while outcome in (Outcome.ODD, Outcome.LATE):
+            try:
+                self._recovery.wait(generation, kind.layout.total)
+                before = port.refused
+                outcome = port.complete(kind.layout, target, exponent)
+                if port.refused - before < fewest:
+                    fewest, progressed = port.refused - before, time.monotonic()
+                elif time.monotonic() - progressed > self.spec.timeout:
+                    raise CollectiveError(
+                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
+                        f"for {self.spec.timeout:g} s (all-reduce {generation}: at best {fewest} of {kind.layout.total} chunks)"
+                    )
+            except CollectiveError as error:
+                self._failed = str(error)
+                raise
+        self._together = True
+        return outcome
+
+    def _agree(self, tensor: Tensor) -> int:
+        """A lap of the status alone, for tensors of a size that nothing is known about yet.
+
+        :returns: The exponent of the group's largest finite magnitude.
+        """
+        assert self._port is not None
+        absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
+        if not math.isfinite(absmax):
+            # The pass to come reports it; this one only has to tell the exponent of the rest.
+            absmax = finite_absmax(tensor)
+        nothing = tensor[:0]
+        outcome = self._pass(_Tensor(tensor.size, self.lanes, self._port.chunk_bytes, 0), nothing, nothing, 0, absmax)
+        assert outcome is Outcome.DONE
+        return self._port.seen
+
+    def _alone(self, tensor: Tensor, out: Tensor) -> None:
+        fault = inspect(tensor, 0)
+        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (fault,))))
+
+    def _mend(self, tensor: Tensor, status: Status) -> Tensor:
+        """What to reduce instead of a tensor with values that are not finite.
+
+        :raises CollectiveError: ``on_overflow`` is "error"; the text names ranks and indices.
+        """
+        if self.spec.on_overflow == "error":
+            raise CollectiveError("all-reduce: " + "; ".join(self._describe(fault) for fault in status.faults))
+        mine = [fault for fault in status.faults if fault.rank == self.spec.rank]
+        if not mine:
+            return tensor
+        self.saturated += mine[0].count
+        most = finite_absmax(tensor)
+        return np.nan_to_num(tensor, nan=0.0, posinf=most, neginf=-most)
+
+    def _describe(self, fault: Fault) -> str:
+        name = self.spec.members[fault.rank].name
+        return f"rank {fault.rank} ({name}) has {fault.kind.noun} at index {fault.index} ({fault.count} values are not finite)"
+
+    def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
+        """Sums beyond float32: an error, or the largest float32. The latter, too, where only rounding has taken them there.
+
+        :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
+        """
+        assert self._port is not None
+        indices = np.flatnonzero(np.isinf(out))
+        if not indices.size:
+            return
+        sums = kind.layout.lanes_in(self._port.results, self._port.chunk_bytes, indices, self.lanes.dtype)
+        beyond = indices[self.lanes.surely_overflows(sums, exponent)]
+        if beyond.size and self.spec.on_overflow == "error":
+            raise CollectiveError(
+                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index {int(beyond[0])}, as rank "
+                f"{self.spec.rank} ({self.spec.me.name}) and all others see"
+            )
+        self.saturated += int(beyond.size)
+        most = np.finfo(np.float32).max
+        np.clip(out, -most, most, out=out)
+
+    def counters(self) -> Counters:
+        """See `Transport.counters`."""
+        if self._port is None:
+            return Counters()
+        table = self._port.counters()
+        return Counters(table["sent"], table["sent_bytes"], table["resent"])
+
+    def error_bound(self, absmax: float) -> float:
+        """Half a step a rank at the largest exponent that a guess may have; see `Lanes.error_bound`."""
+        if self.spec.size == 1:
+            return 0.0
+        return self.lanes.error_bound(self.lanes.exponent_for(absmax) + SLACK, absmax)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        if self._port is not None:
+            try:
+                if self._together and not self._failed:
+                    self._recovery.linger(self._generation)
+            finally:
+                self._port.close()
+                self._port = None
+                del self._recovery  # it has views of the maps
+
+
+class _Tensor:
+    """What a rank keeps about tensors of one size.
+
+    :param size: Of the tensors, elements.
+    :param count: Of these, how many are laid out: all, or 0 for the status alone.
+    """
+
+    def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
+        self.size = size
+        self.bits = lanes.bits
+        self.layout = Layout.plan(size if count is None else count, lanes, chunk_bytes)
+        self.guess = ScaleGuess()
+        self._tags: dict[int, int] = {}
+
+    def tag(self, exponent: int) -> int:
+        """What ranks must agree on besides the number of chunks, in 16 bits."""
+        if exponent not in self._tags:
+            self._tags[exponent] = zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF
+        return self._tags[exponent]

@@ -1,0 +1,1 @@
+"""What all collectives and exchanges share: groups and how they meet, backends' interface, counters, CPUs."""

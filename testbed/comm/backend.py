@@ -1,0 +1,121 @@
+"""The interface that every transport keeps: open, connect, reduce, count, close."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.comm.arrays import check_array
+from testbed.comm.group import GroupSpec
+from testbed.core.closing import Closing
+from testbed.core.errors import SpecError
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["PHASES", "Counters", "Datapath", "Tensor", "Transport", "float32_sum_bound"]
+
+Datapath = Literal["xdp", "sockets"]
+Tensor = NDArray[np.float32]
+
+PHASES = ("quantize", "communicate", "wait", "dequantize")
+"""What a collective's time is split into. A transport leaves at zero what it does not have or cannot see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What this rank has sent since the transport was connected.
+
+    :param packets: Frames. For sockets these are what the network device counts: with TSO one "packet" is a
+        super-packet of up to 64 KiB.
+    :param wire_bytes: Bytes of these frames with their Ethernet headers.
+    :param retransmissions: Frames (sockets: TCP segments) sent again.
+    """
+
+    packets: int = 0
+    wire_bytes: int = 0
+    retransmissions: int = 0
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+def float32_sum_bound(absmax: float, ranks: int) -> float:
+    """Largest error of a float32 sum of `ranks` values of at most `absmax` in magnitude, in any order.
+
+    ``gamma(n-1) * n * absmax`` with ``gamma(k) = k*u / (1 - k*u)`` and ``u = 2**-24``
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2).
+    """
+    k = (ranks - 1) * 2.0**-24
+    return k / (1 - k) * ranks * absmax
+
+
+class Transport(Closing):
+    """An all-reduce among the ranks of one group. One thread at a time uses a transport; `close` is not collective.
+
+    :param context: The worker that the rank runs in.
+    :param spec: The group, as this rank sees it.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[Datapath] = "sockets"
+
+    def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
+        self.context = context
+        self.spec = spec
+        self._phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds that collectives have spent in each of `PHASES` since the start."""
+        return self._phases
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Meet the other ranks; all ranks call it.
+
+        :raises CollectiveError: A rank did not come within the timeout; the text names it.
+        """
+
+    def all_reduce(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """Sum `tensor` over all ranks; all ranks call it with the same shape.
+
+        :param tensor: C-contiguous float32 array of any shape, at most `spec.capacity` elements; left
+            as it is unless it is `out` as well.
+        :param out: Where the sum goes: an array of the same shape that can be written, `tensor` itself, or None for a new one.
+        :returns: `out`.
+        :raises SpecError: An array has the wrong type, layout, shape or size, or `out` is read-only; nothing has been sent.
+        :raises CollectiveError: The collective could not complete; the text names the rank.
+        """
+        check_array("all_reduce", "tensor", tensor)
+        if out is None:
+            out = np.empty(tensor.shape, np.float32)
+        check_array("all_reduce", "out", out, written=True)
+        if out.shape != tensor.shape:
+            raise SpecError(f"all_reduce: out has shape {out.shape}: allowed is tensor's, {tensor.shape}")
+        if tensor.size > self.spec.capacity:
+            raise SpecError(f"all_reduce: tensor has {tensor.size} elements: allowed is at most the group's "
+                            f"capacity, {self.spec.capacity}")  # fmt: skip
+        if out is not tensor and np.may_share_memory(out, tensor) and out.ctypes.data != tensor.ctypes.data:
+            raise SpecError("all_reduce: out overlaps tensor: allowed is the same memory or memory of its own")
+        self._all_reduce(np.asarray(tensor).reshape(-1), np.asarray(out).reshape(-1))
+        return out
+
+    @abstractmethod
+    def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
+        """Do what `all_reduce` says, with checked, flat arrays of equal length, which may be 0."""
+
+    @abstractmethod
+    def counters(self) -> Counters:
+        """What this rank has sent since `connect`, cumulative."""
+
+    def error_bound(self, absmax: float) -> float:
+        """Largest absolute error of a sum's element where no rank's element exceeds `absmax` in magnitude."""
+        return float32_sum_bound(absmax, self.spec.size)

@@ -1,0 +1,29 @@
+"""What a host's network device and TCP have sent, read from this process's network namespace."""
+
+from pathlib import Path
+
+from testbed.comm.backend import Counters
+from testbed.core.errors import FabricError
+
+__all__ = ["read_counters"]
+
+
+def read_counters(ifname: str) -> Counters:
+    """Read a device's cumulative counters of sent frames, and TCP's of segments sent again.
+
+    ``/proc/net`` is of the reader's own network namespace whatever is mounted on /sys. A socket buffer that
+    the device takes whole because of TSO counts as one packet with one header.
+
+    :raises FabricError: The namespace has no such device.
+    """
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == ifname:
+            fields = numbers.split()
+            return Counters(packets=int(fields[9]), wire_bytes=int(fields[8]), retransmissions=_segments_sent_again())
+    raise FabricError(f"device {ifname!r} does not exist in this network namespace")
+
+
+def _segments_sent_again() -> int:
+    names, values = [line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line[:4] == "Tcp:"]
+    return int(values[names.index("RetransSegs")])

@@ -1,0 +1,1 @@
+"""What every room builds on: errors, resources, what users write and name, registries, tables of options."""

@@ -1,0 +1,5 @@
+"""Which programs the links of a fabric carry: the dispatcher of a host, and the program of a switch."""
+
+from testbed.datapath.links import set_datapath
+
+__all__ = ["set_datapath"]

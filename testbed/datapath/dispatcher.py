@@ -1,0 +1,120 @@
+"""A host's programs, on its link and its doorbell: they hand each group's frames to that group's own programs.
+
+The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+from testbed.core.closing import Closing
+from testbed.core.errors import CollectiveError
+from testbed.kernel import BpfObject, Link, Map, Program
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
+
+LINK = "eth0"
+BELL_NEAR = "bell0"
+BELL_FAR = "bell1"
+
+
+class Dispatcher:
+    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once a worker; closed with the worker."""
+
+    def __init__(self) -> None:
+        self._object = BpfObject("dispatch")
+        self._links: list[Closing] = []
+        self._link: Link | None = None  # that of the host's link, also among them
+
+    @classmethod
+    def of(cls, context: WorkerContext) -> Self:
+        """The worker's own, made and attached when it is first asked for."""
+        if (found := context.find(cls)) is None:
+            found = context.keep(cls())
+            context.resources.callback(found.close)
+            found.attach()
+        return found
+
+    def attach(self) -> None:
+        """Attach to link and doorbell; attached already is no error."""
+        if not self._links:
+            for device, program in ((LINK, "dispatch_link"), (BELL_FAR, "dispatch_bell"), (BELL_NEAR, "dispatch_order")):
+                attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
+                self._links.append(attached)
+                if device == LINK:
+                    self._link = attached
+            self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(BELL_FAR)))
+
+    def detach(self) -> None:
+        """Leave the devices to the network stack; groups stay, and work again once attached."""
+        self._link = None
+        while self._links:
+            self._links.pop().close()
+
+    @contextmanager
+    def tapped(self, program: Program, behind: Map) -> Iterator[None]:
+        """Have another program meet what comes in by the link first. No frame is lost by the change either way.
+
+        :param program: It goes on by a tail call.
+        :param behind: To this map's first program, which is the dispatcher's.
+        :raises CollectiveError: The link is the network stack's.
+        """
+        if self._link is None:
+            raise CollectiveError(f"tap: {LINK} carries no program of the testbed: the datapath has to be xdp")
+        own = self._object.programs["dispatch_link"]
+        behind.update(0, own.fd)
+        self._link.update(program)
+        try:
+            yield
+        finally:
+            if self._link is not None:
+                self._link.update(own)
+
+    def add(self, group: int, link: Program, bell: Program, order: Program, send: Program | None = None) -> None:
+        """Hand a group's frames to its programs.
+
+        :param send: A TC program, for what `bell` passes on.
+        :raises CollectiveError: The host is in a group of that number already.
+        """
+        for table, program in (("groups", link), ("bells", bell), ("orders", order)):
+            try:
+                self._object.maps[table].lookup(group)
+            except KeyError:
+                self._object.maps[table].update(group, program.fd)
+            else:
+                raise CollectiveError(f"this host is in group {group} already: close that one, or choose another group_id")
+        if send:
+            self._object.maps["senders"].update(group, send.fd)
+
+    def remove(self, group: int) -> None:
+        """From here on the group's frames are strangers."""
+        for table in ("groups", "bells", "orders", "senders"):
+            self._object.maps[table].delete(group)
+
+    @property
+    def strangers(self) -> int:
+        """Frames of the ring's port for groups that this host is not in."""
+        data = self._object.maps["strangers"].lookup(0)
+        return sum(int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8))
+
+    def close(self) -> None:
+        """Detach and unload."""
+        self.detach()
+        self._object.close()
+
+
+def attach(context: WorkerContext) -> None:
+    """Worker call: attach the host's programs."""
+    Dispatcher.of(context).attach()
+
+
+def detach(context: WorkerContext) -> None:
+    """Worker call: detach the host's programs; groups stay, and go on once attached again."""
+    if dispatcher := context.find(Dispatcher):
+        dispatcher.detach()

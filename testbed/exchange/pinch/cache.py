@@ -1,0 +1,60 @@
+"""What a sender remembers, so that vertices that have hardly changed are not sent again.
+
+Receivers keep their accumulators from one exchange to the next, and frames carry by how much a vertex has changed since it was
+last sent: integers, so that no error builds up. That needs one scale for all differences; when magnitudes have outgrown it, or
+have become so small that it is wasted on them, all begin anew.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.exchange.interface import Embeddings, ExchangeSpec
+from testbed.exchange.pinch.numbers import Numbers
+
+__all__ = ["SLACK", "Cache"]
+
+SLACK = 3
+"""Powers of two by which magnitudes may fall short of the scale before a finer one is taken."""
+
+
+class Cache:
+    """The memory of one rank.
+
+    :param outgoing: int32: positions of the vertices that others need.
+    """
+
+    def __init__(self, numbers: Numbers, spec: ExchangeSpec, outgoing: NDArray[np.int32]) -> None:
+        assert spec.bound is not None
+        self._numbers = numbers
+        self._bound = spec.bound
+        self._staleness = spec.staleness
+        self._outgoing = outgoing
+        #: int32, shape (owned, dim): lanes as others have them.
+        self.last = np.zeros((spec.halo.num_owned, spec.dim), np.int32)
+        self._age = np.zeros(spec.halo.num_owned, np.uint32)
+        self._copies = np.zeros(spec.halo.num_owned, np.int64)
+        for positions in spec.halo.sends:
+            self._copies[positions] += 1
+        self._chosen: NDArray[np.bool_] = np.zeros(0, bool)
+        self.hits = self.lookups = self.copies_saved = 0
+
+    def forget(self) -> None:
+        """There is a new scale: what others have is nothing any more."""
+        self.last[:] = 0
+        self._age[:] = 0
+
+    def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
+        """Which of the outgoing vertices to send."""
+        self._chosen = self._numbers.changed(x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness)
+        return self._chosen
+
+    def commit(self) -> None:
+        """What was chosen last is sent."""
+        kept = self._outgoing[~self._chosen]
+        self._age[self._outgoing] += 1
+        self._age[self._outgoing[self._chosen]] = 0
+        self.lookups += len(self._chosen)
+        self.hits += len(kept)
+        self.copies_saved += int(self._copies[kept].sum())

@@ -1,0 +1,91 @@
+"""The doorbell of an exchange: frames that its process sends to its own programs."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Sequence
+
+from testbed.comm.group import GroupSpec
+from testbed.core.closing import Closing
+from testbed.core.errors import CollectiveError
+from testbed.datapath.dispatcher import BELL_FAR, BELL_NEAR
+from testbed.kernel.libbpf import explain
+from testbed.protocol.pinch.packet import LEAST_BYTES
+from testbed.protocol.wire import Frame, Header, PinchKind, encode, frame_seal
+
+__all__ = ["Doorbell", "make_bell"]
+
+
+def make_bell(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
+    """A frame from a host's process to its own programs, sealed like any other.
+
+    :param size: Bytes: as long as what it becomes, so that it need not grow.
+    :param fields: Others of the header.
+    """
+    header = Header(kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields)
+    header.checksum = frame_seal(header)
+    me = group.me.endpoint
+    return encode(Frame(header, source=me, destination=me)).ljust(size, b"\0")
+
+
+class Doorbell(Closing):
+    """A socket on the doorbell's near end, and all bells that there are.
+
+    :param flows: Numbers of the flows that are rung for.
+    :param size: Bytes of a full frame.
+    """
+
+    def __init__(self, group: GroupSpec, flows: Sequence[int], size: int) -> None:
+        self._group = group
+        self.bell_bytes = max(size, LEAST_BYTES)
+        #: A bell for each flow, this rank's own last: the others' CPUs have begun by then.
+        self.bells = ctypes.create_string_buffer(
+            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, chunk=flow) for flow in flows)
+        )
+        self.bell_count = len(flows)
+        self._work = make_bell(PinchKind.WORK, group)
+        greeting = make_bell(PinchKind.GREET, group)
+        self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            self._socket.bind((BELL_NEAR, 0))
+        except OSError:
+            self._socket.close()
+            raise
+        self.fd = self._socket.fileno()
+
+    def work(self) -> None:
+        """Have what has come in and is not added yet gone on with.
+
+        :raises CollectiveError: The doorbell is gone.
+        """
+        self._send(self._work)
+
+    def greet(self, attempt: int) -> None:
+        """Have hellos sent to those from whom there is none.
+
+        :param attempt: 1..255.
+        :raises CollectiveError: The doorbell is gone.
+        """
+        self._send(make_bell(PinchKind.GREET, self._group, attempt=attempt))
+
+    def _send(self, bell: bytes) -> None:
+        try:
+            self._socket.send(bell)
+        except OSError as error:
+            self.check(error.errno or 0)
+
+    def check(self, code: int) -> None:
+        """Raise the error that a call of the doorbell's ended with.
+
+        :param code: An errno, or 0.
+        :raises CollectiveError: It is not 0.
+        """
+        if code:
+            host = f"rank {self._group.rank} ({self._group.me.name})"
+            raise CollectiveError(f"{host}: doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()

@@ -1,0 +1,252 @@
+"""``pinch``: embeddings broadcast by a TC program and summed up by an XDP program; see docs/pinch.md.
+
+The process quantizes what others need into memory that it shares with the kernel, rings, sleeps, and reads the sums; everything
+between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.comm.backend import Counters, Datapath
+from testbed.core.errors import CollectiveError
+from testbed.datapath.dispatcher import Dispatcher
+from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
+from testbed.exchange.pinch.cache import SLACK as CACHE_SLACK
+from testbed.exchange.pinch.cache import Cache
+from testbed.exchange.pinch.finite import not_finite
+from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
+from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT, SLACK, Numbers, exponent_of
+from testbed.exchange.pinch.port import PinchPort
+from testbed.exchange.pinch.recovery import Recovery
+from testbed.exchange.pinch.tables import make_tables
+from testbed.protocol.pinch.packet import LEAST_BYTES
+from testbed.protocol.scale import ScaleGuess
+from testbed.protocol.sequence import generation_after
+
+if TYPE_CHECKING:
+    from testbed.worker import WorkerContext
+
+__all__ = ["Pinch"]
+
+
+class Pinch(Exchange):
+    """One rank. See `Exchange`."""
+
+    name: ClassVar[str] = "pinch"
+    needs: ClassVar[Datapath] = "xdp"
+
+    def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
+        super().__init__(context, spec)
+        self.layout = RowLayout.plan(spec.dim, 16 if spec.group.lanes == "int16" else 32, spec.group.mtu)
+        self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
+        self._scale = ScaleGuess(spec.exponent, SLACK)
+        if spec.bound is not None:
+            self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new one costs all that is remembered
+        self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
+        self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
+        self._generation = 0
+        self._port: PinchPort | None = None
+        self._failed: str | None = None
+        self._together = False  # as far as this rank knows, all ranks are where it is
+        self._odd = False  # some rank has values that are not finite, as all know
+
+    def connect(self) -> None:
+        """See `Exchange.connect`."""
+        group = self.spec.group
+        if group.size == 1:
+            return
+        self._port = port = PinchPort(Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers)
+        self._recovery = Recovery(port)
+        self._numbers.reset(port.accumulators)
+        nothing = bundle(self._tables.outgoing[:0], self._tables.masks[:0], self.layout.rows)
+        self._address(nothing)
+        self._advance()
+        port.enter(LEAST_EXPONENT, EXPONENTS)
+        port.greet(1)  # others' hellos have met nobody here
+        port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
+        self._recovery.wait()
+        self._together = True
+        self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
+        if self.spec.exponent is not None:
+            halo = self.spec.halo
+            needed = [rank for rank in range(group.size) if len(halo.sends[rank]) or len(halo.sources[rank])]
+            port.control.partners = sum(1 << rank for rank in {*needed, group.rank})
+        self._open()
+
+    def _address(self, bundles: Bundles) -> None:
+        assert self._port is not None
+        self._bundles = bundles
+        self._port.address(bundles)
+
+    def _advance(self) -> None:
+        """Take frames of the next generation in."""
+        assert self._port is not None
+        self._generation = generation_after(self._generation)
+        self._port.open(self._generation)
+
+    def _open(self) -> None:
+        """Be ready for the next exchange: others may begin before this rank does."""
+        self._advance()
+        if self.spec.exponent is not None:
+            # What would be said then is known already.
+            assert self._port is not None
+            self._port.enter(self.spec.exponent, EXPONENTS)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """See `Exchange.phases`."""
+        if self._port is None:
+            return self._phases
+        native = self._port.seconds
+        return {phase: seconds + native.get(phase, 0.0) for phase, seconds in self._phases.items()}
+
+    def _aggregate(self, x: Embeddings, out: Embeddings) -> None:
+        if self._failed:
+            raise CollectiveError(f"this exchange has failed before, open it again: {self._failed}")
+        port = self._port
+        if port is None:
+            self._alone(x, out)
+            return
+        try:
+            exponent = self._exchange(x)
+        except CollectiveError as error:
+            self._failed, self._together = str(error), self._odd or any(port.ended[0])
+            raise
+        with self._timed("dequantize"):
+            clear = self._cache is None
+            self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
+        self._open()
+
+    def _exchange(self, x: Embeddings) -> int:
+        """Have all sent and received.
+
+        :returns: The exponent that all ranks have used.
+        """
+        with self._timed("quantize"):
+            absmax = self._numbers.absmax(x, self._tables.outgoing)
+        own = exponent_of(absmax) if math.isfinite(absmax) else None
+        if self.spec.exponent is not None:
+            if own is None or own > self.spec.exponent:
+                raise self._too_large(own, self.spec.exponent)
+            self._send(x, self.spec.exponent)
+            self._recovery.wait()
+            return self.spec.exponent
+        while (exponent := self._try(x, own)) is None:
+            # All ranks come here, as all know the same, and none has sent anything.
+            assert self._port is not None
+            if self._cache:
+                self._cache.forget()
+                self._numbers.reset(self._port.accumulators)
+            self._advance()
+        if self._cache:
+            self._cache.commit()
+        return exponent
+
+    def _try(self, x: Embeddings, own: int | None) -> int | None:
+        """Exchange with the scale that will most likely hold.
+
+        :param own: This rank's largest exponent; None: it has values that are not finite.
+        :returns: It; None: it does not hold, and another is known.
+        """
+        guess, port = self._scale.exponent, self._port
+        assert port is not None
+        holds = range(0) if guess is None else range(max(guess - self._scale.slack, LEAST_EXPONENT), guess + 1)
+        used = None if guess is None or own is None or own > guess else guess
+        if used is not None and self._cache:
+            self._choose(x, self._cache, used)
+        with self._timed("send"):
+            port.enter(own, holds)
+        if used is not None:
+            self._send(x, used)
+        complete = self._recovery.wait()
+        highest = port.highest
+        if highest is None:
+            odd, self._odd = port.odd, True
+            self._advance()
+            raise not_finite(self.spec.group, odd)
+        self._scale.learn(highest)
+        return guess if complete else None
+
+    def _send(self, x: Embeddings, exponent: int) -> None:
+        assert self._port is not None
+        last = self._cache.last if self._cache else None
+        self._port.send(x, self._bundles, self._numbers.factor(exponent), last)
+
+    def _too_large(self, own: int | None, exponent: int) -> CollectiveError:
+        """Tell all others, who would wait for what this rank cannot send."""
+        assert self._port is not None
+        group = self.spec.group
+        self._port.end(odd=[group.rank])
+        what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
+        return CollectiveError(f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}")
+
+    def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
+        """Which vertices are sent this time."""
+        with self._timed("quantize"):
+            chosen = cache.choose(x, exponent)
+            self._address(bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows))
+
+    def _alone(self, x: Embeddings, out: Embeddings) -> None:
+        out[:] = -np.inf if self.spec.aggregation == "max" else 0
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._phases[phase] += time.perf_counter() - started
+
+    def counters(self) -> Counters:
+        """See `Exchange.counters`."""
+        if self._port is None:
+            return Counters()
+        table = self._port.counters()
+        others = table["acks"] + table["asks"] + table["hellos"]
+        return Counters(table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"])
+
+    def error_bound(self, absmax: float) -> NDArray[np.float64]:
+        """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`; see `Numbers.error_bound`.
+
+        :returns: float64 of shape (owned vertices, 1).
+        """
+        return self._numbers.error_bound(self.spec.halo, absmax, self.spec.bound or 0.0)
+
+    def measures(self) -> dict[str, float]:
+        """What else has been counted since `connect`: see docs/results.md."""
+        if self._port is None:
+            return {}
+        table = self._port.counters()
+        row = 8 * self.layout.words + 4
+        found = {
+            "redundant_bytes": float(table["unused"] * row),
+            "aggregated_vertices": float(table["vertices"]),
+            "aggregated_edges": float(table["edges"]),
+            "acknowledgements": float(table["acks"]),
+            "questions": float(table["asks"]),
+            "hellos": float(table["hellos"]),
+            "hub_slices": float(table["slices"]),
+            "duplicates": float(table["duplicate"]),
+        }
+        if self._cache:
+            found |= {
+                "cache_hits": float(self._cache.hits),
+                "cache_lookups": float(self._cache.lookups),
+                "bytes_saved": float(self._cache.copies_saved * row * self.layout.parts),
+            }
+        return found
+
+    def close(self) -> None:
+        """See `Exchange.close`."""
+        if self._port is not None:
+            if self._together:
+                with suppress(CollectiveError):
+                    self._recovery.linger()
+            self._port.close()
+            self._port = None

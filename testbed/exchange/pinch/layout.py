@@ -1,0 +1,109 @@
+"""How embeddings stand in frames, and which vertices share one. Pure.
+
+A frame's payload is words of 64 bits: the vertices' positions at their owner, 32 bits each, padded to a word, then a row of
+words for each vertex. An embedding that does not fit one frame is cut into parts of equal length, one a frame; then the first
+word's upper half is the number of the part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.core.errors import SpecError
+from testbed.protocol.pinch.packet import MAX_WORDS
+from testbed.protocol.wire import FRAME_BYTES
+
+__all__ = ["Bundles", "RowLayout", "bundle", "bundle_bound"]
+
+_ETHERNET = 14
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The shape of embeddings on the wire.
+
+    :param dim: Elements of an embedding.
+    :param bits: Of a lane: 16 or 32.
+    :param words: Of a vertex in a frame.
+    :param parts: Frames that an embedding takes.
+    :param rows: Vertices in a full frame; 1 where `parts` is more than 1.
+    """
+
+    dim: int
+    bits: int
+    words: int
+    parts: int
+    rows: int
+
+    @classmethod
+    def plan(cls, dim: int, bits: int, mtu: int) -> RowLayout:
+        """For links of an MTU, bytes.
+
+        :raises SpecError: Not even one word fits.
+        """
+        room = min((mtu + _ETHERNET - FRAME_BYTES) // 8, MAX_WORDS)
+        if room < 2:
+            raise SpecError(f"mtu: {mtu} is too small for embeddings: allowed is {FRAME_BYTES - _ETHERNET + 16} or more")
+        words = -(-dim * bits // 64)
+        if words < room:
+            rows = 2 * room // (2 * words + 1)
+            return cls(dim, bits, words, 1, rows)
+        parts = -(-words // (room - 1))
+        return cls(dim, bits, -(-words // parts), parts, 1)
+
+    def length(self, rows: int) -> int:
+        """Bytes of a payload with so many vertices."""
+        return 8 * ((rows + 1) // 2 + rows * self.words)
+
+    @property
+    def payload(self) -> int:
+        """Bytes of a full frame's payload."""
+        return self.length(self.rows)
+
+    @property
+    def wide(self) -> int:
+        """64-bit words of an accumulator, whose lanes are twice as wide."""
+        return 2 * self.words * self.parts
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Vertices that travel together.
+
+    :param order: int32, shape (m,): positions of the vertices, bundle after bundle.
+    :param starts: int64, shape (b + 1,): where each bundle begins in `order`.
+    :param to: uint32, shape (b,): the ranks that each bundle goes to, a bit each.
+    """
+
+    order: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    to: NDArray[np.uint32]
+
+
+def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int) -> Bundles:
+    """Put vertices into frames of at most `rows`: those for the same ranks together.
+
+    What does not fill a frame shares one with leftovers for other ranks, and goes to all of them: that costs bytes, a frame of
+    its own would cost more.
+
+    :param positions: Shape (m,), of the vertices to send.
+    :param masks: uint32, shape (m,): the ranks that need each, a bit each; none is 0.
+    """
+    order = np.argsort(masks, kind="stable")
+    sorted_masks = masks[order]
+    _, first, counts = np.unique(sorted_masks, return_index=True, return_counts=True)
+    place = np.arange(len(order)) - np.repeat(first, counts)  # among those with the same mask
+    whole = place < np.repeat(counts // rows * rows, counts)
+    order = np.concatenate([order[whole], order[~whole]])
+    complete = int(whole.sum())
+    starts = np.append(np.arange(0, complete, rows), np.arange(complete, len(order), rows))
+    to = np.bitwise_or.reduceat(masks[order], starts) if len(order) else np.zeros(0, np.uint32)
+    return Bundles(positions[order].astype(np.int32), np.append(starts, len(order)).astype(np.int64), to.astype(np.uint32))
+
+
+def bundle_bound(vertices: int, rows: int) -> int:
+    """Bundles that any choice among so many vertices can make: all are full but the last."""
+    return -(-vertices // rows)

@@ -1,0 +1,116 @@
+"""What a rank does while an exchange is not complete, with clocks and words; what to do and whom to blame is `Policy`'s."""
+
+from __future__ import annotations
+
+import time
+
+from testbed.core.errors import CollectiveError
+from testbed.exchange.pinch.numbers import LEAST_EXPONENT
+from testbed.exchange.pinch.port import PinchPort, Waited
+from testbed.exchange.pinch.verdict import Words
+from testbed.protocol.pinch.policy import TRIES, Policy, Seen
+from testbed.protocol.rto import RetransmissionTimer
+
+__all__ = ["Recovery"]
+
+_MOST_PATIENCE = 0.05  # seconds
+_LINGER = 1.0  # seconds
+_DOUBT = 1.5  # times the timeout: till then a rank waits for what tells it who is to blame
+
+
+class Recovery:
+    """The waiting of one rank.
+
+    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when to ask for it. What
+    others have to send may take them longer, as they compute before: they are asked for it when it takes longer than usual.
+    """
+
+    def __init__(self, port: PinchPort) -> None:
+        self.port = port
+        self.timer = RetransmissionTimer(ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES)))
+        self._words = Words(port.group.rank, [member.name for member in port.group.members], port.group.timeout)
+        self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
+        self._samples = self._rtt_sum = 0
+
+    @property
+    def _patience(self) -> float:
+        return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE) if self._usual else _MOST_PATIENCE)
+
+    def wait(self) -> bool:
+        """Until all has come and has been acknowledged (True), or is found not to hold (False).
+
+        :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended; the text says why.
+        """
+        started, policy = time.monotonic(), Policy(self.port.seen())
+        waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
+        if waited is Waited.TIME_UP:
+            waited = self._go_on(started, policy)
+        if waited is Waited.ENDED:
+            raise CollectiveError(self._end())
+        self._measure()
+        took = time.monotonic() - started
+        self._usual = (3 * self._usual + took) / 4 if self._usual else took
+        return waited is Waited.COMPLETE
+
+    def _go_on(self, started: float, policy: Policy) -> Waited:
+        """Wait longer than round trips take."""
+        port, moved, waited = self.port, started, Waited.TIME_UP
+        while waited is Waited.TIME_UP:
+            now, seen = time.monotonic(), port.seen()
+            self._measure()
+            if policy.look(seen):
+                moved = now
+                self.timer.progressed()
+            elif self._is_over(now - moved, policy, seen):
+                verdict = policy.verdict(seen)
+                late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
+                port.end(gone=verdict.silent, late=late)
+                raise CollectiveError(self._words.gave_up(seen, verdict, port.copies, now - started))
+            elif port.flying or now - moved >= self._patience:
+                self.timer.expired()
+                port.act(policy.act(seen))
+            left = 0.0 if port.flying else self._patience - (now - moved)
+            waited = port.wait(max(self.timer.timeout, left))
+        return waited
+
+    def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
+        """Is it time to give up, as nothing has moved for so many seconds?"""
+        timeout = self.port.group.timeout
+        return still > timeout and policy.has_asked and (policy.is_sure(seen) or still > _DOUBT * timeout)
+
+    def linger(self) -> None:
+        """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
+
+        Till then one of them may lack this one's last hello or acknowledgement, and ask for it.
+        """
+        port, attempt = self.port, 0
+        deadline = time.monotonic() + min(_LINGER, port.group.timeout)
+        if not any(port.ended):
+            port.control.partners = (1 << port.group.size) - 1
+            port.enter(LEAST_EXPONENT, range(0))  # that all have come is then found to be no exchange
+        while not port.may_go and time.monotonic() < deadline:
+            if any(port.ended):
+                time.sleep(self.timer.timeout)  # nothing wakes who has nothing to wait for
+            elif port.wait(self.timer.timeout) is Waited.UNFIT:
+                break
+            attempt += 1
+            port.greet(attempt)
+
+    def _measure(self) -> None:
+        """Take in the round trips that the programs have seen."""
+        control = self.port.control
+        samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
+        if samples != self._samples:
+            mean = (total - self._rtt_sum) / (samples - self._samples) * 1e-6
+            self.timer.sample(mean, max(0.0, control.rtt_max_us * 1e-6 - mean))
+            control.rtt_max_us = 0
+            self._samples, self._rtt_sum = samples, total
+
+    def _end(self) -> str:
+        """The error's text where others have found that there can be no more exchanges."""
+        port, (odd, gone, late) = self.port, self.port.ended
+        if not odd:
+            return self._words.ended(port.generation, gone, late)
+        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in odd)
+        larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
+        return f"exchange: {ranks} has embeddings that are not finite{larger}"

@@ -1,0 +1,129 @@
+"""From a halo to the tables that programs read: what other ranks' vertices are here, and to whom own ones are sent. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.core.errors import SpecError
+from testbed.exchange.halo import Halo
+from testbed.exchange.interface import Aggregation
+from testbed.exchange.pinch.layout import RowLayout
+from testbed.kernel.abi import dtype
+from testbed.protocol.wire import MAX_RANKS
+
+__all__ = ["SLICE_WORDS", "Tables", "make_tables", "weight_scale"]
+
+SLICE_WORDS = 1 << 13
+"""Accumulator words that a program adds to for one vertex in one run: some 10 microseconds. More is a hub, added by slices."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Everything that stays the same from one exchange to the next.
+
+    :param outgoing: int32: positions of the vertices that other ranks need, ascending.
+    :param masks: uint32: the ranks that need each, a bit each.
+    :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
+    :param edges: `EDGE`: accumulators of neighbours here.
+    :param targets: int32: the position that each accumulator is for. Only vertices with neighbours on other ranks have one,
+        in the order in which frames come to them, for the sake of the CPU's caches: most have few.
+    :param hubs: Slots that the parts of vertices with many neighbours take.
+    :param slice: Neighbours that one run adds a vertex to.
+    :param sources: Where each rank's vertices and frames begin.
+    :param seen: Words of the bitmaps of frames that have come.
+    :param scale: What a weight of 1 is as an integer; 1 without weights.
+    """
+
+    outgoing: NDArray[np.int32]
+    masks: NDArray[np.uint32]
+    vertices: NDArray[Any]
+    edges: NDArray[Any]
+    targets: NDArray[np.int32]
+    hubs: int
+    slice: int
+    sources: NDArray[np.void]
+    seen: int
+    scale: float
+
+
+def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tables:
+    """Make a rank's tables.
+
+    :raises SpecError: A vertex has more neighbours than an accumulator can add up.
+    """
+    degree = np.diff(halo.indptr)
+    most = (1 << (2 * layout.bits - 1)) // ((1 << (layout.bits - 1)) - 1)
+    if aggregation == "sum" and halo.num_owned and int(degree.max()) > most:
+        raise SpecError(
+            f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: allowed is at most {most} with lanes = "
+            f"int{layout.bits}; use int32"
+        )
+    masks = np.zeros(halo.num_owned, np.uint32)
+    for rank, positions in enumerate(halo.sends):
+        masks[positions] |= np.uint32(1 << rank)
+    outgoing = np.flatnonzero(masks)
+    # Neighbours by vertex instead of vertices by neighbour.
+    order = np.argsort(halo.indices, kind="stable")
+    count = np.bincount(halo.indices, minlength=halo.num_halo)
+    edges = np.zeros(len(order), dtype("pinch_edge"))
+    target = np.repeat(np.arange(halo.num_owned), degree)[order]
+    touched, first_touch = np.unique(target, return_index=True)
+    targets = touched[np.argsort(first_touch)].astype(np.int32)
+    place = np.empty(halo.num_owned, np.uint32)
+    place[targets] = np.arange(len(targets))
+    edges["target"] = place[target]
+    scale = 1.0
+    if aggregation == "weighted":
+        assert halo.weights is not None
+        scale = weight_scale(halo, layout.bits)
+        edges["weight"] = np.rint(halo.weights.astype(np.float64) * scale)[order]
+    slice_ = max(1, SLICE_WORDS // (2 * layout.words))
+    sources = np.zeros(MAX_RANKS, dtype("pinch_source"))
+    first = seen = 0
+    for rank, size in enumerate(halo.sizes):
+        frames = size * layout.parts if rank != halo.rank else 0
+        sources[rank] = size, first, seen, frames
+        first += size if frames else 0
+        seen += -(-frames // 32)
+    vertices = np.zeros(first, dtype("pinch_vertex"))
+    index = [int(sources["first"][rank]) + positions for rank, positions in enumerate(halo.positions)]
+    mine = vertices[np.concatenate(index) if index else []]
+    mine["count"] = count
+    mine["first"] = np.cumsum(count) - count
+    large = count > slice_
+    mine["hub"][large] = 1 + layout.parts * np.arange(int(large.sum()))
+    vertices[np.concatenate(index)] = mine
+    return Tables(
+        outgoing.astype(np.int32),
+        masks[outgoing],
+        vertices,
+        edges,
+        targets,
+        int(large.sum()) * layout.parts,
+        slice_,
+        sources,
+        seen,
+        scale,
+    )
+
+
+def weight_scale(halo: Halo, bits: int) -> float:
+    """What to multiply weights by before rounding, so that no vertex's sum can overflow its accumulator.
+
+    A lane's magnitude is below ``2**(bits - 1)`` and its accumulator's below ``2**(2 * bits - 1)``: the integer weights of a
+    vertex may come to ``2**bits`` in magnitude, of which rounding may take half an edge; and one is 32 bits with its sign.
+    """
+    assert halo.weights is not None
+    magnitude = np.abs(halo.weights.astype(np.float64))
+    if not magnitude.any():
+        return 1.0
+    degree = np.diff(halo.indptr)
+    sums = np.add.reduceat(np.append(magnitude, 0.0), np.minimum(halo.indptr[:-1], len(magnitude)))[degree > 0]
+    room = (1 << bits) - degree[degree > 0] / 2
+    if (room <= 0).any():
+        raise SpecError(f"exchange: a vertex has {int(degree.max())} weighted neighbours: allowed is at most {(2 << bits) - 1}")
+    return float(min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max()))

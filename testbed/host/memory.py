@@ -1,0 +1,183 @@
+"""How much memory something will take, estimated before any of it is allocated, and how much it may take.
+
+All estimates are here. They are upper bounds, in bytes, of the arrays that grow with what a user asks for; factors that are no
+sizes of arrays were measured (docs/scenarios.md, Memory). All else has to do with the share that is left.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from testbed.core.errors import SpecError
+from testbed.host.machine import free_memory
+
+__all__ = [
+    "EVALUATION_BATCH",
+    "SHARE",
+    "VALIDATION_BATCH",
+    "Graph",
+    "Model",
+    "allowance",
+    "check",
+    "data_parallel",
+    "drawn",
+    "exchanged",
+    "full_graph",
+    "hashed",
+    "read",
+    "tensor_copies",
+]
+
+SHARE: Final = 0.8
+"""Of the memory that is available: what may be asked for."""
+
+EVALUATION_BATCH: Final = 4096  # vertices whose whole neighbourhoods are gathered at once
+VALIDATION_BATCH: Final = 512  # vertices whose sampled neighbourhoods are
+
+FLOAT: Final = 4
+PROCESSES: Final = 512 << 20  # the controller, and the process that workers are copies of
+WORKER: Final = 64 << 20  # what a rank's process has of its own, sockets' buffers included
+PARAMETER: Final = 16  # weight, gradient, and Adam's two moments
+HASHED_FEATURE: Final = 20  # while texts become vectors, of doubles first
+DRAWN_EDGE: Final = 160  # while an adjacency is made of edges
+PARTITIONED_ENTRY: Final = 45  # of the adjacency: while it is partitioned, and the partition measured
+TAKEN_ENTRY: Final = 40  # while a rank takes its part out of the graph, of which each rank reads all
+LOCAL_ENTRY: Final = 12  # a layer's own sparse matrix: column, value, and half a row
+MAPPED: Final = 16  # a row and element of an exchange: lanes, accumulators and what comes in
+TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: a rank and transport, all in all
+CASE_ROW, CASE_EXCHANGE, CASE_ENTRY = 40, 16, 48  # of a bench's embeddings: an element, the same an exchange, an entry
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Sizes of a graph.
+
+    :param entries: Of the adjacency: an edge has two.
+    :param crowd: Entries of as many vertices in a row as are evaluated at once, where these have most.
+    """
+
+    vertices: int
+    entries: int
+    features: int
+    crowd: int
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of its files, which all processes share."""
+        return FLOAT * self.vertices * self.features + 4 * self.entries + 24 * self.vertices
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a model.
+
+    :param widths: Of the rows between layers: features, hidden, ..., classes.
+    :param copies: Models that a rank keeps, one a transport.
+    """
+
+    parameters: int
+    widths: Sequence[int]
+    copies: int
+
+
+def allowance() -> int:
+    """Return how many bytes may be asked for."""
+    return int(SHARE * free_memory())
+
+
+def check(need: Mapping[str, int], cause: str) -> None:
+    """Check that there is enough memory.
+
+    :param need: Bytes, by what they are for.
+    :param cause: The keys that ask for so much, with their values, for the error.
+    :raises SpecError: There is not; the text has the estimate and what is allowed.
+    """
+    most = allowance()
+    if sum(need.values()) > most:
+        largest = sorted(need.items(), key=lambda part: -part[1])[:3]
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
+        raise SpecError(
+            f"{cause}: needs about {_gib(sum(need.values()))} of memory ({parts}): allowed is at most {_gib(most)}, "
+            f"{SHARE:.0%} of what is available"
+        )
+
+
+def tensor_copies(hosts: int, transports: int) -> int:
+    """Return how many times a bench of all-reduces holds a tensor, on all ranks together."""
+    return TENSOR_COPIES * hosts * transports + REFERENCES
+
+
+def hashed(texts: int, features: int) -> dict[str, int]:
+    """Estimate what it takes to hash texts into features; see `testbed.gnn.features`."""
+    return {"features": HASHED_FEATURE * texts * features}
+
+
+def read(vertices: int, features: int) -> dict[str, int]:
+    """Estimate what it takes to read sparse features and keep them as dense ones, parts of which are copied."""
+    return {"features": 3 * FLOAT * vertices * features}
+
+
+def drawn(vertices: int, edges: int, features: int) -> dict[str, int]:
+    """Estimate what it takes to draw a graph; see `testbed.gnn.synthetic`."""
+    return {"features": FLOAT * vertices * features, "edges": DRAWN_EDGE * edges}
+
+
+def data_parallel(graph: Graph, model: Model, hosts: int, workers: int, batch: int, fanout: Sequence[int]) -> dict[str, int]:
+    """Estimate what data-parallel training takes, on all ranks.
+
+    :param workers: Processes of the ranks; mpi has its own.
+    Minibatches: sampled neighbourhoods without a vertex that is in it twice, gathered, with a message an edge. Evaluation is on
+    one rank, and has a copy of all features.
+    """
+    targets, minibatch = min(graph.vertices, max(batch, VALIDATION_BATCH)), 0
+    for limit, (inputs, outputs) in zip(fanout, reversed(list(pairwise(model.widths))), strict=True):
+        edges = min(graph.entries, targets * limit)
+        sources = min(graph.vertices, targets + edges)
+        minibatch += FLOAT * (inputs * (sources + edges + targets) + 2 * outputs * targets) + 24 * edges
+        targets = sources
+    widest, gathered = max(model.widths), graph.crowd + min(graph.vertices, graph.crowd)
+    return {
+        "graph": graph.mapped,
+        "workers": PROCESSES + workers * WORKER,
+        "models": hosts * model.copies * (PARAMETER * model.parameters + 8 * graph.vertices),
+        "all-reduce": hosts * PARAMETER * model.parameters,
+        "minibatches": hosts * minibatch,
+        "evaluation": FLOAT * (graph.vertices * (graph.features + 2 * widest) + gathered * widest),
+    }
+
+
+def full_graph(graph: Graph, model: Model, hosts: int, dims: Sequence[int]) -> dict[str, int]:
+    """Estimate what full-graph training takes, on all ranks.
+
+    :param dims: Elements of a row, of each exchange.
+    """
+    owned = -(-graph.vertices // hosts)
+    halo = min(graph.vertices, graph.entries // hosts)
+    layers = len(model.widths) - 1
+    return {
+        "graph": graph.mapped,
+        "partition": PARTITIONED_ENTRY * graph.entries,
+        "workers": PROCESSES + hosts * WORKER,
+        "parts": hosts * (TAKEN_ENTRY * graph.entries + FLOAT * owned * graph.features),
+        "models": hosts * model.copies * PARAMETER * model.parameters + model.copies * layers * LOCAL_ENTRY * graph.entries,
+        "all-reduce": hosts * PARAMETER * model.parameters,
+        "activations": hosts * FLOAT * owned * sum(inputs + 5 * outputs for inputs, outputs in pairwise(model.widths)),
+        "exchanges": hosts * MAPPED * (owned + halo) * sum(dims),
+    }
+
+
+def exchanged(rows: int, dim: int, ranks: int, exchanges: int, entries: int) -> dict[str, int]:
+    """Estimate what a bench of exchanges takes.
+
+    :param rows: That a rank owns or receives, at most; `ranks`: how many do so.
+    :param entries: Of the adjacency between ranks.
+    """
+    return {
+        "embeddings": ranks * rows * dim * (CASE_ROW + CASE_EXCHANGE * exchanges),
+        "edges": CASE_ENTRY * entries + 2 * CASE_ROW * rows * ranks,
+    }
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,162 @@
+"""Frames of an exchange as its rules see them: whose they are, the header, and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from testbed.kernel.abi import constant
+from testbed.protocol.sequence import generation_of
+from testbed.protocol.weights import weigh_halves
+from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
+
+__all__ = [
+    "ACK_BEHIND",
+    "ACK_WORDS",
+    "ANYWHERE",
+    "ASK",
+    "BATCH",
+    "BELL_FOR_ALL",
+    "ENDED",
+    "EXPONENT_BITS",
+    "FIRST",
+    "LATE",
+    "LEAST_BYTES",
+    "LEAST_WORDS",
+    "MAX_WORDS",
+    "NOBODY",
+    "NOT_FINITE",
+    "NO_LANE",
+    "ORDERS",
+    "ORDER_ASK",
+    "U32",
+    "U64",
+    "UNKNOWN",
+    "Packet",
+    "ack_first",
+    "bits_of",
+    "check_of",
+    "exponent_in",
+    "frames_in",
+    "word_in",
+]
+
+MAX_WORDS = constant("PINCH_MAX_WORDS")
+"""Of a payload: what fits the largest MTU of single-buffer XDP on veth."""
+ACK_WORDS = constant("PINCH_ACK_WORDS")
+"""Bitmap words of an acknowledgement, 32 frames each."""
+ACK_BEHIND = constant("PINCH_ACK_BEHIND")
+"""Of these, how many lie before the word of the frame that asked for it."""
+ANYWHERE = constant("PINCH_ANYWHERE")
+"""The CPU of a rank that aggregates frames where they arrive."""
+LEAST_BYTES = constant("PINCH_LEAST_BYTES")
+"""Of a frame, so that it can turn round as an acknowledgement."""
+LEAST_WORDS = ACK_WORDS
+"""Behind the header of a frame, so that it can turn round as an acknowledgement."""
+BATCH = constant("PINCH_BATCH")
+"""Frames that a bell sends at most."""
+ORDERS = constant("PINCH_ORDERS")
+"""Of a flow: frames that may wait to be sent again."""
+ORDER_ASK = constant("PINCH_ORDER_ASK")
+"""In an order: the frame is asked for, not sent again."""
+UNKNOWN = constant("PINCH_UNKNOWN")
+"""Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
+FIRST = constant("PINCH_FIRST")
+"""The generation in which all ranks meet."""
+BELL_FOR_ALL = constant("PINCH_FLAG_ALL")
+"""Flag of a bell: there is one for each flow."""
+EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
+NOT_FINITE = constant("PINCH_NOT_FINITE")
+"""In a hello, instead of an exponent."""
+ENDED = constant("PINCH_ENDED")
+"""Likewise: there will be no more exchanges; the header says why."""
+NOBODY = -1
+"""Whose address is no rank's."""
+ASK = constant("PINCH_FLAG_ASK")
+"""Flag: an answer is wanted."""
+NO_LANE = constant("PINCH_NO_LANE")
+"""Lane of an acknowledgement: what it lacks may only be late."""
+LATE = constant("PINCH_FLAG_LATE")
+"""Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
+
+U32 = 0xFFFFFFFF
+U64 = 0xFFFFFFFFFFFFFFFF
+
+
+class Packet(NamedTuple):
+    """A frame: whose addresses it has, the header in the order of `wire.Header`, and all words behind it.
+
+    :param source: The rank whose IP address it comes from, or `NOBODY`.
+    :param destination: The rank whose it goes to, likewise.
+    """
+
+    source: int
+    destination: int
+    kind: int
+    group: int = 0
+    cookie: int = 0
+    generation: int = 0
+    chunk: int = 0
+    checksum: int = 0
+    lane: int = 0
+    hop: int = 0
+    sender: int = 0
+    receiver: int = 0
+    flags: int = 0
+    round: int = 0
+    length: int = 0
+    tag: int = 0
+    attempt: int = 0
+    prev: int = NOTHING
+    version: int = VERSION
+    body: tuple[int, ...] = ()
+
+    @property
+    def header(self) -> Header:
+        """The header as `wire` has it."""
+        return Header(*self[2:19])
+
+    @property
+    def seal(self) -> int:
+        """The header's."""
+        return frame_seal(self.header)
+
+    @property
+    def good_checksum(self) -> int:
+        """What its checksum is to be. The body has to be as long as the header says."""
+        return check_of(self.body[: self.length // 8]) + self.seal & U64
+
+    def sealed(self) -> Packet:
+        """With the right checksum."""
+        return self._replace(checksum=self.good_checksum)
+
+
+def check_of(words: Iterable[int]) -> int:
+    """The check of a payload; see `weights`."""
+    return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
+
+
+def bits_of(word: int, generation: int) -> int:
+    """The bits of a bitmap's word, if they are of a generation."""
+    return word & U32 if generation_of(word) == generation else 0
+
+
+def frames_in(word: int) -> int:
+    """The number of frames that a hello announces."""
+    return (word & U32) >> EXPONENT_BITS
+
+
+def exponent_in(word: int) -> int:
+    """The exponent of the largest value, as a hello has it."""
+    return word & (1 << EXPONENT_BITS) - 1
+
+
+def word_in(pair: list[int], generation: int) -> int:
+    """A generation's word in those of an even and an odd one; 0: there is none."""
+    word = pair[generation & 1]
+    return word if generation_of(word) == generation else 0
+
+
+def ack_first(chunk: int) -> int:
+    """First of the bitmap words that an acknowledgement of this frame has."""
+    return max(chunk // 32 - ACK_BEHIND, 0)

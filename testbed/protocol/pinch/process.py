@@ -1,0 +1,224 @@
+"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, says hello, sends, and waits.
+
+Twin of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is `pinch_policy`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.protocol.pinch.memory import Frame
+from testbed.protocol.pinch.packet import (
+    ACK_BEHIND,
+    EXPONENT_BITS,
+    LEAST_WORDS,
+    ORDER_ASK,
+    ORDERS,
+    UNKNOWN,
+    Packet,
+    bits_of,
+    exponent_in,
+    word_in,
+)
+from testbed.protocol.pinch.policy import Actions, Seen
+from testbed.protocol.pinch.rank import Rank
+from testbed.protocol.sequence import generation_of, must_forget, word_of
+from testbed.protocol.wire import PinchKind
+
+__all__ = ["Process"]
+
+
+class Process:
+    """One rank's process.
+
+    What it rings with comes back as packets, for `Rank.on_bell`.
+
+    :param every: Of how many frames for a rank one asks for an acknowledgement.
+    """
+
+    def __init__(self, rank: Rank, every: int = 8) -> None:
+        self.memory, self.every = rank, every
+        self.frames_to = [0] * rank.config.ranks
+
+    def address(self, frames: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Say who gets which frame, and who is asked for acknowledgements (``PinchPort.address``); from the next `enter` on.
+
+        :param frames: Of each the ranks that it is for, a bit each, and its payload.
+        """
+        memory, config = self.memory, self.memory.config
+        ask = [0] * len(frames)
+        memory.acks = [word_of(memory.generation, 0)] * len(memory.acks)
+        memory.wanted = [0] * len(memory.wanted)
+        for rank in range(config.ranks):
+            mine = [number for number, (to, _) in enumerate(frames) if to >> rank & 1]
+            self.frames_to[rank] = len(mine)
+            for place, number in enumerate(mine, 1):
+                memory.wanted[rank * config.acked_words + number // 32] |= 1 << number % 32
+                last = place == len(mine)
+                jump = not last and mine[place] // 32 - number // 32 > max(ACK_BEHIND // self.every, 1)
+                ask[number] |= (place % self.every == 0 or last or jump) << rank
+        memory.frames = tuple(Frame(to, asked, body) for (to, body), asked in zip(frames, ask, strict=True))
+        for flow in config.fan:
+            homes = config.homes(flow)
+            memory.flows[flow].schedule = tuple(number for number, (to, _) in enumerate(frames) if to & homes)
+
+    def open(self, generation: int) -> None:
+        """Take frames of a generation in from here on; there is nothing to send yet."""
+        memory, before = self.memory, self.memory.generation
+        if must_forget(before, generation):
+            self.forget(before, generation)
+        memory.copies, memory.unfit = UNKNOWN, 0
+        memory.taken = memory.handed
+        memory.acked = memory.received = memory.owed = memory.queued = memory.served = 0
+        for peer in memory.peers:
+            peer.received = peer.acked = 0
+        memory.generation, memory.ready = generation, 0
+        for flow in memory.flows:
+            flow.next = flow.flying = 0
+
+    def forget(self, before: int, generation: int) -> None:
+        """Reset all that carries the number of neither of two generations."""
+        memory, kept = self.memory, (before, generation)
+        for bitmap in (memory.seen, memory.acks):
+            bitmap[:] = [word if generation_of(word) in kept else word_of(before, 0) for word in bitmap]
+        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if generation_of(word) in kept}
+        memory.sent = {key: sent for key, sent in memory.sent.items() if sent.generation == before}
+        for peer in memory.peers:
+            for pair in (peer.ours, peer.theirs):
+                pair[:] = [word if generation_of(word) in kept else 0 for word in pair]
+
+    def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
+        """Say that this rank has entered.
+
+        :param exponent: Of its largest value, as hellos have it.
+        :param lowest: Of all ranks', with which payloads can be sent as they will be made; `highest`, too.
+        :returns: The greeting to ring with.
+        """
+        memory = self.memory
+        memory.lowest, memory.highest = lowest, highest
+        parity, word = memory.generation & 1, word_of(memory.generation, exponent)
+        for peer, frames in zip(memory.peers, self.frames_to, strict=True):
+            peer.ours[parity] = word | frames << EXPONENT_BITS
+        memory.peers[memory.config.rank].theirs[parity] = word
+        return self.greeting()
+
+    def send(self, count: int | None = None) -> list[Packet]:
+        """Let all frames be sent.
+
+        :param count: Only so many.
+        :returns: Bells to ring with; none if the last hello is still to come, which rings by itself.
+        """
+        memory = self.memory
+        memory.copies = sum(frame.copies for frame in memory.frames[:count])
+        memory.ready = len(memory.frames[:count])
+        return self.bells() if memory.ready and generation_of(memory.met) == memory.generation else []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all has come, been added, and been acknowledged."""
+        return self.memory.is_complete(self.memory.generation)
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether all ranks have come, and what was made to be sent does not hold."""
+        memory = self.memory
+        return memory.unfit == memory.generation != generation_of(memory.met)
+
+    @property
+    def highest(self) -> int:
+        """The largest exponent of any rank that has entered, as hellos have it."""
+        words = [word_in(peer.theirs, self.memory.generation) for peer in self.memory.peers]
+        return max(exponent_in(word) for word in words)
+
+    def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
+        """Say that there will be no more exchanges.
+
+        :param odd: Ranks with values that must not be, a bit each.
+        :param gone: Ranks of which nothing is heard any more.
+        :param late: Ranks that are up, and were waited for in vain.
+        :returns: The greeting to ring with.
+        """
+        self.memory.odd |= odd
+        self.memory.gone |= gone
+        self.memory.late |= late
+        return self.greeting()
+
+    def linger(self) -> Packet:
+        """Be where all ranks come to when they are done: until they have, they may lack something of this one's.
+
+        :returns: The greeting to ring with.
+        """
+        self.memory.partners = (1 << self.memory.config.ranks) - 1
+        return self.enter(0, 1, 0)  # that all have come is then found to be no exchange
+
+    @property
+    def may_go(self) -> bool:
+        """Whether nobody needs this rank any more, which lingers."""
+        memory, everybody = self.memory, (1 << self.memory.config.ranks) - 1
+        if memory.has_ended:
+            return memory.told | 1 << memory.config.rank == everybody
+        return self.is_unfit
+
+    def seen(self) -> Seen:
+        """What it sees, for `Policy`."""
+        memory, config = self.memory, self.memory.config
+        peers = memory.peers
+        return Seen(
+            config.rank,
+            memory.generation,
+            [rank for rank in range(config.ranks) if memory.partners >> rank & 1 and rank != config.rank],
+            [word_in(peer.theirs, memory.generation) for peer in peers],
+            [peer.received for peer in peers],
+            [peer.acked for peer in peers],
+            [peer.heard for peer in peers],
+            [peer.news for peer in peers],
+            [peer.answers for peer in peers],
+            [peer.at for peer in peers],
+            [peer.waits for peer in peers],
+            self.lacking,
+            generation_of(memory.met) == memory.generation,
+            memory.owed,
+        )
+
+    def lacking(self, rank: int) -> list[int]:
+        """Frames that have been sent to a rank, and that it has not acknowledged."""
+        memory, config = self.memory, self.memory.config
+        flow, found = memory.flows[config.flow_to(rank)], []
+        for number in flow.schedule[: flow.next]:
+            index = rank * config.acked_words + number // 32
+            if memory.wanted[index] & ~bits_of(memory.acks[index], memory.generation) & 1 << number % 32:
+                found.append(number)
+        return found
+
+    def act(self, actions: Actions) -> list[Packet]:
+        """Do what the policy says.
+
+        :returns: What to ring with.
+        """
+        rung = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
+        for ask, numbers in ((ORDER_ASK, actions.asks), (0, actions.resends)):
+            for rank, of_rank in numbers.items():
+                self.order(rank, [number | ask for number in of_rank])
+        if actions.work:
+            rung.append(self._own(PinchKind.WORK))
+        return rung + self.bells()
+
+    def order(self, rank: int, numbers: Sequence[int]) -> None:
+        """Have frames to a rank sent again, or asked about; a bell carries it out."""
+        flow = self.memory.flows[self.memory.config.flow_to(rank)]
+        entries = [word_of(self.memory.generation, number) for number in numbers]
+        flow.orders = (*flow.orders, *entries)[:ORDERS]
+
+    def bells(self) -> list[Packet]:
+        """A bell for each flow."""
+        return [self._own(PinchKind.BELL, chunk=flow) for flow in self.memory.config.fan]
+
+    def greeting(self, attempt: int = 0) -> Packet:
+        """What has hellos sent."""
+        return self._own(PinchKind.GREET, attempt=attempt)
+
+    def _own(self, kind: PinchKind, chunk: int = 0, attempt: int = 0) -> Packet:
+        config = self.memory.config
+        head = Packet(config.rank, config.rank, kind, config.group, config.cookie, chunk=chunk, attempt=attempt)
+        own = head._replace(sender=config.rank, receiver=config.rank, body=(0,) * LEAST_WORDS)
+        return own._replace(checksum=own.seal)

@@ -1,0 +1,345 @@
+"""The programs of an exchange as a state machine without I/O or clocks.
+
+Twin of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame: `Rank.on_link` is
+the program on the link, `Rank.on_bell` the one at the doorbell's far end, `Rank.on_send` the one behind it that sends. What C
+does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and `Rank.claim` are the
+two halves of what is done with a frame of embeddings, between which another CPU, or the process, may do anything: so each must
+hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
+"""
+
+from __future__ import annotations
+
+from testbed.protocol.pinch.memory import Peer, Sent
+from testbed.protocol.pinch.packet import (
+    ACK_WORDS,
+    ASK,
+    BELL_FOR_ALL,
+    ENDED,
+    FIRST,
+    LATE,
+    NO_LANE,
+    U32,
+    Packet,
+    ack_first,
+    bits_of,
+    exponent_in,
+    frames_in,
+    word_in,
+)
+from testbed.protocol.pinch.sending import Sender
+from testbed.protocol.pinch.work import DROP, Claim, Greeting, Next, Out
+from testbed.protocol.sequence import generation_after, generation_of, is_before, word_of
+from testbed.protocol.wire import PinchKind
+
+__all__ = ["Next", "Rank"]
+
+_HUB_TRIES = 4
+
+
+class Rank(Sender):
+    """The programs of one rank, and the memory that they work on."""
+
+    # The link.
+
+    def on_link(self, packet: Packet, now_us: int = 0) -> Out:
+        """A frame has come in by the link (``pinch_link``).
+
+        :param now_us: Microseconds of any clock that does not go back.
+        :returns: Where it goes, and what it is then.
+        """
+        if packet.kind in (PinchKind.EMBED, PinchKind.ASK) and self._elsewhere():
+            if not self.is_for_me(packet):
+                return DROP
+            self.handed = self.handed + 1 & U32
+            self.count("remote")
+            return Next.CPU, packet
+        return self._receive(packet, now_us)
+
+    def on_remote(self, packet: Packet, now_us: int = 0) -> Out:
+        """One of these is on the CPU that it is for (``pinch_remote``)."""
+        self.taken = self.taken + 1 & U32
+        return self._receive(packet, now_us, by_link=False)
+
+    def _receive(self, packet: Packet, now_us: int, by_link: bool = True) -> Out:
+        if not self.is_for_me(packet):
+            return DROP
+        if packet.kind == PinchKind.EMBED:
+            return self.claim(packet, self.is_late(packet.generation), by_link) if self.verify(packet) else DROP
+        if packet.kind == PinchKind.ASK:
+            return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
+        if packet.kind == PinchKind.ACK:
+            return (Next.BELL, self._own(packet, PinchKind.BELL)) if self._on_ack(packet, now_us) else DROP
+        if packet.kind == PinchKind.HELLO:
+            return self._on_hello(packet)
+        return self._drop("bad_kind")
+
+    # Frames of embeddings.
+
+    def _is_expected(self, packet: Packet) -> bool:
+        """Can a frame of the sender's have this number, generation and tag?"""
+        if packet.chunk >= self.config.sources[packet.sender].frames:
+            return self._refuse("bad_chunk")
+        if packet.generation != self.generation and not self.is_late(packet.generation):
+            return self._refuse("bad_generation")
+        return packet.tag == self.config.tag or self._refuse("bad_tensor")
+
+    def is_late(self, generation: int) -> bool:
+        """Was a generation the one before this rank's?"""
+        return generation > 0 and generation_after(generation) == self.generation
+
+    def verify(self, packet: Packet) -> bool:
+        """Is a frame of embeddings what its sender has sent, and can it be for this exchange?"""
+        config, length = self.config, packet.length
+        if not self._is_expected(packet):
+            return False
+        if length < 8 or length > config.payload or length % 8 or len(packet.body) < length // 8:
+            return self._refuse("bad_length")
+        if packet.checksum != packet.good_checksum:
+            return self._refuse("bad_checksum")
+        rows = length // (8 * config.words + 4)
+        return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
+
+    def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
+        """Add a verified frame, if it has not come before.
+
+        :param late: It was of the exchange before, when it was verified.
+        :param by_link: It came to the CPU that aggregates.
+        """
+        peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
+        peer.heard += 1
+        # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
+        if late:
+            return self._acknowledge(packet, by_link)
+        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
+        if claim is Claim.TAKEN:
+            self.count("duplicate")
+            return self._acknowledge(packet, by_link)
+        if claim is Claim.STALE:
+            return self._drop("bad_generation")
+        hubs = self._add_rows(packet)
+        peer.received += 1
+        peer.news += 1
+        self.received += 1
+        self._check_complete(generation)
+        # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
+        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, generation)):
+            _, answer = self._acknowledge(packet, by_link)
+            return Next.BOTH if hubs else Next.LINK, answer
+        return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
+
+    def _add_rows(self, packet: Packet) -> int:
+        """Add a frame's rows; how many have been set aside."""
+        rows = packet.length // (8 * self.config.words + 4)
+        hubs = unused = edges = 0
+        for row in self.sink.take(packet.sender, packet.body[: packet.length // 8], rows):
+            if row.bad:
+                self.count("bad_chunk")
+            elif row.hub is not None:
+                self.hubs[row.slot] = row.hub
+                self.owed += self._slices(row.hub.neighbours)
+                self.hub_queue[self.queued] = word_of(self.generation, row.slot)
+                self.queued += 1
+                hubs += 1
+            else:
+                unused += not row.edges
+                edges += row.edges
+        self.count("received")
+        self.count("vertices", rows - unused)
+        self.count("unused", unused)
+        self.count("edges", edges)
+        return hubs
+
+    def _slices(self, neighbours: int) -> int:
+        return -(-neighbours // self.config.slice)
+
+    # Acknowledgements.
+
+    def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
+        """The frame becomes an acknowledgement to its sender."""
+        lane = NO_LANE if self._may_overtake(by_link) else packet.lane
+        source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
+        words = [U32] * ACK_WORDS
+        if packet.generation == self.generation:
+            end = -(-source.frames // 32)
+            have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
+            words = [bits_of(word, packet.generation) for word in have]
+        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
+        self.count("acks")
+        return Next.LINK, self._address(answer, packet.sender)
+
+    def _may_overtake(self, by_link: bool) -> bool:
+        """May a frame have overtaken others of its lane, which came to another CPU and wait to be handed over?"""
+        return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
+
+    def _on_ask(self, packet: Packet) -> bool:
+        """Somebody wants to know whether a frame has come."""
+        if not self._is_expected(packet):
+            return False
+        if packet.length:
+            return self._refuse("bad_length")
+        if packet.checksum != packet.seal:
+            return self._refuse("bad_checksum")
+        self.peers[packet.sender].heard += 1
+        return True
+
+    def _is_ack(self, packet: Packet) -> bool:
+        if packet.generation != self.generation:
+            return self._refuse("bad_generation")
+        if packet.chunk >= self.ready:
+            return self._refuse("bad_chunk")
+        if len(packet.body) < ACK_WORDS or packet.length != 8 * ACK_WORDS:
+            return self._refuse("bad_length")
+        return packet.checksum == packet.good_checksum or self._refuse("bad_checksum")
+
+    def _on_ack(self, packet: Packet, now: int) -> bool:
+        """Note what a peer has. Is there anything to send now?"""
+        if not self._is_ack(packet):
+            return False
+        rank, chunk, generation = packet.sender, packet.chunk, packet.generation
+        peer, number = self.peers[rank], self.config.flow_to(rank)
+        flow, first, news, holes = self.flows[number], ack_first(chunk), 0, 0
+        for word in range(first, min(first + ACK_WORDS, self.config.acked_words)):
+            index, bits = rank * self.config.acked_words + word, packet.body[word - first] & U32
+            _, fresh = self._add_bits(self.acks, index, generation, self.wanted[index] & bits)
+            news += fresh.bit_count()
+            holes |= self.wanted[index] & ~bits & self._up_to(chunk, word)
+        peer.heard += 1
+        peer.answers += 1
+        if news:
+            peer.news += 1
+            peer.acked += news
+            flow.flying -= news
+            self.acked += news
+            self._check_complete(generation)
+            self._measure(packet, self.sent.get((number, chunk)), now)
+        return bool(holes) or flow.next_number < self.ready
+
+    @staticmethod
+    def _up_to(chunk: int, word: int) -> int:
+        """The bits of a bitmap's word that are for no later frame than `chunk`."""
+        return U32 if word < chunk // 32 else 0 if word > chunk // 32 else U32 >> 31 - chunk % 32
+
+    def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
+        """Take the time since a frame was sent, if it was this very sending that has been answered."""
+        if sent is None or (sent.generation, sent.lane, sent.serial) != (packet.generation, packet.lane, packet.prev):
+            return
+        rtt = now - sent.sent_us & U32
+        if rtt >> 30:
+            return
+        self.rtt_samples += 1
+        self.rtt_sum_us += rtt
+        self.rtt_max_us = max(self.rtt_max_us, rtt)
+
+    # Hellos.
+
+    def _is_hello(self, packet: Packet) -> bool:
+        if packet.tag != self.config.tag:
+            return self._refuse("bad_tensor")
+        if not packet.body or packet.length != 8:
+            return self._refuse("bad_length")
+        good = packet.generation == generation_of(packet.body[0]) and packet.checksum == packet.good_checksum
+        return good or self._refuse("bad_checksum")
+
+    def _on_hello(self, packet: Packet) -> Out:
+        if not self._is_hello(packet):
+            return DROP
+        peer, generation, ask = self.peers[packet.sender], packet.generation, bool(packet.flags & ASK)
+        peer.heard += 1
+        if exponent_in(packet.body[0]) == ENDED:
+            late = packet.prev if packet.flags & LATE else 0
+            self._note_end(packet.sender, packet.chunk, packet.prev ^ late, late)
+        else:
+            peer.at, peer.waits = packet.prev, packet.chunk
+            if self._take_word(peer, packet.body[0]):
+                bell = packet._replace(sender=self.config.rank, flags=BELL_FOR_ALL)
+                return Next.FAN, self._own(bell, PinchKind.BELL)
+            mine = self.generation
+            near = mine in (generation, generation_after(generation)) or generation == generation_after(mine)
+            if not near and (generation != FIRST or not ask) and not self.has_ended:
+                return self._drop("bad_generation")
+        if not ask:
+            return DROP
+        answer = word_of(generation, 0) if self.has_ended else self._answer(peer, generation)
+        if not answer:
+            return DROP
+        entered = generation_of(word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1])
+        say = Greeting(entered, self.waits(), packet.attempt)
+        return Next.LINK, self._hello(packet, packet.sender, answer, say)
+
+    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+        """The sender's exchanges are over, hence this rank's, which its process has to know."""
+        self.told |= 1 << sender
+        if odd & ~self.odd or gone & ~self.gone or late & ~self.late:
+            self.odd |= odd
+            self.gone |= gone
+            self.late |= late
+            self.events.append(0)
+
+    def _take_word(self, peer: Peer, word: int) -> bool:
+        """Have a rank's word. Does it let this rank send?"""
+        generation = generation_of(word)
+        if generation not in (self.generation, generation_after(self.generation)):
+            return False
+        before = peer.theirs[generation & 1]
+        if before and (generation == generation_of(before) or is_before(generation, generation_of(before))):
+            self.count("duplicate")
+            return False
+        peer.theirs[generation & 1] = word
+        peer.news += 1
+        return generation == self.generation and self.meet()
+
+    def _answer(self, peer: Peer, generation: int) -> int:
+        """What this rank has to say to one that lacks its hello: that of the generation asked for, or else its latest."""
+        word = word_in(peer.ours, generation)
+        # Who has no partner in somebody may be any number of generations ahead of it.
+        if generation == FIRST < self.generation and not word:
+            return word_of(FIRST, 0)
+        return word or peer.ours[~generation & 1]
+
+    # The doorbell.
+
+    def on_bell(self, packet: Packet) -> Out:
+        """A frame of this host's own has come to the doorbell's far end (``pinch_bell``)."""
+        if self._is_foreign(packet):
+            return DROP
+        if packet.kind == PinchKind.GREET:
+            return Next.SEND, packet
+        if packet.kind != PinchKind.BELL:
+            if self._elsewhere():
+                self.count("remote")
+                return Next.CPU, packet
+            return (Next.BELL, packet) if self.add_slice() else DROP
+        mine = packet.sender == self.config.rank
+        if mine and packet.flags & BELL_FOR_ALL:
+            place = self.fanned.get(self.cpu, 0)
+            self.fanned[self.cpu] = place + 1
+            self.count("fanned")
+            flow = self.config.fan[place % len(self.config.fan)]
+            packet = self._own(packet._replace(chunk=flow), PinchKind.BELL)
+        # Where its buffer has no room for what it becomes, the program that sends finds a larger one.
+        packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
+        # One that no acknowledgement has become is for the flow of a CPU.
+        if mine and not self.config.anywhere and packet.chunk != self.cpu:
+            return Next.CPU, packet
+        return Next.SEND, packet
+
+    def add_slice(self) -> bool:
+        """Add one slice of the first hub in the queue. Is there more to do?"""
+        for _ in range(_HUB_TRIES):
+            if self.served == self.queued:
+                return False
+            entry = self.hub_queue.get(self.served, 0)
+            if generation_of(entry) != self.generation:
+                return False
+            slot = entry & U32
+            hub = self.hubs[slot]
+            self.hubs[slot] = hub._replace(next=hub.next + 1)
+            if hub.next < self._slices(hub.neighbours):
+                self.count("slices")
+                self.count("edges", self.sink.add_slice(hub, hub.next))
+                self.owed -= 1
+                if not self.owed:
+                    self._check_complete(self.generation)
+                return True
+            self.served += 1
+        return True

@@ -1,0 +1,194 @@
+"""What both programs of an exchange do: headers, bitmaps, how ranks meet. Twin of ``pinch_work.h`` and ``pinch_hello.h``."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from testbed.protocol.pinch.memory import Memory
+from testbed.protocol.pinch.packet import ACK_WORDS, ASK, ENDED, LATE, U32, Packet, bits_of, exponent_in, frames_in, word_in
+from testbed.protocol.sequence import generation_of, is_before, word_of
+from testbed.protocol.wire import VERSION, PinchKind
+
+__all__ = ["DROP", "Claim", "Greeting", "Next", "Out", "Work"]
+
+
+class Next(Enum):
+    """Where a frame goes."""
+
+    DROP = auto()
+    LINK = auto()
+    """To where it is addressed."""
+    BELL = auto()
+    """To the doorbell's near end: its far end has it next."""
+    BOTH = auto()
+    """A copy each."""
+    FAN = auto()
+    """To the doorbell, a copy for each flow."""
+    CPU = auto()
+    """To another CPU, which goes on with it."""
+    SEND = auto()
+    """To the program that sends."""
+
+
+class Claim(Enum):
+    """What comes of bits that are to be set in a bitmap."""
+
+    CLAIMED = auto()
+    TAKEN = auto()
+    STALE = auto()
+
+
+class Greeting(NamedTuple):
+    """``struct greeting``: what a rank has to say to all."""
+
+    generation: int
+    waits: int = 0
+    attempt: int = 0
+    ask: bool = False
+
+
+Out = tuple[Next, Packet | None]
+DROP: Out = Next.DROP, None
+
+
+class Work(Memory):
+    """The part of a rank's programs that both directions need."""
+
+    def is_for_me(self, packet: Packet) -> bool:
+        """Is it of this exchange, for this rank, and from another, whose address it has (``is_for_me``)?"""
+        me, sender = self.config.rank, packet.sender
+        if self._is_foreign(packet):
+            return False
+        if packet.receiver != me or packet.destination != me:
+            return self._refuse("bad_receiver")
+        return (sender < self.config.ranks and sender != me and packet.source == sender) or self._refuse("bad_rank")
+
+    def _is_foreign(self, packet: Packet) -> bool:
+        config = self.config
+        if (packet.cookie, packet.version, packet.group) == (config.cookie, VERSION, config.group):
+            return False
+        self.count("bad_cookie")
+        return True
+
+    def _elsewhere(self) -> bool:
+        """Is another CPU the one that adds for this rank?"""
+        return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
+
+    def _add_bits(self, bitmap: list[int], index: int, generation: int, bits: int) -> tuple[Claim, int]:
+        """Add bits to a bitmap's word, only ever forward in generations (``bitmap_add``); those that it did not have."""
+        word = bitmap[index]
+        if is_before(generation, generation_of(word)):
+            return Claim.STALE, 0
+        fresh = bits & ~bits_of(word, generation)
+        if not fresh:
+            return Claim.TAKEN, 0
+        bitmap[index] = word_of(generation, bits_of(word, generation) | bits)
+        return Claim.CLAIMED, fresh
+
+    def _is_acked(self, number: int, rank: int) -> bool:
+        word = self.acks[rank * self.config.acked_words + number // 32]
+        return bool(bits_of(word, self.generation) >> number % 32 & 1)
+
+    # Meeting.
+
+    def meet(self) -> bool:
+        """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames go."""
+        if generation_of(self.met) == self.generation:
+            return True
+        words = [word_in(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
+        if not all(words):
+            return False
+        if not self.lowest <= max(map(exponent_in, words)) <= self.highest:
+            self.unfit = self.generation
+            self.events.append(self.generation)
+            return False
+        self.met = word_of(self.generation, sum(map(frames_in, words)))
+        self._check_complete(self.generation)
+        return True
+
+    def is_behind(self, rank: int) -> bool:
+        """Has a rank more to say in this generation: its hello, or frames?"""
+        word = word_in(self.peers[rank].theirs, self.generation)
+        return not word or self.peers[rank].received < frames_in(word)
+
+    def waits(self) -> int:
+        """The ranks from which this one lacks something, a bit each."""
+        found = 0
+        for rank, peer in enumerate(self.peers):
+            ours = word_in(peer.ours, self.generation)
+            if rank == self.config.rank or not ours or not self.partners >> rank & 1:
+                continue
+            if self.is_behind(rank) or peer.acked < frames_in(ours):
+                found |= 1 << rank
+        return found
+
+    @property
+    def has_ended(self) -> bool:
+        """No exchange will be complete any more."""
+        return bool(self.odd or self.gone or self.late)
+
+    def is_complete(self, generation: int) -> bool:
+        """Whether all has come, is added, and has been acknowledged."""
+        come = generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
+        return come and self.acked == self.copies
+
+    def _check_complete(self, generation: int) -> None:
+        """Wake the process when all is: whatever was last comes here."""
+        if self.is_complete(generation):
+            self.events.append(generation)
+
+    # Headers.
+
+    def _hello(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
+        """The frame becomes a hello to a rank."""
+        generation, ended = generation_of(word), self.has_ended
+        word = word_of(generation, ENDED) if ended else word
+        head = self._head(packet, PinchKind.HELLO, generation, self.odd if ended else say.waits, say.attempt)
+        late = self.late if ended and not self.gone else 0
+        flags = ASK * say.ask | LATE * bool(late)
+        head = head._replace(prev=self.gone | late if ended else say.generation, flags=flags, body=(word, *packet.body[1:]))
+        self.count("hellos")
+        return self._address(head, to, 8)
+
+    def _next_serial(self) -> int:
+        """A number for the next frame on this CPU's lane."""
+        self.count("serial")
+        self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
+        return self.serials[self.cpu]
+
+    def _head(self, packet: Packet, kind: int, generation: int, chunk: int, attempt: int) -> Packet:
+        """The header of a frame of this rank's, but for its receiver, flags, checksum and length (``write_head``)."""
+        config = self.config
+        return packet._replace(
+            kind=kind,
+            version=VERSION,
+            group=config.group,
+            cookie=config.cookie,
+            generation=generation,
+            chunk=chunk,
+            attempt=attempt,
+            hop=0,
+            sender=config.rank,
+            round=0,
+            tag=config.tag,
+            lane=self.cpu & 0xFF,
+            prev=0,
+        )
+
+    def _address(self, packet: Packet, to: int, length: int = 8 * ACK_WORDS) -> Packet:
+        """Address a frame of this rank's to another, and seal it."""
+        return packet._replace(source=self.config.rank, destination=to, receiver=to, length=length).sealed()
+
+    def _own(self, packet: Packet, kind: int) -> Packet:
+        """The frame becomes one of this host's own, for the doorbell."""
+        own = packet._replace(kind=kind, receiver=self.config.rank)
+        return own._replace(checksum=own.seal)
+
+    def _drop(self, reason: str) -> Out:
+        self.count(reason)
+        return DROP
+
+    def _refuse(self, reason: str) -> bool:
+        self.count(reason)
+        return False

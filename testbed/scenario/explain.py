@@ -1,0 +1,78 @@
+"""Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest known key."""
+
+import difflib
+from collections.abc import Iterator
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from testbed.core.errors import SpecError
+from testbed.core.tables import explain as explain_table
+from testbed.core.tables import findings, options, path_of, wrong
+from testbed.faults.spec import MODELS as FAULTS
+from testbed.workloads.registry import WORKLOADS
+
+__all__ = ["explain"]
+
+
+def explain(error: ValidationError, source: str, kind: str) -> str:
+    """Say what is wrong, one finding a line, each starting with `source`.
+
+    :param source: The scenario file's path.
+    :param kind: The scenario's workload.
+    """
+    return "\n".join(f"{source}: {_line(detail, kind)}" for detail in findings(error))
+
+
+def _line(detail: ErrorDetails, kind: str) -> str:
+    place = detail["loc"]
+    if len(place) >= 2 and place[0] == "faults":
+        return _fault_line(detail)
+    if detail["type"] == "extra_forbidden" and (others := [name for name in _others(kind) if _has(name, place)]):
+        what = path_of(place) if len(place) > 1 else f"table [{path_of(place)}]"
+        return f"{what}: scenarios of kind {options(others)} have it, this one is of kind {kind}: leave it out"
+    return explain_table(detail, WORKLOADS[kind].scenario)
+
+
+def _others(kind: str) -> Iterator[str]:
+    return (name for name in WORKLOADS if name != kind)
+
+
+def _has(kind: str, place: tuple[int | str, ...]) -> bool:
+    """Tell whether a workload's scenarios have a table, or a table and its key."""
+    try:
+        model: type[BaseModel] | None = WORKLOADS[kind].scenario
+    except SpecError:  # another package's, which is broken
+        return False
+    for part in place:
+        field = model.model_fields.get(str(part)) if model else None
+        if field is None:
+            return False
+        table = field.annotation
+        model = table if isinstance(table, type) and issubclass(table, BaseModel) else None
+    return True
+
+
+def _fault_line(detail: ErrorDetails) -> str:
+    """Say what is wrong with a fault, whose fields' descriptions say what they allow."""
+    index, *rest = detail["loc"][1:]
+    path = path_of(["faults", index])
+    value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
+    if kind == "union_tag_not_found":
+        return f"{path}.action is missing: allowed is {options(list(FAULTS))}"
+    if kind == "union_tag_invalid":
+        return wrong(f"{path}.action =", context["tag"], options(list(FAULTS)), list(FAULTS))
+    if not rest:  # neither a table nor words
+        allowed = "a table, or words such as drop p=0.01"
+        return f"{path}: {context['error']}" if kind == "value_error" else wrong(f"{path} =", value, allowed)
+    action, *keys = rest
+    fields = {field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()}
+    if not keys:  # our own validators: their texts start with the key
+        return f"{path}.{context['error']}"
+    path = path_of(["faults", index, keys[0]])
+    if kind == "extra_forbidden":
+        known = [key for key in fields if key != "action"]
+        near = difflib.get_close_matches(str(keys[0]), known, n=1)
+        return f"unknown key {path}: allowed is {options(known)}" + (f"; did you mean {near[0]}?" if near else "")
+    allowed = fields[str(keys[0])].description or ""
+    return f"{path} is missing: allowed is {allowed}" if kind == "missing" else wrong(f"{path} =", value, allowed)

@@ -1,0 +1,141 @@
+"""Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one `Scenario`."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from testbed.core.errors import SpecError
+from testbed.core.files import read_regular
+from testbed.core.numbers import shown
+from testbed.faults.spec import parse_fault
+from testbed.scenario.explain import explain
+from testbed.workloads.registry import WORKLOADS, choose
+from testbed.workloads.scenario import Scenario
+
+__all__ = ["add_faults", "load_scenario", "override", "parse_scenario", "read_table"]
+
+LARGEST = 64 << 10  # bytes of a scenario file; tomllib takes time that grows with their square
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    :raises SpecError: It is no regular file of at most :data:`LARGEST` bytes, cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(read_regular(path, LARGEST).decode())
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not text in UTF-8") from error
+    except RecursionError as error:
+        raise SpecError(f"{path}: is nested too deeply") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: is not TOML: {error}") from error
+    except ValueError as error:  # int()'s
+        raise SpecError(f"{path}: is not TOML: a number has thousands of digits") from error
+
+
+def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply overrides of the form ``table.key=value`` and return the changed copy.
+
+    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a string, so
+    that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which is no table, is replaced as a whole:
+    ``faults=[]`` clears it.
+
+    :raises SpecError: A setting has not this form.
+    """
+    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    for setting in settings:
+        target, equals, text = setting.partition("=")
+        name, dot, key = target.strip().partition(".")
+        whole = name == "faults" and not dot
+        if not equals or not name or not (key or whole):
+            raise SpecError(f"--set {shown(setting)}: allowed is table.key=value, such as training.epochs=2, or faults=[...]")
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except RecursionError as error:
+            raise SpecError(f"--set {shown(setting)}: is nested too deeply") from error
+        except ValueError:  # TOMLDecodeError, or int()'s
+            value = text.strip()
+        if whole:
+            if not isinstance(value, list):
+                raise SpecError(f"--set {shown(setting)}: allowed is an array of faults, such as [] or ['drop p=0.01']")
+            changed[name] = value
+            continue
+        section = changed.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise SpecError(f"--set {shown(setting)}: {name} is no table in the scenario")
+        section[key] = value
+    return changed
+
+
+def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
+    """Validate a scenario's table.
+
+    :param source: Named at the start of errors; the file's path.
+    :raises SpecError: A key or value is wrong; the text has one line for each.
+    """
+    kind = choose(table)
+    if isinstance(named := table.get("scenario"), dict):
+        table = {**table, "scenario": {"kind": kind, **named}}
+    try:
+        return WORKLOADS[kind].scenario.model_validate(table)
+    except ValidationError as error:
+        raise SpecError(explain(error, source, kind)) from error
+
+
+def load_scenario(
+    path: Path,
+    settings: Sequence[str] = (),
+    seed: int | None = None,
+    faults: Sequence[str] = (),
+    fault_seed: int | None = None,
+) -> Scenario:
+    """Read, override and validate a scenario file.
+
+    A relative `dataset.path` is taken from the file's folder, or where an override gives it, from the current one.
+
+    :param settings: Overrides, ``table.key=value``.
+    :param seed: Overrides ``scenario.seed``.
+    :param faults: More faults, in words; they come after the scenario's.
+    :param fault_seed: Overrides ``scenario.fault_seed``.
+    :raises SpecError: As `read_table`, `override`, `parse_scenario` and `add_faults`.
+    """
+    table = override(read_table(path), settings)
+    for key, value in (("seed", seed), ("fault_seed", fault_seed)):
+        if value is not None and isinstance(table.get("scenario"), dict):
+            table["scenario"][key] = value
+    scenario = add_faults(table, parse_scenario(table, str(path)), faults)
+    given = any(setting.partition("=")[0].strip() == "dataset.path" for setting in settings)
+    return scenario.resolve(Path.cwd() if given else path.resolve().parent)
+
+
+def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str]) -> Scenario:
+    """Return a scenario with more faults.
+
+    :param table: What the scenario was made from; it is valid.
+    :param faults: In words.
+    :raises SpecError: Faults are wrong, or do not fit the scenario or those before them; one line or more each, all of which
+        name it.
+    """
+    taken = list(table.get("faults", []))
+    wrong: list[str] = []
+    for text in faults:
+        try:
+            parse_fault(text)  # its own error says more than the scenario's
+        except SpecError as error:
+            wrong += [f"--{line}" for line in str(error).splitlines()]
+            continue
+        source = f"--fault {text!r}"
+        try:
+            scenario = parse_scenario({**table, "faults": [*taken, text]}, source)
+            taken.append(text)
+        except SpecError as error:
+            places = re.compile(rf"^{re.escape(source)}: (faults\[{len(taken)}\]\.|faults: )?")
+            wrong += [places.sub(f"{source}: ", line) for line in str(error).splitlines()]
+    if wrong:
+        raise SpecError("\n".join(wrong))
+    return scenario
