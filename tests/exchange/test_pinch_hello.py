@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def live(
     parts = [graph.split(x) for x in inputs]
     arguments = {}
     for rank, (name, group, halo) in enumerate(zip(hosts.fabric.hosts, groups, graph.halos, strict=True)):
-        spec = ExchangeSpec(replace(group, timeout=timeouts[rank]), halo, inputs[0].shape[1], **options)
+        spec = ExchangeSpec(group.model_copy(update={"timeout": timeouts[rank]}), halo, inputs[0].shape[1], **options)
         arguments[name] = {"spec": spec, "inputs": [part[rank] for part in parts[: turns[rank]]]}
     return list(hosts.workers.call_all(whole_life, arguments, timeout=WITHIN).values())
 
