@@ -1,6 +1,6 @@
 """What was run: a run's workload, and what its transports are."""
 
-from testbed.collectives.registry import Entry
+from testbed.comm.entry import Entry
 from testbed.results import Run
 from testbed.workloads.interface import Report, Workload
 from testbed.workloads.registry import WORKLOADS

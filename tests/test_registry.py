@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives.registry import TRANSPORTS, Entry
+from testbed.collectives.registry import TRANSPORTS
 from testbed.comm.backend import Transport
+from testbed.comm.entry import Entry
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry, load
 from testbed.exchange.interface import Exchange

@@ -13,9 +13,9 @@ from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.backend import initialize
 from testbed.collectives.mpi.launch import rank_workers
-from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
 from testbed.comm.group import make_groups
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import KernelError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric

@@ -11,10 +11,10 @@ import numpy as np
 from testbed.bench import exchange_rank as rank
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Turn
-from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import check_mtu
 from testbed.comm.backend import Counters
 from testbed.comm.group import GroupSpec, make_groups
+from testbed.comm.options import GroupOptions
 from testbed.core.errors import KernelError, SpecError, TestbedError
 from testbed.datapath import set_datapath
 from testbed.exchange.halo import Halo

@@ -12,10 +12,10 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
 from testbed.comm.backend import Counters
 from testbed.comm.group import make_groups
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import CollectiveError, SpecError, WorkerTimeout
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric

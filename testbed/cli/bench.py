@@ -8,8 +8,8 @@ import typer
 
 from testbed.cli import bench_exchange, flags, options
 from testbed.cli.progress import clear_progress, show_progress
-from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS
+from testbed.comm.options import CollectiveOptions
 from testbed.core.numbers import Real, Whole
 from testbed.plan import FabricOptions
 

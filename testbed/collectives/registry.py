@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed.comm.entry import Entry, entry_of
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry, load
 from testbed.plan import MAX_XDP_MTU, MIN_MTU
 
 if TYPE_CHECKING:
-    from testbed.comm.backend import Datapath, Transport
+    from testbed.comm.backend import Transport
     from testbed.comm.group import GroupSpec
     from testbed.worker import WorkerContext
 
-__all__ = ["TRANSPORTS", "Entry", "check_mtu", "check_names", "modules_of", "open_transport"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a transport, or an exchange, is and what it is.
-
-    :param path: ``module:class``.
-    :param needs: The datapath that the fabric has to be set to (the class says the same).
-    :param summary: One line for help texts.
-    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not say.
-    """
-
-    path: str
-    needs: Datapath
-    summary: str
-    splits: bool = True
-
-    @property
-    def module(self) -> str:
-        """Name of the module that it is in."""
-        return self.path.partition(":")[0]
-
-    @property
-    def in_kernel(self) -> bool:
-        """Whether it works inside the kernel, and not over sockets."""
-        return self.needs == "xdp"
-
-
-def entry_of(found: Any) -> Entry:
-    """Make the entry of a class that another package brings."""
-    summary = (found.__doc__ or "").strip().partition("\n")[0]
-    return Entry(f"{found.__module__}:{found.__qualname__}", found.needs, summary)
+__all__ = ["TRANSPORTS", "check_mtu", "check_names", "modules_of", "open_transport"]
 
 
 TRANSPORTS: Registry[Entry] = Registry(
     "transport",
-    f"{__name__}:Entry",
+    "testbed.comm.entry:Entry",
     {
         "xdp-ring": Entry(
             "testbed.collectives.ring.xdp_ring:XdpRing", "xdp", "ring all-reduce inside the kernel, summed by XDP programs"

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from testbed.collectives.options import CollectiveOptions, Lanes, RecoveryFrom
+from testbed.comm.options import CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.core.tables import explain, findings, path_of
 from testbed.kernel.abi import constant

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from testbed.collectives.gloo import check_rendezvous, explain, make_process_group
 from testbed.comm.affinity import apply_affinity
 from testbed.comm.backend import Counters
 from testbed.comm.netdev import read_counters
+from testbed.comm.process_group import check_rendezvous, explain, make_process_group
 from testbed.core.errors import CollectiveError
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.finite import all_finite, not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
-from testbed.exchange.pinch.adjacency import Adjacency
-from testbed.exchange.pinch.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext

@@ -1,10 +1,10 @@
-"""What a user may set of exchanges: each option once, as `testbed.collectives.options` has those of all collectives."""
+"""What a user may set of exchanges: each option once, as `testbed.comm.options` has those of all collectives."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from testbed.collectives.options import GroupOptions, Window
+from testbed.comm.options import GroupOptions, Window
 from testbed.core.tables import Table
 
 __all__ = ["ExchangeOptions", "ExchangeTerms", "Processing"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.registry import Entry, entry_of
+from testbed.comm.entry import Entry, entry_of
 from testbed.core.registry import Registry, load
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
             all_reduce="xdp-ring",
         ),
         "tcp-pull": ExchangeEntry(
-            "testbed.exchange.tcp_pull:TcpPull", "sockets", "ask owners for what is needed, and wait, as DistDGL does"
+            "testbed.exchange.tcp:TcpPull", "sockets", "ask owners for what is needed, and wait, as DistDGL does"
         ),
-        "tcp-push": ExchangeEntry("testbed.exchange.tcp_push:TcpPush", "sockets", "send to those that need it"),
+        "tcp-push": ExchangeEntry("testbed.exchange.tcp:TcpPush", "sockets", "send to those that need it"),
         "gloo": ExchangeEntry(
             "testbed.exchange.gloo:GlooGather",
             "sockets",

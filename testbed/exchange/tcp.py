@@ -1,4 +1,4 @@
-"""What `tcp-push` and `tcp-pull` have in common: all but who speaks first."""
+"""Exchanges over plain TCP: `tcp-push`, `tcp-pull`, and what they have in common: all but who speaks first."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from testbed.comm.affinity import apply_affinity
 from testbed.comm.backend import Counters
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
+from testbed.exchange.adjacency import Adjacency
+from testbed.exchange.finite import all_finite, not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.mesh import Mesh
-from testbed.exchange.pinch.adjacency import Adjacency
-from testbed.exchange.pinch.finite import all_finite, not_finite
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["TcpExchange"]
+__all__ = ["TcpExchange", "TcpPull", "TcpPush"]
 
 
 class TcpExchange(Exchange):
@@ -81,3 +81,27 @@ class TcpExchange(Exchange):
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None
+
+
+class TcpPull(TcpExchange):
+    """``tcp-pull``: every rank asks the owners for the vertices that it needs and waits, as DistDGL does.
+
+    A request with vertices' numbers (int64) and an answer with their rows, an owner and exchange. Zheng et al., "DistDGL:
+    Distributed Graph Neural Network Training for Billion-Scale Graphs", IA3 2020: the key-value store's pull sends vertices'
+    numbers to their owners, one request each, and blocks until the rows are there. There, servers are processes of their own;
+    here a rank serves while it waits, until all that need vertices of it have them, and a request for the exchange to come
+    waits in the socket until this rank has called.
+    """
+
+    name: ClassVar[str] = "tcp-pull"
+    pull: ClassVar[bool] = True
+
+
+class TcpPush(TcpExchange):
+    """``tcp-push``: every rank sends its rows to those that need them, over plain TCP: the rival that `pinch` has to beat.
+
+    One message a peer and exchange; who needs what was settled with the halo.
+    """
+
+    name: ClassVar[str] = "tcp-push"
+    pull: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-// Aggregation of rows over an adjacency in CSR: testbed/exchange/pinch/adjacency.py.
+// Aggregation of rows over an adjacency in CSR: testbed/exchange/adjacency.py.
 //
 // Sums of a row stay in registers while its neighbours pass by: a block of columns at a time, whose width the compiler knows.
 

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from testbed.collectives.options import GroupOptions
 from testbed.collectives.registry import TRANSPORTS
 from testbed.comm.backend import Counters, Datapath
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
+from testbed.comm.options import GroupOptions
 from testbed.core.errors import FaultError, WorkerDied
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import ExchangeSpec

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 from typing import Literal
 
-from testbed.collectives.options import CollectiveOptions, Lanes, RecoveryFrom
+from testbed.comm.options import CollectiveOptions, Lanes, RecoveryFrom
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import ExchangeOptions, Processing

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.options import Lanes
 from testbed.comm.backend import Tensor, float32_sum_bound
+from testbed.comm.options import Lanes
 from testbed.exchange.pinch.numbers import SLACK
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax

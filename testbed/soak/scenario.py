@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from testbed.collectives.options import CollectiveOptions
 from testbed.comm.backend import Tensor
+from testbed.comm.options import CollectiveOptions
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.options import ExchangeOptions
 from testbed.plan import FabricPlan, plan_fabric

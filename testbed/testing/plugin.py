@@ -26,7 +26,7 @@ MakeFaults = Callable[..., "FaultsInForce"]
 _MARKERS = (
     "fabric(hosts=4, topology='star', switch='xdp', mtu=1500, offload=True, queues=None, k=None, datapath=None): "
     "what the fixture `fabric` builds",
-    "group(transport='xdp-ring', ...): what the fixture `group` opens, and its testbed.collectives.options.CollectiveOptions",
+    "group(transport='xdp-ring', ...): what the fixture `group` opens, and its testbed.comm.options.CollectiveOptions",
 )
 
 _faults: pytest.StashKey[list[FaultsInForce]] = pytest.StashKey()

@@ -13,7 +13,7 @@ from testbed.core.registry import Registry, load
 from testbed.datapath import set_datapath
 
 if TYPE_CHECKING:
-    from testbed.collectives.registry import Entry
+    from testbed.comm.entry import Entry
     from testbed.comm.group import GroupSpec
     from testbed.fabric import Fabric
     from testbed.results import Run, Table

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, field_serializer, model_validator
 
-from testbed.collectives.options import AffinityOf, GroupOptions, Timeout
+from testbed.comm.options import AffinityOf, GroupOptions, Timeout
 from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, words
 from testbed.plan import FabricOptions
-from testbed.workloads.fit import check_faults
 from testbed.workloads.interface import Workload
 from testbed.workloads.registry import WORKLOADS
+from testbed.workloads.validate import check_faults
 
 if TYPE_CHECKING:
     from testbed.comm.backend import Datapath
@@ -106,5 +106,5 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _faults_fit(self) -> Self:
-        check_faults(self)
+        check_faults(self.fabric, self.faults, {name: self.needs(name) for name in self.transports})
         return self

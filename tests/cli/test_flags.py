@@ -8,7 +8,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from testbed.cli import app, flags
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.core.tables import Table
 from testbed.exchange.options import ExchangeOptions

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.exchange.adjacency import Adjacency
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch.adjacency import Adjacency
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.exchange.graphs import partitioned
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.soak.draw import BUDGET, PINCH, draw
 from testbed.soak.odds import LEAST_LAP, Odds
 from testbed.soak.scenario import Group

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import TestbedError
 from testbed.exchange.options import ExchangeOptions
 from testbed.fabric.state import ROOT

@@ -31,6 +31,8 @@ _NAMED = 4
 """Chunks that an error names, for which ranks wait."""
 _QUIET = 0.025
 """Seconds for which a rank must not have been heard to be taken for gone or content, while ranks part."""
+_LEAST_ASKED = 10
+"""Times that all ranks have been probed in vain before this one gives up: one that was stopped itself has to ask first."""
 _GONE = 1.0
 """The same, of a rank that may still need this one."""
 
@@ -53,18 +55,18 @@ class Recovery:
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
         started = progressed = probed = time.monotonic()
         moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
-        seen = np.full(port.spec.size, started)
+        seen, asked = np.full(port.spec.size, started), 0
         while not port.wait(total, pause):
             now, latest = time.monotonic(), port.heard()
             seen[latest != heard], heard = now, latest
             if moved != (moved := port.moved()):
-                progressed = now
-            elif now - progressed > timeout:
+                progressed, asked = now, 0
+            elif now - progressed > timeout and asked >= _LEAST_ASKED:
                 where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
                 raise CollectiveError(self._verdict(generation, where, quiet, self._mismatched() > mismatched))
             if now - probed >= timeout / _LOOKS:
-                probed = now
+                probed, asked = now, asked + 1
                 self._probe(self._others)
 
     def meet(self) -> None:

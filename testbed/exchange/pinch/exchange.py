@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from testbed.comm.backend import Counters, Datapath
 from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
+from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.pinch.cache import SLACK as CACHE_SLACK
 from testbed.exchange.pinch.cache import Cache
-from testbed.exchange.pinch.finite import not_finite
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
 from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT, SLACK, Numbers, exponent_of
 from testbed.exchange.pinch.port import PinchPort

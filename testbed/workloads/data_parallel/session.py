@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from testbed.collectives.mpi.launch import rank_workers
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.host import memory
 from testbed.workloads.data_parallel import rank
 from testbed.workloads.data_parallel.scenario import DataParallelScenario

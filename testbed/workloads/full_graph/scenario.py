@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from testbed.collectives.options import Window
+from testbed.comm.options import Window
 from testbed.core.tables import Named
 from testbed.exchange.options import ExchangeTerms
 from testbed.exchange.registry import EXCHANGES

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from testbed.collectives.options import GroupOptions
+from testbed.comm.options import GroupOptions
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.options import ExchangeTerms

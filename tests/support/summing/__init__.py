@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.collectives.options import CollectiveOptions
 from testbed.collectives.registry import TRANSPORTS
+from testbed.comm.options import CollectiveOptions
 from testbed.core.tables import Named
 from testbed.workloads.interface import Report, Workload
 from testbed.workloads.scenario import Scenario, SystemTable

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.workloads.interface import Session, Stage, Turn
 from testbed.workloads.measures import record_times

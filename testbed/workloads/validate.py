@@ -1,44 +1,43 @@
 """Whether a scenario's faults fit its fabric, its transports and each other; checked before anything is built."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
+from testbed.comm.backend import Datapath
 from testbed.core.errors import SpecError
 from testbed.faults.events import Flood, check_floods, check_overlap
 from testbed.faults.limits import bucket_table, each_limited
 from testbed.faults.netem import netem_table
 from testbed.faults.rules import check_number
-from testbed.faults.spec import events_of, hosts_of, limits_of, rules_of
-from testbed.plan import FabricPlan, plan_fabric
-
-if TYPE_CHECKING:
-    from testbed.workloads.scenario import Scenario
+from testbed.faults.spec import Fault, events_of, hosts_of, limits_of, rules_of
+from testbed.plan import FabricOptions, FabricPlan, plan_fabric
 
 __all__ = ["check_faults"]
 
 
-def check_faults(scenario: "Scenario") -> None:
+def check_faults(fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[str, Datapath]) -> None:
     """Check all faults.
 
+    :param needs: The datapath of each transport.
     :raises ValueError: One does not fit; the text starts with its key.
     """
-    _check_hosts(scenario)
-    plan = _plan(scenario)
-    floods = [event for event in events_of(scenario.faults) if isinstance(event, Flood)]
+    _check_hosts(fabric, faults)
+    plan = _plan(fabric)
+    floods = [event for event in events_of(faults) if isinstance(event, Flood)]
     if plan:
-        _check_switches(scenario, plan)
-    known = [f"h{number + 1}" for number in range(scenario.fabric.hosts)]
-    rules = rules_of(scenario.faults)
+        _check_switches(faults, plan)
+    known = [f"h{number + 1}" for number in range(fabric.hosts)]
+    rules = rules_of(faults)
     emulated = [rule for rule in rules if rule.backend == "netem"]
     try:
         check_number([rule for rule in rules if rule.backend == "engine"])
-        check_overlap(events_of(scenario.faults))
+        check_overlap(events_of(faults))
         if plan:
             check_floods(floods, plan)
         ports = netem_table(emulated, known)
-        _check_limits(scenario, plan)
+        _check_limits(faults, plan, needs)
     except SpecError as error:
         raise ValueError(f"faults: {str(error).removeprefix('faults: ')}") from None
-    for limit in limits_of(scenario.faults):
+    for limit in limits_of(faults):
         if (both := ports.keys() & set(limit.hosts)) and "down" in limit.directions:
             raise ValueError(
                 f"faults: limit of {min(both)}: direction = {limit.direction}: allowed is up beside netem, which has the "
@@ -49,7 +48,7 @@ def check_faults(scenario: "Scenario") -> None:
             f"faults: {emulated[0].action}: backend = netem: allowed is engine beside a flood, since netem would meet "
             "what is flooded to the port, too"
         )
-    redirected = [name for name in scenario.transports if scenario.needs(name) == scenario.fabric.switch == "xdp"]
+    redirected = [name for name, datapath in needs.items() if datapath == fabric.switch == "xdp"]
     if emulated and redirected:
         raise ValueError(
             f"faults: {emulated[0].action}: backend = netem: allowed is engine with switch xdp and {redirected[0]}, whose "
@@ -57,38 +56,37 @@ def check_faults(scenario: "Scenario") -> None:
         )
 
 
-def _check_hosts(scenario: "Scenario") -> None:
-    known = [f"h{number + 1}" for number in range(scenario.fabric.hosts)]
-    for index, fault in enumerate(scenario.faults):
+def _check_hosts(fabric: FabricOptions, faults: Sequence[Fault]) -> None:
+    known = [f"h{number + 1}" for number in range(fabric.hosts)]
+    for index, fault in enumerate(faults):
         key, names = hosts_of(fault)
         if strangers := [name for name in names if name not in known]:
             allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
             raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: allowed is {allowed}")
 
 
-def _check_switches(scenario: "Scenario", plan: FabricPlan) -> None:
+def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
     known = [switch.name for switch in plan.switches]
-    for index, fault in enumerate(scenario.faults):
+    for index, fault in enumerate(faults):
         for name in fault.switches if isinstance(fault, Flood) else ():
             if name not in known:
                 raise ValueError(f"faults[{index}].switches: {name} is no switch of this fabric: allowed is {', '.join(known)}")
 
 
-def _plan(scenario: "Scenario") -> FabricPlan | None:
+def _plan(fabric: FabricOptions) -> FabricPlan | None:
     """Plan the fabric; ``None`` if that cannot be, of which whoever builds it tells."""
-    fabric = scenario.fabric
     try:
         return plan_fabric(fabric.topology, fabric.hosts, fabric.switch, fabric.mtu, k=fabric.k)
     except SpecError:
         return None
 
 
-def _check_limits(scenario: "Scenario", plan: FabricPlan | None) -> None:
+def _check_limits(faults: Sequence[Fault], plan: FabricPlan | None, needs: Mapping[str, Datapath]) -> None:
     """Check limits as they are put in force, on each datapath that a transport needs."""
-    limits = limits_of(scenario.faults)
+    limits = limits_of(faults)
     if not limits or not plan:
         return
-    if any(scenario.needs(name) == "xdp" for name in scenario.transports):
+    if "xdp" in needs.values():
         bucket_table(limits, plan)
     for _ in each_limited(limits, plan):
         pass

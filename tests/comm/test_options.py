@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import testbed
-from testbed.collectives.options import CollectiveOptions, GroupOptions
 from testbed.comm.group import GroupSpec
+from testbed.comm.options import CollectiveOptions, GroupOptions
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.options import ExchangeOptions, ExchangeTerms
 from testbed.workloads.data_parallel.scenario import CollectiveSpec
@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from testbed.bench.allreduce import Options
 from testbed.cli import app
 from testbed.comm.group import make_groups
-from testbed.collectives.options import CollectiveOptions
+from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
 from testbed.plan import plan_fabric
 from testbed.results import Table
@@ -73,7 +73,7 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     """Nothing but the model is edited, in a copy of the package."""
     for name in ("testbed", "bpf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    path = tmp_path / "testbed" / "collectives" / "options.py"
+    path = tmp_path / "testbed" / "comm" / "options.py"
     path.write_text(path.read_text() + '    pace: int = Field(default=3, ge=1, le=9, description="how fast")\n')
     done = subprocess.run(
         [sys.executable, "-c", ADDED],

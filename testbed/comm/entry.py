@@ -1,0 +1,43 @@
+"""What a registry knows of a transport or an exchange before its module is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.comm.backend import Datapath
+
+__all__ = ["Entry", "entry_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a transport, or an exchange, is and what it is.
+
+    :param path: ``module:class``.
+    :param needs: The datapath that the fabric has to be set to (the class says the same).
+    :param summary: One line for help texts.
+    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not say.
+    """
+
+    path: str
+    needs: Datapath
+    summary: str
+    splits: bool = True
+
+    @property
+    def module(self) -> str:
+        """Name of the module that it is in."""
+        return self.path.partition(":")[0]
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether it works inside the kernel, and not over sockets."""
+        return self.needs == "xdp"
+
+
+def entry_of(found: Any) -> Entry:
+    """Make the entry of a class that another package brings."""
+    summary = (found.__doc__ or "").strip().partition("\n")[0]
+    return Entry(f"{found.__module__}:{found.__qualname__}", found.needs, summary)

@@ -1,0 +1,60 @@
+"""A process group of torch.distributed's gloo, for collectives and exchanges alike."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from testbed.comm.group import GroupSpec
+from testbed.core.errors import CollectiveError, SpecError
+
+__all__ = ["check_rendezvous", "explain", "make_process_group"]
+
+_PEER = re.compile(r"\[?(\d+\.\d+\.\d+\.\d+)\]?:\d+")
+
+
+def check_rendezvous(spec: GroupSpec) -> None:
+    """Check that there is a place to meet.
+
+    :raises SpecError: There is none.
+    """
+    if not Path(spec.rendezvous).is_dir():
+        where = f"group: rendezvous = {spec.rendezvous!r}"
+        raise SpecError(f"{where}: allowed is a directory that all ranks can write")
+
+
+def make_process_group(spec: GroupSpec, ifname: str) -> Any:
+    """Meet the other ranks and return a ``ProcessGroupGloo``.
+
+    Made by its class: ``init_process_group`` has one world a process, makes groups only
+    with all of its ranks, while here groups over any hosts come and go alone. The device is named, as
+    ``GLOO_SOCKET_IFNAME`` would: gloo's own choice is what the host's name resolves to.
+
+    :raises CollectiveError: A rank did not come within the timeout.
+    """
+    timeout = datetime.timedelta(seconds=spec.timeout)
+    path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
+    store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
+    store.set_timeout(timeout)
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._threads = 1  # one collective at a time; more threads only wait
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=ifname)]
+    try:
+        return dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
+    except RuntimeError as error:
+        raise explain(error, spec, "could not meet the others") from error
+
+
+def explain(error: RuntimeError, spec: GroupSpec, what: str = "failed") -> CollectiveError:
+    """Name the rank whose address gloo's message has, if it has one."""
+    text = str(error).strip().splitlines()[0]
+    ranks = {member.ip: member for member in spec.members}
+    for ip in _PEER.findall(text):
+        if ip in ranks and ranks[ip].rank != spec.rank:
+            return CollectiveError(f"gloo: rank {ranks[ip].rank} ({ranks[ip].name}) has failed: {text}")
+    return CollectiveError(f"gloo: rank {spec.rank} {what}: {text}")

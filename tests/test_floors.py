@@ -1,0 +1,82 @@
+"""Which room may import which: the floors of the house, from the ground up. docs/architecture.md says what each is for."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLOORS = (
+    "core",
+    "host",
+    "kernel",
+    "native",
+    "plan",
+    "protocol",
+    "fabric",
+    "worker",
+    "datapath",
+    "comm",
+    "collectives",
+    "exchange",
+    "gnn",
+    "faults",
+    "probes",
+    "results",
+    "workloads",
+    "scenario",
+    "run",
+    "bench",
+    "testing",
+    "soak",
+    "cli",
+)
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted((ROOT / "testbed").rglob("*.py"))}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports, wherever in it, for types alone as well."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names if node.module in MODULES)
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_room_has_its_floor() -> None:
+    assert {room_of(module) for module in MODULES} - {"", "__main__"} == set(FLOORS)
+
+
+@pytest.mark.parametrize("room", FLOORS)
+def test_no_room_imports_one_above(room: str) -> None:
+    below = FLOORS[: FLOORS.index(room) + 1]
+    upward = [
+        f"{module} imports {found}"
+        for module, path in MODULES.items()
+        if room_of(module) == room
+        for found in imports(path)
+        if room_of(found) and room_of(found) not in below
+    ]
+    assert upward == []
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {module: set(imports(path)) - {module} for module, path in MODULES.items()}
+    for module, path in MODULES.items():  # a package takes names from its own modules, and they from one another
+        if path.name == "__init__.py":
+            graph[module] = {found for found in graph[module] if not found.startswith(f"{module}.")}
+    TopologicalSorter(graph).prepare()
