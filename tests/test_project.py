@@ -11,23 +11,6 @@ from testbed.kernel import compile_bpf
 from testbed.kernel.compile import sources
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 450  # lines: a file is one noun
-CODE = ("testbed", "topologies", "analysis", "bpf")
-
-
-def code() -> list[Path]:
-    return [
-        path for top in CODE for path in sorted((ROOT / top).rglob("*")) if path.suffix in {".py", ".c", ".h"}
-    ]
-
-
-def test_files_stay_short() -> None:
-    long = {str(path.relative_to(ROOT)): count for path in code() if (count := lines(path)) > LONGEST}
-    assert not long
-
-
-def lines(path: Path) -> int:
-    return len(path.read_text().splitlines())
 
 
 def test_bpf_states_its_licence() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import StorageError
-from testbed.host.cache import cache_folder
+from testbed.host.paths import cache_folder
 
 __all__ = ["GraphData", "cached", "from_edges", "random_split"]
 
@@ -121,7 +121,7 @@ def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) 
     """Return the folder that holds the graph named `key`, making it first where it is not there.
 
     :param key: Names everything that the graph depends on.
-    :param folder: Where to keep it; without one, ``graphs`` in `testbed.host.cache.cache_folder`.
+    :param folder: Where to keep it; without one, ``graphs`` in `testbed.host.paths.cache_folder`.
     :raises StorageError: The cache cannot be read or written.
     """
     place = (folder or cache_folder() / "graphs") / f"{key}-v{FORMAT}"

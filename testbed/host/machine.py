@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
+from testbed.host.paths import ROOT
+
 __all__ = ["Affinity", "caution", "cpu_model", "describe", "free_memory", "git_commit", "load_average", "versions"]
 
 PACKAGES = ("collective-testbed", "numpy", "torch", "torch-geometric", "pandas", "mininet", "mpi4py")
@@ -62,9 +64,8 @@ def describe(load: float | None = None) -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """Return the commit that the package's code is from, with ``+`` where it has been changed since."""
-    root = Path(__file__).parents[1]
     try:
-        command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # an installed package is no checkout

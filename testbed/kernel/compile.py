@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import KernelError
+from testbed.host.paths import ROOT, build_folder
 
-__all__ = ["BPF", "BUILD", "ROOT", "compile_all", "compile_bpf", "sources"]
+__all__ = ["BPF", "BUILD", "compile_all", "compile_bpf", "sources"]
 
-ROOT = Path(__file__).resolve().parents[2]
 BPF = ROOT / "bpf"
-BUILD = Path(os.environ.get("TESTBED_BUILD", ROOT / "build"))
+BUILD = build_folder()
 
 # mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux 5.12).
 FLAGS = (

@@ -14,17 +14,18 @@ import tempfile
 from pathlib import Path
 
 from testbed.core.errors import TestbedError
+from testbed.host.paths import ROOT, build_folder
 
 __all__ = ["compile_native", "load", "names"]
 
 SOURCES = Path(__file__).parent
-BUILD = SOURCES.parents[1] / "build" / "native"
+BUILD = build_folder() / "native"
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 LIBRARY = ("-fPIC", "-shared")
 #: What is run, not loaded.
 PROGRAMS = frozenset({"delay_line"})
 #: Headers that programs in the kernel read, too.
-SHARED = SOURCES.parents[1] / "bpf"
+SHARED = ROOT / "bpf"
 
 
 def names() -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.host.cache import cache_folder
+from testbed.host.paths import cache_folder
 
 __all__ = ["findings"]
 

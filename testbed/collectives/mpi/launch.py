@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from testbed.collectives.mpi import agent as mpi_agent
 from testbed.collectives.mpi.backend import RANKS_VARIABLE, initialize
 from testbed.core.errors import CollectiveError, WorkerTimeout
 from testbed.fabric import Fabric
+from testbed.host.paths import ROOT
 from testbed.host.processes import RUN_VARIABLE
 from testbed.worker import Workers
 
@@ -116,7 +116,7 @@ def environment(fabric: Fabric, hosts: Sequence[str]) -> dict[str, str]:
         RUN_VARIABLE: fabric.run_id,
         mpi_agent.PIDS_VARIABLE: ",".join(f"{host}={fabric.hosts[host].pid}" for host in hosts),
         RANKS_VARIABLE: ",".join(hosts),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
 
 
