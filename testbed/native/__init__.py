@@ -16,7 +16,7 @@ from pathlib import Path
 from testbed.core.errors import TestbedError
 from testbed.host.paths import ROOT, build_folder
 
-__all__ = ["compile_native", "load", "names"]
+__all__ = ["compile_all", "compile_native", "load", "names"]
 
 SOURCES = Path(__file__).parent
 BUILD = build_folder() / "native"
@@ -76,6 +76,11 @@ def compile_native(name: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
     return target
+
+
+def compile_all() -> list[Path]:
+    """Compile every library and program."""
+    return [compile_native(name) for name in names()]
 
 
 @functools.cache

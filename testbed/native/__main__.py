@@ -1,6 +1,6 @@
 """Compile all native libraries: ``python -m testbed.native``."""
 
-from testbed.native import compile_native, names
+from testbed.native import compile_all
 
-for _name in names():
-    print(compile_native(_name))
+for path in compile_all():
+    print(path)

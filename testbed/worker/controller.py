@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from weakref import WeakKeyDictionary
 
+from testbed import native
 from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.host.machine import Affinity
+from testbed.kernel.compile import compile_all
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
 from testbed.worker.nursery import Nursery
 from testbed.worker.process import Worker
@@ -74,6 +76,9 @@ class Workers(Mapping[str, Worker]):
     def __enter__(self) -> Self:
         if Workers.find(self.fabric):
             raise FabricError("this fabric has workers already")
+        # Where nothing is compiled yet, a rank that compiles would keep others waiting beyond their timeouts.
+        compile_all()
+        native.compile_all()
         with ExitStack() as stack:
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             # The directory is root's alone. The key keeps out workers of an earlier run with the same id.
