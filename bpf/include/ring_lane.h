@@ -80,6 +80,12 @@ static __always_inline bool ring_carry(struct ring_work *w, struct ring_asks *as
 	return false;
 }
 
+/* A frame was lost on its way to this rank or from it. */
+static __always_inline void ring_note_loss(struct ring_work *w)
+{
+	w->control->lossy = generation_of(w->progress);
+}
+
 /* A frame has come whose sender sent another before it: is that here? */
 static __always_inline void ring_look_back(struct ring_work *w)
 {
@@ -104,6 +110,7 @@ static __always_inline void ring_look_back(struct ring_work *w)
 		return;
 	if (stage == RING_STAGE_PARTIAL && ring_has_parked(generation, index))
 		return;
+	ring_note_loss(w);
 	chunk->lost[stage] = generation;
 	chunk->asked_us = now_us();
 	ring_count(w, RING_LOST);

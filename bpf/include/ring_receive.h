@@ -200,6 +200,7 @@ static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
 
 	if (!ring_is_sealed(w))
 		return RING_GONE;
+	ring_note_loss(w);
 	if (w->frame->flags & RING_FLAG_RESTART)
 		return ring_on_restart(w, mine);
 	if (direct ? asker != ring_rank_after(ring_config.rank) : ring_config.upstream || !mine)

@@ -129,6 +129,16 @@ static __always_inline __u32 ring_kept_slot(__u32 index)
 	return index & (ring_config.kept - 1);
 }
 
+/* Have there been losses lately? Without any, nobody will ask for partial sums that were sent, and keeping them would cost a memcpy a hop. The first one
+ * to be lost costs its chunk another round, whose frames are kept by all ranks that they pass.
+ */
+static __always_inline bool ring_is_lossy(struct ring_work *w, __u32 generation)
+{
+	__u32 lossy = *(volatile __u32 *)&w->control->lossy;
+
+	return lossy && generation - lossy < RING_LOSSY_FOR;
+}
+
 /* Keep the partial sum that is about to be sent, unless the slot has one that may still be needed. */
 static __always_inline void ring_keep(struct ring_work *w, __u64 sum)
 {
@@ -332,7 +342,9 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		w->lane->progress += 1;
 	ring_look_back(w);
 	if (!last) {
-		if (ring_config.upstream)
+		if (round)
+			ring_note_loss(w);
+		if (ring_config.upstream && ring_is_lossy(w, generation))
 			ring_keep(w, sum);
 		if (!ring_reload(w))
 			return RING_GONE;

@@ -14,6 +14,7 @@ enum ring_size {
 	RING_PARKING = 256,	/* frames that may wait for the local gradient */
 	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
 	RING_ASKS = 64,		/* requests that a CPU may have to send; a power of two */
+	RING_LOSSY_FOR = 256,	/* collectives for which partial sums are kept after a sign of loss */
 };
 
 /* Set before the program is loaded, so that the verifier knows them. */
@@ -52,7 +53,8 @@ struct ring_control {
 	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
 	__u32 stored; /* results of this generation */
 	__u32 taken;  /* orders taken since the start */
-	__u32 pad1[10];
+	__u32 lossy;  /* generation in which this rank last saw a sign of loss; 0: it has not */
+	__u32 pad1[9];
 };
 
 /* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */

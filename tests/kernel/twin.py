@@ -98,7 +98,7 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
-        for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
+        for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed", "lossy"):
             assert getattr(control, name) == getattr(rank, name), name
         assert orders_waiting(control, self.orders) == list(rank.orders)
         cpu = rank.lane_number(0)

@@ -127,6 +127,7 @@ class RankState(NamedTuple):
     ready: int = 0
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
+    lossy: int = 0
     stored: int = 0
     settled: int = 1
     tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
@@ -512,7 +513,7 @@ class RingSystem(System[State]):
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
         rank.generation, rank.ready, rank.settled = s.generation, s.ready, s.settled
-        rank.flushed, rank.stored = s.flushed, s.stored
+        rank.flushed, rank.lossy, rank.stored = s.flushed, s.lossy, s.stored
         rank.next_generation, rank.next_slot = s.next
         rank.wake_at = rank.holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
@@ -537,6 +538,7 @@ class RingSystem(System[State]):
             ready=rank.ready,
             next=(rank.next_generation, rank.next_slot),
             flushed=rank.flushed,
+            lossy=rank.lossy,
             stored=rank.stored,
             settled=rank.settled,
             tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),

@@ -95,7 +95,8 @@ class Recovery:
         :param generation: The last collective, which this rank is done with.
         """
         port, spec = self.port, self.port.spec
-        upstream = spec.recovery == "upstream"
+        # A sum is whole only once all have met. Without any, others may not have seen that this rank is there.
+        upstream = spec.recovery == "upstream" and generation != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
         started = time.monotonic()

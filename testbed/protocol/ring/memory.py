@@ -19,6 +19,7 @@ __all__ = [
     "ANYWHERE",
     "ASKS",
     "COUNTERS",
+    "LOSSY_FOR",
     "ORDERS",
     "PARKING",
     "PARKING_TRIES",
@@ -49,6 +50,9 @@ PARKING_TRIES = constant("RING_PARKING_TRIES")
 
 ASKS = constant("RING_ASKS")
 """Requests that a CPU may have to send."""
+
+LOSSY_FOR = constant("RING_LOSSY_FOR")
+"""Collectives for which partial sums are kept after a sign of loss."""
 
 ORDERS = constant("RING_ORDERS")
 """Orders that may wait to be taken."""
@@ -228,6 +232,7 @@ class Memory:
     :param holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
     :param settled: Generation of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
+    :param lossy: Generation in which this rank last saw a sign of loss; 0: it has not.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
     :param events: Generations of which the last result that was waited for has been stored.
     :param orders: Given and not taken.
@@ -240,6 +245,7 @@ class Memory:
     next_generation: int = 0
     next_slot: int = 0
     flushed: int = 0
+    lossy: int = 0
     stored: int = 0
     wake_at: int = 0
     holdoff_us: int = 0

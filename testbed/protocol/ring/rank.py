@@ -185,6 +185,7 @@ class Rank(Sender):
         asker = header.sender if direct else (header.sender + 1) % config.ranks
         if not self._is_sealed(w):
             return None
+        self._note_loss(w)
         if header.flags & RESTART:
             return self._on_restart(w)
         if not (asker == config.after if direct else mine and not config.upstream):
@@ -379,7 +380,9 @@ class Rank(Sender):
             self.lanes[w.cpu].progress += 1
         self._look_back(w)
         if not last:
-            if config.upstream:
+            if header.round:
+                self._note_loss(w)
+            if config.upstream and self._is_lossy(w.generation):
                 self._keep(w, total)
             header.hop += 1
             if w.reduced == mine:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from testbed.protocol.ring.memory import (
     ASKS,
+    LOSSY_FOR,
     PARKING,
     PARKING_TRIES,
     Ask,
@@ -149,6 +150,14 @@ class Sender(Memory):
                 return True
         return False
 
+    def _note_loss(self, w: Work) -> None:
+        """A frame was lost on its way to this rank or from it."""
+        self.lossy = w.generation
+
+    def _is_lossy(self, generation: int) -> bool:
+        """Have there been losses lately? Without any, nobody will ask for partial sums that were sent."""
+        return self.lossy != 0 and (generation - self.lossy & U32) < LOSSY_FOR
+
     def _look_back(self, w: Work) -> None:
         """A frame has come whose sender sent another before it: is that here?"""
         generation, prev = w.frame.header.generation, w.frame.header.prev
@@ -164,6 +173,7 @@ class Sender(Memory):
             return
         if stage is Stage.PARTIAL and self._has_parked(generation, index):
             return
+        self._note_loss(w)
         chunk.lost[stage], chunk.asked_us = generation, w.now
         self._count("lost")
         if not self.config.gap or generation != w.generation or index >= w.ready:
