@@ -161,6 +161,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 
 	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
 		return ring_drop(w, DROP_NOT_HELD);
+	ring_note_loss(w);
 	if (!ring_config.upstream && !mine)
 		return ring_pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
 	if (ring_too_soon(w))
@@ -200,7 +201,6 @@ static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
 
 	if (!ring_is_sealed(w))
 		return RING_GONE;
-	ring_note_loss(w);
 	if (w->frame->flags & RING_FLAG_RESTART)
 		return ring_on_restart(w, mine);
 	if (direct ? asker != ring_rank_after(ring_config.rank) : ring_config.upstream || !mine)

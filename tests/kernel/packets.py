@@ -91,6 +91,7 @@ def bell(**fields) -> bytes:
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
     """Enter the collective with all input ready, the first own chunk launched and its token under way."""
     kernel.reset(GENERATION - 1)
+    kernel.control.lossy = GENERATION - 1  # partial sums are kept
     for chunk in range(TOTAL):
         kernel.inputs[chunk] = input_of(RANK, chunk)
         kernel.records["input_sum"][chunk] = checksum(input_of(RANK, chunk))

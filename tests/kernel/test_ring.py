@@ -719,6 +719,23 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
         assert kernel.counters()["resent"] == 2
 
 
+@pytest.mark.parametrize("lossy", [0, GENERATION - 256])
+def test_partial_sums_are_kept_after_losses_only(lossy) -> None:
+    """The request for what is not kept is a sign of loss itself, and so is a round."""
+    with loaded(upstream=True) as both:
+        kernel, _ = both
+        prepare(*both)
+        kernel.control.lossy = lossy
+        kernel.run("ring_link", reduce(0))
+        run = kernel.run("ring_link", request(0))
+        assert_sent(run.data, 0, {"kind": Kind.REQUEST, "chunk": 0, "flags": RESTART, "round": 0}, None)
+        assert kernel.control.lossy == GENERATION
+        kernel.control.lossy = lossy
+        kernel.run("ring_link", reduce(0, round=1))
+        assert kernel.control.lossy == GENERATION
+        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.REDUCE
+
+
 def test_partial_sums_are_kept_until_their_result_is_here() -> None:
     """Slots are shared: what may still be needed is not pushed out, and what has no slot is made anew when asked for."""
     with loaded(upstream=True, kept=1) as both:

@@ -276,6 +276,30 @@ def test_without_a_gap_only_the_timer_asks():
     network.run()
 
 
+def note_losses(network: Network) -> None:
+    """All ranks have seen losses a moment ago, so that they keep partial sums."""
+    for member in network.members:
+        member.rank.lossy = member.rank.generation or 1
+
+
+def test_upstream_nothing_is_kept_without_losses():
+    """The first partial sum to be lost costs its chunk another round, which all ranks keep, and what is lost of that one does not."""
+    network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
+    network.now_us = 1 << 20
+
+    def is_lost(frame: Frame) -> bool:
+        header = frame.header
+        return (header.kind, header.chunk) == (Kind.REDUCE, 4) and (header.hop, header.round) in ((2, 0), (3, 1)) and not header.flags
+
+    first = set()
+    sent = losing(network, lambda frame: is_lost(frame) and frame.header.hop not in first and not first.add(frame.header.hop))
+    network.run()
+    assert first == {2, 3}
+    assert network.total("restarted") == 1
+    again = [frame for frame in sent if frame.header.chunk == 4 and frame.header.kind == Kind.REDUCE and frame.header.round == 1]
+    assert [frame.header.hop for frame in again] == [1, 2, 3, 3]
+
+
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
 def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
     """The rank before answers with the frame that was lost, as another attempt: one request, one answer, all else as it was.
@@ -284,6 +308,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
     """
     network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
     network.now_us = 1 << 20
+    note_losses(network)
     place = (kind, 4, 2)
 
     def is_lost(frame: Frame) -> bool:
@@ -307,6 +332,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
     """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
     network = Network(4, collectives(4, [4 * 8]), kept=1, holdoff_us=5000)
     network.now_us = 1 << 20
+    note_losses(network)
 
     def is_lost(frame: Frame) -> bool:
         header = frame.header

@@ -185,7 +185,6 @@ class Rank(Sender):
         asker = header.sender if direct else (header.sender + 1) % config.ranks
         if not self._is_sealed(w):
             return None
-        self._note_loss(w)
         if header.flags & RESTART:
             return self._on_restart(w)
         if not (asker == config.after if direct else mine and not config.upstream):
@@ -214,6 +213,7 @@ class Rank(Sender):
         """The rank behind lacks the partial sum that this rank has sent."""
         if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
             return self._drop("not_held")
+        self._note_loss(w)
         if not (self.config.upstream or mine):
             return self._pass_on(w, NOTHING)  # it passes by here again, and is told then what was before
         if self._too_soon(w):
