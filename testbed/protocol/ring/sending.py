@@ -270,6 +270,11 @@ class Sender(Memory):
     def _restart(self, w: Work, round_: int) -> Frame | None:
         """Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of a round."""
         chunk = self.chunks[w.index]
+        if chunk.reduced >> 32 == w.generation and chunk.reduced & 0xFF > round_:
+            # Whoever asks after an earlier round has not seen this one: it may have been lost at the first hop.
+            if (w.now - chunk.resent_us & U32) < self.holdoff_us:
+                return None
+            return self._launch(w, chunk.reduced & 0xFF, again=True)
         if chunk.reduced >> 32 != w.generation or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
             return None
         if not self._advance(chunk, "reduced", chunk.reduced, chunk.reduced + 1):
