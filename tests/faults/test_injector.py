@@ -286,7 +286,7 @@ def test_unknown_hosts_are_refused_before_anything_is_attached():
     with Fabric(plan_fabric(hosts=2)) as fabric:
         with pytest.raises(SpecError, match="host: 'h7' is not in this fabric; hosts are h1, h2"):
             Injector(fabric, rules("drop link=h1->h7"))
-        with pytest.raises(FabricError, match="workers, and none are running"), Injector(fabric):
+        with pytest.raises(FabricError, match="of hosts and switches, and none are running"), Injector(fabric):
             pass
 
 
