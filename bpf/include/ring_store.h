@@ -92,6 +92,7 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 		return RING_GONE;
 	ring_count(w, RING_RESTARTED);
 	ring_count(w, RING_RESENT);
+	w->chunk->resent_us = now_us();
 	return ring_launch(w, round + 1, false);
 }
 

@@ -156,13 +156,13 @@ def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> 
     assert port.waits == (5 if stays_for else 0)
 
 
-def test_a_rank_that_has_summed_nothing_stays_for_all_that_have_not_met_it() -> None:
-    met, here, absent = Peer(FIRST, FIRST, FIRST, 0), Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)
-    for other in (here, absent):
-        port = Port(spec(timeout=5.0), lambda waits: [met, met, other if waits < 5 else met], [0, 1, 1])
-        Recovery(port).linger(FIRST)  # type: ignore[arg-type]
-        assert {rank for rank, _ in port.probed} == {2}
-        assert port.waits == 5
+@pytest.mark.parametrize("other", [Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)])
+def test_a_rank_that_has_summed_nothing_stays_for_all_that_have_not_met_it(other) -> None:
+    met = Peer(FIRST, FIRST, FIRST, 0)
+    port = Port(spec(timeout=5.0), lambda waits: [met, met, other if waits < 5 else met], [0, 1, 1])
+    Recovery(port).linger(FIRST)  # type: ignore[arg-type]
+    assert {rank for rank, _ in port.probed} == {2}
+    assert port.waits == 5
 
 
 def test_nobody_is_waited_for_longer_than_the_timeout() -> None:

@@ -353,7 +353,14 @@ ROWS = [
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1, "attempt": 1},
         words=input_of(RANK, 1),
     ),
-    Row("the same of any rank once more", request(1, source=0, **ANEW), before=(request(1, **ANEW),)),
+    Row(
+        "the same of any rank once more, which has not seen the new round",
+        request(1, source=0, **ANEW),
+        SENT | {"resent": 1},
+        {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
+        words=input_of(RANK, 1),
+        before=(request(1, **ANEW),),
+    ),
     Row(
         "request to begin anew after another round",
         request(1, round=1, **ANEW),
@@ -719,7 +726,7 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
         assert kernel.counters()["resent"] == 2
 
 
-@pytest.mark.parametrize("lossy", [0, GENERATION - 256])
+@pytest.mark.parametrize("lossy", [0, GENERATION - 256 & 0xFFFFFFFF])
 def test_partial_sums_are_kept_after_losses_only(lossy) -> None:
     """The request for what is not kept is a sign of loss itself, and so is a round."""
     with loaded(upstream=True) as both:

@@ -281,6 +281,7 @@ class Sender(Memory):
             return None
         self._count("restarted")
         self._count("resent")
+        chunk.resent_us = w.now
         return self._launch(w, round_ + 1, again=False)
 
     def _send_result(self, w: Work, to: int, round_: int, prev: int) -> Frame | None:
