@@ -33,7 +33,7 @@ PART_COLOURS = {
     "all_reduce": "#cc79a7",
     "other": "#b5b5b5",
 }
-TRANSPORT_STYLES = {
+BACKEND_STYLES = {
     "xdp-ring": ("#d55e00", "-", "o"),
     "tcp-ring": ("#0072b2", "--", "s"),
     "gloo": ("#009e73", "-.", "^"),
@@ -69,7 +69,7 @@ class Plot:
 
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Stack the parts of an epoch's time, one bar a transport."""
+    """Stack the parts of an epoch's time, one bar a backend."""
     parts = list(report_of(run).parts)
     split = epoch_split(run)[parts]
     figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
@@ -87,16 +87,16 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
     axes.set_xlim(0, float(left.max()) * 1.12)
     axes.grid(visible=False, axis="y")
     axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.45, 1.0), frameon=False, fontsize=9)
-    return split.rename_axis("transport").reset_index(), figure
+    return split.rename_axis("backend").reset_index(), figure
 
 
 def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Draw training loss by epoch, one line a transport; they are meant to lie on each other."""
+    """Draw training loss by epoch, one line a backend; they are meant to lie on each other."""
     return _curves(run, "loss", "training loss (cross-entropy)")
 
 
 def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Draw validation accuracy by epoch, one line a transport."""
+    """Draw validation accuracy by epoch, one line a backend."""
     return _curves(run, "validation_accuracy", "validation accuracy")
 
 
@@ -127,7 +127,7 @@ def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
         axes.grid(visible=False, axis="y")
     if not table["retransmissions_total"].any():
         panels[2].set_xticks([0])
-    return table.rename_axis("transport").reset_index(), figure
+    return table.rename_axis("backend").reset_index(), figure
 
 
 FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]] = {
@@ -181,13 +181,13 @@ def _curves(run: Run, metric: str, label: str) -> tuple[pd.DataFrame, Figure]:
     means = table.groupby("epoch").mean()
     figure = Figure(figsize=(5.2, 3.2))
     axes = figure.subplots()
-    for name in run.transports:
+    for name in run.backends:
         _line(axes, means[name], name)
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
-    data = table.reset_index().melt(["trial", "epoch"], var_name="transport", value_name=metric)
+    data = table.reset_index().melt(["trial", "epoch"], var_name="backend", value_name=metric)
     return data, figure
 
 
@@ -199,5 +199,5 @@ def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
 
 
 def style_of(name: str) -> tuple[str, str, str]:
-    """Return a transport's or exchange's colour, line and marker, in all figures."""
-    return TRANSPORT_STYLES.get(name, ("#555555", "-", "x"))
+    """Return a backend's or exchange's colour, line and marker, in all figures."""
+    return BACKEND_STYLES.get(name, ("#555555", "-", "x"))

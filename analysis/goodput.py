@@ -22,7 +22,7 @@ LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the cells, one line a transport and number of hosts; those without a fault engine are in the CSV alone.
+    """Draw the cells, one line a backend and number of hosts; those without a fault engine are in the CSV alone.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
@@ -33,7 +33,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure = Figure(figsize=(9, 3.6))
         left, right = figure.subplots(1, 2)
         losses = sorted(drawn["loss"].unique() * 100)
-        for (name, hosts), cells in drawn.groupby(["transport", "hosts"], sort=False):
+        for (name, hosts), cells in drawn.groupby(["backend", "hosts"], sort=False):
             label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
             colour, dash, marker = VARIANTS.get(str(name)) or style_of(str(name))
             style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}

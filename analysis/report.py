@@ -82,11 +82,11 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the report's tables."""
     split = summary.epoch_split(run)
     base = summary.baseline(run) or str(split["epoch"].idxmin())
-    steps = run.metric("steps").groupby("transport")["value"].mean()
+    steps = run.metric("steps").groupby("backend")["value"].mean()
     return {
         "split": [
             {
-                "transport": name,
+                "backend": name,
                 "parts": [row[part] for part in report_of(run).parts],
                 **{key: row[key] for key in ("epoch", "fastest", "slowest")},
                 "ratio": split.loc[base, "epoch"] / row["epoch"],
@@ -96,7 +96,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
         ],
         "reduce": [
             {
-                "transport": name,
+                "backend": name,
                 **{key: row[key] for key in ("communication", "straggler", "exchange", "cpu")},
                 "share": row["communication"] / row["epoch"],
                 "step": words.duration(row["exchange"] / steps[name]),
@@ -105,13 +105,13 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
             }
             for name, row in split.iterrows()
         ],
-        "counted": [{"transport": name, **row} for name, row in summary.counted(run).iterrows()],
+        "counted": [{"backend": name, **row} for name, row in summary.counted(run).iterrows()],
         "learned": learned(run),
     }
 
 
 def learned(run: Run) -> list[dict[str, Any]]:
-    """Return what each transport's model has come to; nothing of a workload that does not train."""
+    """Return what each backend's model has come to; nothing of a workload that does not train."""
     loss, validation = summary.curve(run, "loss"), summary.curve(run, "validation_accuracy")
     test = summary.test_accuracy(run)
     if loss.empty:
@@ -119,12 +119,12 @@ def learned(run: Run) -> list[dict[str, Any]]:
     last = loss.index.get_level_values("epoch") == loss.index.get_level_values("epoch").max()
     return [
         {
-            "transport": name,
+            "backend": name,
             "loss": loss.loc[last, name].mean(),
             "validation": validation.loc[last, name].mean(),
             "test": test[name].mean(),
         }
-        for name in run.transports
+        for name in run.backends
     ]
 
 

@@ -22,13 +22,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Check:
-    """A tolerance and how a transport keeps it.
+    """A tolerance and how a backend keeps it.
 
     :param distance: From the reference's value, in `unit`.
     :param tolerance: Largest distance that passes.
     """
 
-    transport: str
+    backend: str
     reference: str
     what: str
     distance: float
@@ -42,40 +42,40 @@ class Check:
 
 
 def faults_fired(run: Run) -> pd.DataFrame:
-    """Return how many frames met each rule, over all turns: one row a fault, in words, one column a transport.
+    """Return how many frames met each rule, over all turns: one row a fault, in words, one column a backend.
 
     Empty of a run without rules that have fired.
     """
     fired = run.metric("faults_fired")
     if fired.empty:
         return pd.DataFrame()
-    counts = fired.pivot_table(index="fault", columns="transport", values="value", aggfunc="sum", fill_value=0)
-    return counts.reindex(columns=run.transports, fill_value=0).astype(int)
+    counts = fired.pivot_table(index="fault", columns="backend", values="value", aggfunc="sum", fill_value=0)
+    return counts.reindex(columns=run.backends, fill_value=0).astype(int)
 
 
 def events(run: Run) -> pd.DataFrame:
-    """Return in how many turns each event has happened, and of how many: one row an event, in words, and transport.
+    """Return in how many turns each event has happened, and of how many: one row an event, in words, and backend.
 
     Columns `happened` and `turns`; empty of a run without events.
     """
     rows = run.metric("fault_events")
     if rows.empty:
-        nothing = pd.MultiIndex.from_arrays([[], []], names=["fault", "transport"])
+        nothing = pd.MultiIndex.from_arrays([[], []], names=["fault", "backend"])
         return pd.DataFrame(columns=["happened", "turns"], index=nothing)
-    counts = rows.groupby(["fault", "transport"], sort=False)["value"].agg(happened="sum", turns="count")
-    return counts.reindex([(fault, name) for fault in rows["fault"].unique() for name in run.transports]).dropna().astype(int)
+    counts = rows.groupby(["fault", "backend"], sort=False)["value"].agg(happened="sum", turns="count")
+    return counts.reindex([(fault, name) for fault in rows["fault"].unique() for name in run.backends]).dropna().astype(int)
 
 
 def records_lost(run: Run) -> dict[str, int]:
-    """Return how many records the log of faults lacks, by transport; those that lost none are left out."""
-    lost = run.metric("fault_log_lost").groupby("transport")["value"].sum()
-    return {name: int(lost[name]) for name in run.transports if lost.get(name, 0)}
+    """Return how many records the log of faults lacks, by backend; those that lost none are left out."""
+    lost = run.metric("fault_log_lost").groupby("backend")["value"].sum()
+    return {name: int(lost[name]) for name in run.backends if lost.get(name, 0)}
 
 
 def epoch_split(run: Run) -> pd.DataFrame:
-    """Return seconds an epoch, one row a transport, one column a part, and further ones.
+    """Return seconds an epoch, one row a backend, one column a part, and further ones.
 
-    The row is a transport's median epoch: of all epochs of all trials, each a mean over ranks, the one whose
+    The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the one whose
     `epoch_time` is in the middle (of an even number, the faster of the two). So the parts of a row belong together and
     add up to `epoch`, and an epoch that something else on the machine disturbed does not count. `fastest` and
     `slowest` are the shortest and longest `epoch_time`.
@@ -91,11 +91,11 @@ def epoch_split(run: Run) -> pd.DataFrame:
         "cpu": "communication_cpu_time",
     }
     ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
-    epochs = ranks.pivot_table(index=["transport", "trial", "epoch"], columns="metric", values="value", aggfunc="mean")
+    epochs = ranks.pivot_table(index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean")
     epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
-    epochs.index.names = ["transport", "trial", "number"]  # "epoch" is a column now
+    epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
     rows = {}
-    for name in run.transports:
+    for name in run.backends:
         ordered = epochs.loc[name].sort_values("epoch")
         rows[name] = {
             **ordered.iloc[(len(ordered) - 1) // 2],
@@ -106,58 +106,58 @@ def epoch_split(run: Run) -> pd.DataFrame:
 
 
 def baseline(run: Run) -> str | None:
-    """Return the socket transport with the shortest median epoch; None where none was measured."""
+    """Return the socket backend with the shortest median epoch; None where none was measured."""
     split = epoch_split(run)
-    sockets = [name for name in run.transports if not in_kernel(run, name)]
+    sockets = [name for name in run.backends if not in_kernel(run, name)]
     return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
 
 
 def reference(run: Run) -> str:
-    """Return the transport that others are compared with: the first that sums float32, else the first."""
-    return next((name for name in run.transports if not in_kernel(run, name)), run.transports[0])
+    """Return the backend that others are compared with: the first that sums float32, else the first."""
+    return next((name for name in run.backends if not in_kernel(run, name)), run.backends[0])
 
 
 def curve(run: Run, metric: str) -> pd.DataFrame:
-    """Return a group's metric by (trial, epoch), one column a transport."""
+    """Return a group's metric by (trial, epoch), one column a backend."""
     rows = run.metric(metric)
     rows = rows[rows["rank"].isna() & rows["epoch"].notna()]
-    table = rows.pivot_table(index=["trial", "epoch"], columns="transport", values="value")
-    return table.reindex(columns=run.transports)
+    table = rows.pivot_table(index=["trial", "epoch"], columns="backend", values="value")
+    return table.reindex(columns=run.backends)
 
 
 def test_accuracy(run: Run) -> pd.DataFrame:
-    """Return test accuracy by trial, one column a transport."""
-    table = run.metric("test_accuracy").pivot_table(index="trial", columns="transport", values="value")
-    return table.reindex(columns=run.transports)
+    """Return test accuracy by trial, one column a backend."""
+    table = run.metric("test_accuracy").pivot_table(index="trial", columns="backend", values="value")
+    return table.reindex(columns=run.backends)
 
 
 def traffic(run: Run) -> pd.DataFrame:
-    """Return packets, bytes on the wire and retransmissions of all ranks a step, one row a transport."""
+    """Return packets, bytes on the wire and retransmissions of all ranks a step, one row a backend."""
     metrics = ("packets", "wire_bytes", "retransmissions")
     sums = run.frame[run.frame["metric"].isin(metrics)].pivot_table(
-        index="transport", columns="metric", values="value", aggfunc="sum"
+        index="backend", columns="metric", values="value", aggfunc="sum"
     )
     steps = run.metric("steps")
-    counts = steps[steps["rank"] == 0].groupby("transport")["value"].sum()
-    table = sums.reindex(run.transports)[list(metrics)].div(counts.reindex(run.transports), axis=0)
-    table["retransmissions_total"] = sums.reindex(run.transports)["retransmissions"]
+    counts = steps[steps["rank"] == 0].groupby("backend")["value"].sum()
+    table = sums.reindex(run.backends)[list(metrics)].div(counts.reindex(run.backends), axis=0)
+    table["retransmissions_total"] = sums.reindex(run.backends)["retransmissions"]
     return table
 
 
 def counted(run: Run) -> pd.DataFrame:
-    """Return what the workload counts besides, of all ranks together, one row a transport, mean over epochs and trials.
+    """Return what the workload counts besides, of all ranks together, one row a backend, mean over epochs and trials.
 
     Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`, `page_faults` and their sum
     `crossings`, counted in an epoch of its own; and what exchanges count, `redundant_bytes`, ... Empty where nothing is.
     """
     known = {"steps", "packets", "wire_bytes", "retransmissions"}
     rows = run.frame[run.frame["rank"].notna() & (run.frame["unit"] != "s") & ~run.frame["metric"].isin({*known, "loss"})]
-    epochs = rows.fillna({"epoch": -1}).groupby(["transport", "metric", "trial", "epoch"])["value"].sum()
-    return epochs.groupby(["transport", "metric"]).mean().unstack().reindex(run.transports) if len(epochs) else pd.DataFrame()
+    epochs = rows.fillna({"epoch": -1}).groupby(["backend", "metric", "trial", "epoch"])["value"].sum()
+    return epochs.groupby(["backend", "metric"]).mean().unstack().reindex(run.backends) if len(epochs) else pd.DataFrame()
 
 
 def checks(run: Run) -> list[Check]:
-    """Compare each transport with the reference: loss at every epoch, test accuracy in percentage points.
+    """Compare each backend with the reference: loss at every epoch, test accuracy in percentage points.
 
     The distance is the largest over all trials and epochs. Empty of a workload that does not train.
     """
@@ -170,7 +170,7 @@ def checks(run: Run) -> list[Check]:
         ("loss", curve(run, "loss"), 1.0, "loss", "nat"),
         ("test accuracy", test_accuracy(run), 100.0, "accuracy", "points"),
     ):
-        for name in run.transports:
+        for name in run.backends:
             if name != base:
                 distances = (table[name] - table[base]).abs() * scale
                 distance = float(distances.max(skipna=False))

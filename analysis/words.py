@@ -1,4 +1,4 @@
-"""Which transport was faster and why, in words; every number and every claim comes from the run's table."""
+"""Which backend was faster and why, in words; every number and every claim comes from the run's table."""
 
 from collections.abc import Iterator
 
@@ -32,8 +32,8 @@ def answer(run: Run) -> list[str]:
         only = split.index[0]
         return [
             *_cautions(run),
-            f"{only} was the only transport of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
-            f"{share(split.loc[only])} of it in {report_of(run).noun}. A comparison needs a second transport.",
+            f"{only} was the only backend of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
+            f"{share(split.loc[only])} of it in {report_of(run).noun}. A comparison needs a second backend.",
         ]
     return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
@@ -47,7 +47,7 @@ def _who(split: pd.DataFrame) -> Iterator[str]:
 
 def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
     base, noun = baseline(run), report_of(run).noun
-    for name in run.transports:
+    for name in run.backends:
         if in_kernel(run, name) and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
@@ -89,11 +89,11 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         )
     elif 0 < phases[most] <= reduce:
         yield (
-            f"By the transports' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)} ({signed(phases[most])}); "
+            f"By the backends' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)} ({signed(phases[most])}); "
             "such parts are means over ranks, which need not add up."
         )
     elif phases[most] > reduce > 0:
-        yield "By the transports' own clocks its parts differ both ways, so that none stands for the whole."
+        yield "By the backends' own clocks its parts differ both ways, so that none stands for the whole."
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
@@ -105,11 +105,11 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
 
 
 def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
-    """Say how far these differences can be trusted, by how far epochs of one transport alone differ."""
-    text = "Each of these numbers compares two epochs, the median one of each transport, and so holds their noise"
+    """Say how far these differences can be trusted, by how far epochs of one backend alone differ."""
+    text = "Each of these numbers compares two epochs, the median one of each backend, and so holds their noise"
     spread = (split["slowest"] - split["fastest"])[[best, rival]].max()
     if spread > 0:
-        text += f": epochs of one transport alone differ by up to {duration(spread)}"
+        text += f": epochs of one backend alone differ by up to {duration(spread)}"
         text += ", so that noise may be all there is" if spread > gain else ""
     return f"{text}."
 

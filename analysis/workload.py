@@ -1,4 +1,4 @@
-"""What was run: a run's workload, and what its transports are."""
+"""What was run: a run's workload, and what its backends are."""
 
 from testbed.comm.entry import Entry
 from testbed.results import Run
@@ -21,11 +21,11 @@ def report_of(run: Run) -> Report:
     return workload_of(run).report
 
 
-def entry_of(run: Run, transport: str) -> Entry:
-    """Return what a transport of a run is."""
-    return workload_of(run).entry(transport)
+def entry_of(run: Run, backend: str) -> Entry:
+    """Return what a backend of a run is."""
+    return workload_of(run).entry(backend)
 
 
-def in_kernel(run: Run, transport: str) -> bool:
-    """Tell whether a transport works inside the kernel; all others are sockets."""
-    return entry_of(run, transport).in_kernel
+def in_kernel(run: Run, backend: str) -> bool:
+    """Tell whether a backend works inside the kernel; all others are sockets."""
+    return entry_of(run, backend).in_kernel

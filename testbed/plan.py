@@ -58,7 +58,7 @@ class FabricOptions(Table):
         default=1500,
         ge=MIN_MTU,
         le=MAX_MTU,
-        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP, of a switch or a transport",
+        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP, of a switch or a backend",
     )
     offload: Literal["on", "off"] = Field(default="on", description="TSO, GSO, GRO and TX checksums of every link")
     queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; one a CPU if not given")

@@ -127,7 +127,7 @@ def test_the_first_vertices_of_a_drawn_graph_have_most_edges() -> None:
         assert counts[0] / len(ends) == pytest.approx(crowding(16), rel=0.02)
 
 
-ALONE = {"transports": ["gloo"]}  # a model a transport is kept
+ALONE = {"backends": ["gloo"]}  # a model a backend is kept
 MEASURED = """
 import json, os, sys
 from pathlib import Path

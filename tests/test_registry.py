@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.collectives.registry import TRANSPORTS
-from testbed.comm.backend import Transport
+from testbed.collectives.registry import BACKENDS
+from testbed.comm.backend import Backend
 from testbed.comm.entry import Entry
 from testbed.core.errors import SpecError
 from testbed.core.registry import Registry, load
@@ -18,7 +18,7 @@ from testbed.gnn.partition.registry import PARTITIONERS
 from testbed.workloads.registry import WORKLOADS
 from topologies import TOPOLOGIES
 
-ALL = (TRANSPORTS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
+ALL = (BACKENDS, EXCHANGES, DATASETS, MODELS, PARTITIONERS, TOPOLOGIES, WORKLOADS)
 
 
 def paths(own: dict[str, Path | str]) -> Registry[Path]:
@@ -34,7 +34,7 @@ def test_every_name_has_its_object(registry: Registry[object]) -> None:
     assert str(caught.value) == f"{registry.noun} 'nonsense' does not exist: allowed is {', '.join(registry)}"
 
 
-@pytest.mark.parametrize(("registry", "base"), [(TRANSPORTS, Transport), (EXCHANGES, Exchange)], ids=["transport", "exchange"])
+@pytest.mark.parametrize(("registry", "base"), [(BACKENDS, Backend), (EXCHANGES, Exchange)], ids=["backend", "exchange"])
 def test_an_entry_says_what_its_class_does(registry: Registry[Entry], base: type) -> None:
     for name, entry in registry.items():
         found = load(entry.path)
@@ -74,11 +74,11 @@ def test_what_is_of_another_kind(name: str, text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_a_class_of_another_package_is_a_transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from testbed.comm.backend import Transport\nclass Remote(Transport):\n    'One line.\\n\\nMore.'\n"
-    (tmp_path / "remote_transport.py").write_text(f"{text}    needs = 'xdp'\n")
+def test_a_class_of_another_package_is_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from testbed.comm.backend import Backend\nclass Remote(Backend):\n    'One line.\\n\\nMore.'\n"
+    (tmp_path / "remote_backend.py").write_text(f"{text}    needs = 'xdp'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = TRANSPORTS["remote_transport:Remote"]
-    assert entry == Entry("remote_transport:Remote", "xdp", "One line.")
+    entry = BACKENDS["remote_backend:Remote"]
+    assert entry == Entry("remote_backend:Remote", "xdp", "One line.")
     assert entry.in_kernel
-    assert EXCHANGES["remote_transport:Remote"].all_reduce == "xdp-ring"
+    assert EXCHANGES["remote_backend:Remote"].all_reduce == "xdp-ring"

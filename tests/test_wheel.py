@@ -16,7 +16,7 @@ import pytest
 
 
 @pytest.mark.fabric(hosts=2)
-@pytest.mark.group(transport="xdp-ring")
+@pytest.mark.group(backend="xdp-ring")
 def test_sum(group):
     assert [total.tolist() for total in group.all_reduce([np.ones(2, np.float32)] * 2)] == [[2, 2]] * 2
 """
@@ -76,7 +76,7 @@ def test_doctor(installed: Command) -> None:
 @pytest.mark.net
 def test_a_bench(installed: Command) -> None:
     done = installed(
-        "testbed", "bench", "allreduce", "--hosts", "2", "-b", "4K", "-e", "4K", "-n", "3", "--transports", "xdp-ring,tcp-ring"
+        "testbed", "bench", "allreduce", "--hosts", "2", "-b", "4K", "-e", "4K", "-n", "3", "--backends", "xdp-ring,tcp-ring"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "xdp-ring" in done.stdout

@@ -1,1 +1,1 @@
-"""``testbed bench``: transports measured against each other, in turns, on one fabric."""
+"""``testbed bench``: backends measured against each other, in turns, on one fabric."""

@@ -13,7 +13,7 @@ from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
 from testbed.collectives.mpi.backend import initialize
 from testbed.collectives.mpi.launch import rank_workers
-from testbed.collectives.registry import TRANSPORTS, check_mtu, check_names, modules_of
+from testbed.collectives.registry import BACKENDS, check_mtu, check_names, modules_of
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import KernelError, SpecError
@@ -28,7 +28,7 @@ __all__ = ["Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
-MAX_TURNS = 5  # into which each transport's iterations of a size are cut
+MAX_TURNS = 5  # into which each backend's iterations of a size are cut
 TURN_TIMEOUT = 300.0  # seconds; MPI has no deadline of its own
 
 
@@ -37,15 +37,15 @@ class Options:
     """What is measured, and how.
 
     :param sizes: Bytes of the tensors.
-    :param iterations: Timed all-reduces of each transport at each size.
+    :param iterations: Timed all-reduces of each backend at each size.
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
-    :param collective: The terms of all transports.
+    :param collective: The terms of all backends.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
     plan: FabricPlan
-    transports: Sequence[str]
+    backends: Sequence[str]
     sizes: Sequence[int]
     iterations: int
     warmup: int
@@ -54,13 +54,13 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_names(self.transports)
+        check_names(self.backends)
         if not 1 <= self.iterations <= MAX_ITERATIONS:
             raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
             raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
-        check_mtu(self.plan.mtu, self.transports, "--mtu")
-        check_room(max(self.sizes), len(self.plan.hosts), self.transports, allowance())
+        check_mtu(self.plan.mtu, self.backends, "--mtu")
+        check_room(max(self.sizes), len(self.plan.hosts), self.backends, allowance())
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Options:
 
 
 class Session:
-    """A fabric with all transports of a bench open on it. A context manager.
+    """A fabric with all backends of a bench open on it. A context manager.
 
     :ivar environment: What the results depend on, after entering.
     :ivar down_seconds: How long the fabric took to go away, after leaving.
@@ -94,7 +94,7 @@ class Session:
             self._fabric = stack.enter_context(Fabric(self.options.plan))
             stack.callback(self._note_leaving)
             fabric_up = time.monotonic() - start
-            modules = [rank.__name__, *modules_of(self.options.transports)]
+            modules = [rank.__name__, *modules_of(self.options.backends)]
             self._workers = stack.enter_context(Workers(self._fabric, self.options.collective.affinity, modules))
             workers_up = time.monotonic() - start - fabric_up
             extra: dict[str, object] = {
@@ -106,7 +106,7 @@ class Session:
                 "workers_up_seconds": round(workers_up, 3),
             }
             self._names: dict[str, list[str]] = {}
-            for group, name in enumerate(self.options.transports):
+            for group, name in enumerate(self.options.backends):
                 self._open(stack, name, group)
                 if name == "mpi":
                     extra["mpi"] = self._workers[self._names[name][0]].call(initialize)
@@ -123,7 +123,7 @@ class Session:
 
     def _open(self, stack: ExitStack, name: str, group: int) -> None:
         options, directory = self.options, self._fabric.directory
-        set_datapath(self._fabric, TRANSPORTS[name].needs)
+        set_datapath(self._fabric, BACKENDS[name].needs)
         hosts = list(self._fabric.hosts)
         self._names[name] = stack.enter_context(rank_workers(name, self._workers, hosts))
         specs = make_groups(
@@ -138,7 +138,7 @@ class Session:
         self._call(rank.open_rank, name, arguments)
 
     def _call(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]) -> list[Any]:
-        """Call a function in all ranks of a transport, with the same arguments or a list of each one's."""
+        """Call a function in all ranks of a backend, with the same arguments or a list of each one's."""
         workers = self._names[name]
         each = arguments if isinstance(arguments, list) else [{"name": name, **arguments}] * len(workers)
         by_worker = dict(zip(workers, each, strict=True))
@@ -152,21 +152,21 @@ class Session:
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
         """Measure: yields the rows of a size when it is done.
 
-        Transports take turns inside a size, so that a drift of the machine meets all alike. What comes before
+        Backends take turns inside a size, so that a drift of the machine meets all alike. What comes before
         a turn, attaching and detaching the switches' programs and the warm-up, is not timed.
 
         :param progress: Told what is going on.
         """
         for size in self.options.sizes:
             absmax = self._prepare(size, progress)
-            turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.transports}
+            turns: dict[str, list[list[Turn]]] = {name: [] for name in self.options.backends}
             for number, iterations in enumerate(self.options.turns):
-                for name in self.options.transports:
+                for name in self.options.backends:
                     progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
                     self._set_datapath(name)
                     arguments = {"iterations": iterations, "warmup": self.options.warmup, "absmax": absmax}
                     turns[name].append(self._call(rank.run_turn, name, arguments))
-            for name in self.options.transports:
+            for name in self.options.backends:
                 progress(f"{size} B, system calls: {name}")
                 self._set_datapath(name)
                 yield make_row(name, size, turns[name], self._syscalls(name))
@@ -176,7 +176,7 @@ class Session:
         path = self._fabric.directory / "reference"
         path.unlink(missing_ok=True)
         absmax = 0.0
-        for index, name in enumerate(self.options.transports):
+        for index, name in enumerate(self.options.backends):
             progress(f"{size} B, inputs: {name}")
             fill = self.options.check and index == 0
             arguments = {"count": size // 4, "seed": self.options.seed, "reference": str(path), "fill": fill}
@@ -184,8 +184,8 @@ class Session:
         return absmax if self.options.check else None
 
     def _set_datapath(self, name: str) -> None:
-        if self._fabric.datapath != TRANSPORTS[name].needs:
-            set_datapath(self._fabric, TRANSPORTS[name].needs)
+        if self._fabric.datapath != BACKENDS[name].needs:
+            set_datapath(self._fabric, BACKENDS[name].needs)
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:

@@ -12,7 +12,7 @@ from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.registry import TRANSPORTS, check_mtu, modules_of
+from testbed.collectives.registry import BACKENDS, check_mtu, modules_of
 from testbed.comm.backend import Counters
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
@@ -31,7 +31,7 @@ __all__ = ["VARIANTS", "Options", "Session"]
 
 logger = logging.getLogger(__name__)
 
-#: What is measured, by the name in the table: the transport, and the terms that make the variant.
+#: What is measured, by the name in the table: the backend, and the terms that make the variant.
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "xdp-ring/upstream": ("xdp-ring", {"recovery": "upstream"}),
     "xdp-ring/origin": ("xdp-ring", {"recovery": "origin"}),
@@ -71,7 +71,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
             if name not in VARIANTS:
-                raise SpecError(f"--transports: {name!r}: allowed are {', '.join(VARIANTS)}")
+                raise SpecError(f"--backends: {name!r}: allowed are {', '.join(VARIANTS)}")
         if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
             raise SpecError(f"--loss: {bad[0] * 100:g}: allowed is 0 to 50 percent")
         if self.size <= 0:
@@ -82,9 +82,9 @@ class Options:
             raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
             raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
-        transports = [VARIANTS[name][0] for name in self.variants]
-        check_mtu(self.plan.mtu, transports, "--mtu")
-        check_room(self.size, len(self.plan.hosts), transports, allowance(), "--size")
+        backends = [VARIANTS[name][0] for name in self.variants]
+        check_mtu(self.plan.mtu, backends, "--mtu")
+        check_room(self.size, len(self.plan.hosts), backends, allowance(), "--size")
 
     @property
     def rates(self) -> list[float | None]:
@@ -206,7 +206,7 @@ class Session:
         options = self.options
         rows = make_row(name, options.size, cell.turns, None) if cell.turns else None
         return Cell(
-            transport=name,
+            backend=name,
             hosts=len(options.plan.hosts),
             size=options.size,
             loss=loss,
@@ -220,8 +220,8 @@ class Session:
 
     def _ready(self, name: str) -> None:
         """Set the links to what a variant needs, and open it unless it is."""
-        transport, terms = VARIANTS[name]
-        needs = TRANSPORTS[transport].needs
+        backend, terms = VARIANTS[name]
+        needs = BACKENDS[backend].needs
         if self._fabric.datapath != needs:
             set_datapath(self._fabric, needs)
         if name in self._open:
@@ -237,7 +237,7 @@ class Session:
             rendezvous=str(directory),
         )
         barrier = str(directory / f"barrier-{self._groups}")
-        shared = {"name": name, "transport": transport, "barrier": barrier, "patience": SETTLING}
+        shared = {"name": name, "backend": backend, "barrier": barrier, "patience": SETTLING}
         calls = [{**shared, "spec": spec} for spec in specs]
         self._call_all(rank.open_rank, calls)
         fill = self._absmax is None

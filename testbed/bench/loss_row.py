@@ -1,4 +1,4 @@
-"""One cell of ``testbed bench faults``: a transport at a rate of loss, and what follows from it. Pure."""
+"""One cell of ``testbed bench faults``: a backend at a rate of loss, and what follows from it. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,18 +19,18 @@ _CARRIERS = (KINDS["reduce"], KINDS["result"])
 class Cell:
     """What was measured.
 
-    :param transport: With what tells its variants apart, such as ``xdp-ring/origin``.
+    :param backend: With what tells its variants apart, such as ``xdp-ring/origin``.
     :param size: Bytes of the tensor.
     :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which itself takes time a frame.
     :param times: Of iterations, seconds.
     :param sent: By all ranks, in all iterations.
     :param lost: Frames that were dropped in all iterations.
     :param recoveries: Seconds from a loss until what was lost had come; see `recovery_times`. Empty where not measured.
-    :param wrong: Elements of results whose error exceeds the transport's bound.
+    :param wrong: Elements of results whose error exceeds the backend's bound.
     :param failure: Why there are fewer iterations than asked for; None: there are not.
     """
 
-    transport: str
+    backend: str
     hosts: int
     size: int
     loss: float | None
@@ -81,7 +81,7 @@ class Cell:
     def to_dict(self, lossless: "Cell | None") -> dict[str, Any]:
         """The cell as it goes into the JSON file and the figure; None: not measured."""
         return {
-            "transport": self.transport,
+            "backend": self.backend,
             "hosts": self.hosts,
             "size_bytes": self.size,
             "loss": self.loss,

@@ -13,7 +13,7 @@ REQUIRED_LOSS = 0.01
 
 # name, unit, width
 _COLUMNS = [
-    ("transport", "", -18),
+    ("backend", "", -18),
     ("hosts", "", 5),
     ("size", "", 6),
     ("loss", "(%)", 6),
@@ -37,7 +37,7 @@ def _line(cells: Sequence[str]) -> str:
 def header_lines() -> list[str]:
     """What columns mean that does not go without saying; names and units."""
     return [
-        "# goodput: bytes of the tensor over the median time. ratio: to the same transport's at 0 %, where the fault engine",
+        "# goodput: bytes of the tensor over the median time. ratio: to the same backend's at 0 %, where the fault engine",
         "#   is attached as at the other rates, since judging a frame takes time; rows 'off' are without it. extra: bytes on",
         "#   the wire on top of those at 0 %. Frames of every kind are lost with the same probability. Hosts' offloads are off",
         "#   while the engine is attached, so that a loss meets a frame as a wire carries it; in rows 'off', see offload.",
@@ -51,7 +51,7 @@ def header_lines() -> list[str]:
 def row_line(cell: Cell, lossless: Cell | None) -> str:
     """One row; where fewer iterations than asked for were done, the reason behind it."""
     values = [
-        cell.transport,
+        cell.backend,
         str(cell.hosts),
         format_size(cell.size),
         "off" if cell.loss is None else f"{cell.loss * 100:g}",
@@ -71,20 +71,20 @@ def requirement_lines(cells: Sequence[Cell]) -> list[str]:
     """Say whether the ring keeps what it has to at 1 % loss, wherever that was measured."""
     lines = []
     for cell in cells:
-        if cell.loss != REQUIRED_LOSS or not cell.transport.startswith("xdp-ring"):
+        if cell.loss != REQUIRED_LOSS or not cell.backend.startswith("xdp-ring"):
             continue
         ratio = cell.ratio(lossless_of(cell, cells))
         if ratio is not None:
             verdict = "pass" if ratio >= LEAST_RATIO else "FAIL"
             where = f"{cell.hosts} hosts, {format_size(cell.size)}"
-            lines.append(f"# {verdict}  {cell.transport}, {where}, 1 % loss: {ratio:.0%} of the lossless goodput")
+            lines.append(f"# {verdict}  {cell.backend}, {where}, 1 % loss: {ratio:.0%} of the lossless goodput")
     return [f"# At 1 % loss, at least {LEAST_RATIO:.0%} of the lossless goodput:", *lines] if lines else []
 
 
 def lossless_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     """The cell at 0 % that one is compared with, if it was measured."""
-    same = (cell.transport, cell.hosts, cell.size)
-    return next((each for each in cells if each.loss == 0 and (each.transport, each.hosts, each.size) == same), None)
+    same = (cell.backend, cell.hosts, cell.size)
+    return next((each for each in cells if each.loss == 0 and (each.backend, each.hosts, each.size) == same), None)
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:

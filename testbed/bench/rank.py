@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from testbed.bench.barrier import Barrier
 from testbed.bench.row import Turn
-from testbed.collectives.registry import open_transport
-from testbed.comm.backend import Tensor, Transport
+from testbed.collectives.registry import open_backend
+from testbed.comm.backend import Backend, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.kernel.syscalls import SyscallCounter
 from testbed.worker import WorkerContext
@@ -28,9 +28,9 @@ BLOCK = 1 << 16  # elements that one draw of the generator makes
 
 @dataclass
 class Bench:
-    """What a worker keeps of a transport between turns."""
+    """What a worker keeps of a backend between turns."""
 
-    transport: Transport
+    backend: Backend
     barrier: Barrier
     source: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
     buffer: Tensor = field(default_factory=lambda: np.empty(0, np.float32))
@@ -38,7 +38,7 @@ class Bench:
 
 
 class Benches(dict[str, Bench]):
-    """A worker's transports, by what they are called here."""
+    """A worker's backends, by what they are called here."""
 
 
 def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
@@ -55,32 +55,32 @@ def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
 
 
 def open_rank(
-    context: WorkerContext, name: str, spec: GroupSpec, barrier: str, transport: str | None = None, patience: float = 60.0
+    context: WorkerContext, name: str, spec: GroupSpec, barrier: str, backend: str | None = None, patience: float = 60.0
 ) -> None:
-    """Open and connect a transport in this worker.
+    """Open and connect a backend in this worker.
 
     :param name: What it is called here.
-    :param transport: Its name in the registry, where that is another.
+    :param backend: Its name in the registry, where that is another.
     :param patience: Seconds to wait at the barrier.
     """
-    opened = context.resources.enter_context(open_transport(transport or name, context, spec))
+    opened = context.resources.enter_context(open_backend(backend or name, context, spec))
     context.state(Benches)[name] = Bench(opened, Barrier(Path(barrier), spec.rank, spec.size, patience))
     opened.connect()
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
-    """Close a transport; another may be opened by the same name."""
-    context.state(Benches).pop(name).transport.close()
+    """Close a backend; another may be opened by the same name."""
+    context.state(Benches).pop(name).backend.close()
 
 
 def prepare_size(context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool) -> float:
     """Make this rank's tensor, and its share of the reference: the float64 sum, in a file that all share.
 
-    :param fill: Whether the reference is still to be made (by the ranks of the first transport).
+    :param fill: Whether the reference is still to be made (by the ranks of the first backend).
     :returns: The largest magnitude of any rank's element in this rank's share.
     """
     bench = context.state(Benches)[name]
-    spec = bench.transport.spec
+    spec = bench.backend.spec
     bench.source = make_input(seed, spec.rank, 0, count)
     bench.buffer = np.zeros_like(bench.source)
     bench.reference = _shared(Path(reference), count)
@@ -123,14 +123,14 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int, ab
     :param absmax: Largest magnitude of any rank's element, for the bound of the check; None checks nothing.
     """
     bench = context.state(Benches)[name]
-    all_reduce, clock = bench.transport.all_reduce, time.monotonic
+    all_reduce, clock = bench.backend.all_reduce, time.monotonic
     starts, ends = [], []
     with bench.barrier as barrier, _collector_off():
         for _ in range(warmup):
             np.copyto(bench.buffer, bench.source)
             barrier.wait()
             all_reduce(bench.buffer, bench.buffer)
-        before = bench.transport.counters()
+        before = bench.backend.counters()
         for _ in range(iterations):
             np.copyto(bench.buffer, bench.source)
             barrier.wait()
@@ -138,8 +138,8 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int, ab
             all_reduce(bench.buffer, bench.buffer)
             ends.append(clock())
         barrier.wait()  # what the last to finish has sent is counted
-        sent = bench.transport.counters() - before
-    wrong = 0 if absmax is None else _wrong(bench, bench.transport.error_bound(absmax))
+        sent = bench.backend.counters() - before
+    wrong = 0 if absmax is None else _wrong(bench, bench.backend.error_bound(absmax))
     return Turn(tuple(starts), tuple(ends), sent, wrong)
 
 
@@ -160,5 +160,5 @@ def count_syscalls(context: WorkerContext, name: str) -> int:
         np.copyto(bench.buffer, bench.source)
         barrier.wait()
         before = read()
-        bench.transport.all_reduce(bench.buffer, bench.buffer)
+        bench.backend.all_reduce(bench.buffer, bench.buffer)
         return read() - before

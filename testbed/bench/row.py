@@ -1,4 +1,4 @@
-"""One line of a result: what was measured of one transport at one size, and what follows from it. Pure."""
+"""One line of a result: what was measured of one backend at one size, and what follows from it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Turn:
     :param starts: CLOCK_MONOTONIC at the start of each iteration, seconds.
     :param ends: At its end.
     :param sent: Counters of all iterations together.
-    :param wrong: Elements of the last iteration's result whose error exceeds the transport's bound.
+    :param wrong: Elements of the last iteration's result whose error exceeds the backend's bound.
     """
 
     starts: tuple[float, ...]
@@ -44,9 +44,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Row:
-    """One transport at one size; times in seconds, counts summed over all ranks."""
+    """One backend at one size; times in seconds, counts summed over all ranks."""
 
-    transport: str
+    backend: str
     hosts: int
     size: int
     times: tuple[float, ...]
@@ -69,7 +69,7 @@ class Row:
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The row as it goes into the JSON file."""
         return {
-            "transport": self.transport,
+            "backend": self.backend,
             "hosts": self.hosts,
             "size_bytes": self.size,
             "count": self.size // 4,
@@ -92,7 +92,7 @@ class Row:
         }
 
 
-def make_row(transport: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Row:
+def make_row(backend: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Row:
     """Combine the turns of all ranks.
 
     An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are those of
@@ -112,7 +112,7 @@ def make_row(transport: str, size: int, turns: Sequence[Sequence[Turn]], syscall
     ]
     sent = sum((turn.sent for ranks in turns for turn in ranks), Counters())
     return Row(
-        transport=transport,
+        backend=backend,
         hosts=len(turns[0]),
         size=size,
         times=tuple(times),

@@ -48,7 +48,7 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
     return sizes
 
 
-def check_room(last: int, hosts: int, transports: Sequence[str], most: int, flag: str = "-e") -> None:
+def check_room(last: int, hosts: int, backends: Sequence[str], most: int, flag: str = "-e") -> None:
     """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
 
     :param last: Bytes of it.
@@ -58,9 +58,9 @@ def check_room(last: int, hosts: int, transports: Sequence[str], most: int, flag
     """
     if last > MAX_SIZE:
         raise SpecError(f"{flag}: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
-    times = tensor_copies(hosts, len(transports))
+    times = tensor_copies(hosts, len(backends))
     if last * times > most:
         raise SpecError(
-            f"{flag}: {format_size(last)}: allowed is at most {most // times >> 20}M: {hosts} hosts with {len(transports)} "
-            f"transports hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
+            f"{flag}: {format_size(last)}: allowed is at most {most // times >> 20}M: {hosts} hosts with {len(backends)} "
+            f"backends hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
         )

@@ -11,7 +11,7 @@ __all__ = ["environment_lines", "header_lines", "row_line", "summary_lines"]
 
 # name, unit, width
 _COLUMNS = [
-    ("transport", "", -10),
+    ("backend", "", -10),
     ("size", "(B)", 11),
     ("count", "(elements)", 10),
     ("type", "", 6),
@@ -61,7 +61,7 @@ def row_line(row: Row) -> str:
     """One row, in the columns of `header_lines`."""
     return _line(
         [
-            row.transport,
+            row.backend,
             str(row.size),
             str(row.size // 4),
             "float",
@@ -81,21 +81,21 @@ def row_line(row: Row) -> str:
 
 
 def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
-    """Compare the in-kernel transport with the best socket baseline of each size, by median.
+    """Compare the in-kernel backend with the best socket baseline of each size, by median.
 
-    :param needs: Datapath by transport: those on ``sockets`` are the baselines.
+    :param needs: Datapath by backend: those on ``sockets`` are the baselines.
     :returns: Nothing unless both kinds were measured, on more than one host, with more than nothing: without a byte on
-        a wire there is no transport to compare.
+        a wire there is no backend to compare.
     """
     lines = []
     for size in dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1):
         here = [row for row in rows if row.size == size]
-        sockets = [row for row in here if needs[row.transport] == "sockets"]
+        sockets = [row for row in here if needs[row.backend] == "sockets"]
         best = min(sockets, key=lambda row: row.median, default=None)
         lines += [
             f"#   {format_size(size):>6}  {best.median / row.median:5.2f}x  "
-            f"{row.transport} {row.median * 1e6:.1f} us, {best.transport} {best.median * 1e6:.1f} us"
+            f"{row.backend} {row.median * 1e6:.1f} us, {best.backend} {best.median * 1e6:.1f} us"
             for row in here
-            if best and needs[row.transport] != "sockets"
+            if best and needs[row.backend] != "sockets"
         ]
     return ["# Against the best socket baseline, medians:", *lines] if lines else []

@@ -18,6 +18,7 @@ import typer
 import testbed
 from testbed.cli import options
 from testbed.core.errors import TestbedError, limit_reached
+from testbed.core.renamed import renamed
 
 __all__ = ["app", "main"]
 
@@ -83,6 +84,8 @@ def main() -> NoReturn:
     except typer.TyperException as error:
         # Help that was printed for want of arguments comes as an error without a text.
         context: typer.Context | None = getattr(error, "ctx", None)
+        if now := renamed(option := str(getattr(error, "option_name", ""))):  # of an option that does not exist
+            fail(f"unknown option {option}: renamed to {now}", error.exit_code)
         text = " ".join(error.format_message().removesuffix(".").split())
         fail(f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "", error.exit_code)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``testbed bench``: measure transports side by side."""
+"""``testbed bench``: measure backends side by side."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from testbed.cli import bench_exchange, flags, options
 from testbed.cli.progress import clear_progress, show_progress
-from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.numbers import Real, Whole
 from testbed.plan import FabricOptions
@@ -17,7 +17,7 @@ __all__ = ["register"]
 
 bench = typer.Typer(
     no_args_is_help=True,
-    help="Measure transports side by side, in turns, on one fabric.",
+    help="Measure backends side by side, in turns, on one fabric.",
     epilog=options.examples(
         "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
         "testbed bench broadcast --exchanges pinch,tcp-push --figure broadcast.png",
@@ -28,7 +28,7 @@ bench = typer.Typer(
 
 EPILOG = options.examples(
     "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
-    "testbed bench allreduce --transports tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
+    "testbed bench allreduce --backends tcp-ring,gloo,mpi --switch bridge --offload off -n 50",
     "testbed bench allreduce --hosts 8 --lanes int16 -b 64 -e 64K -f 4 -n 100 --json small.json",
     after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
 )
@@ -42,15 +42,15 @@ def register(app: typer.Typer) -> None:
 
 @bench.callback()
 def group() -> None:
-    """Measure transports side by side, in turns, on one fabric."""
+    """Measure backends side by side, in turns, on one fabric."""
 
 
 @bench.command(epilog=EPILOG)
 @flags.expand
 def allreduce(
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
-    transports: Annotated[
-        str, typer.Option(help=f"Comma-separated, of {', '.join(TRANSPORTS)}.")
+    backends: Annotated[
+        str, typer.Option(help=f"Comma-separated, of {', '.join(BACKENDS)}.")
     ] = "xdp-ring,tcp-ring,gloo,mpi",
     minimum: Annotated[
         str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4.")
@@ -75,7 +75,7 @@ def allreduce(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time all-reduce of float32 tensors, sum over ranks, with several transports in turns.
+    """Time all-reduce of float32 tensors, sum over ranks, with several backends in turns.
 
     Every time is that of one all-reduce, from the first rank's start to the last rank's end. Sizes are bytes,
     with K, M or G for 2^10, 2^20, 2^30.
@@ -91,7 +91,7 @@ def allreduce(
         raise SpecError(f"-c: {check}: allowed is 0 or 1")
     chosen = controller.Options(
         plan=fabric.plan(),
-        transports=check_names(name.strip() for name in transports.split(",") if name.strip()),
+        backends=check_names(name.strip() for name in backends.split(",") if name.strip()),
         sizes=size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor),
         iterations=iterations,
         warmup=warmup,
@@ -114,7 +114,7 @@ def allreduce(
             rows.append(row)
         clear_progress()
     session.environment["fabric_down_seconds"] = round(session.down_seconds, 3)
-    for line in table.summary_lines(rows, {name: entry.needs for name, entry in TRANSPORTS.items()}):
+    for line in table.summary_lines(rows, {name: entry.needs for name, entry in BACKENDS.items()}):
         say(line)
     up, down = (session.environment[f"fabric_{way}_seconds"] for way in ("up", "down"))
     say(f"# fabric up in {up} s, down in {down} s")
@@ -163,7 +163,7 @@ def delay_line(
 @bench.command(
     epilog=options.examples(
         "testbed bench faults",
-        "testbed bench faults --hosts 2,4,8 --transports xdp-ring/upstream,xdp-ring/origin --json faults.json",
+        "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin --json faults.json",
         "testbed bench faults --loss 0.1,1,5 --size 1M --budget 60 --figure faults.png",
         after="Exit status 1 if a result is wrong. Cells that exceed their budget are reported as such.",
     ),
@@ -173,7 +173,7 @@ def faults(
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, 2 to 32, comma-separated.")] = "4",
     loss: Annotated[str, typer.Option(help="Percent of frames that are lost, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "16M",
-    transports: Annotated[
+    backends: Annotated[
         str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (gap 0), tcp-ring, gloo.")
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
     iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a cell.")] = 20,
@@ -191,7 +191,7 @@ def faults(
 ) -> None:
     """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks what was lost.
 
-    Transports take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone. With faults,
+    Backends take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone. With faults,
     hosts' offloads are off in any case.
     """
     from testbed.bench import faults as controller
@@ -203,7 +203,7 @@ def faults(
     chosen = [
         controller.Options(
             plan=options.with_hosts(fabric, count).plan(),
-            variants=tuple(name.strip() for name in transports.split(",")),
+            variants=tuple(name.strip() for name in backends.split(",")),
             size=parse_size(size, "--size"),
             losses=tuple(percent / 100 for percent in Real().several(loss, "--loss")),
             iterations=iterations,

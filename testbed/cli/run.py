@@ -18,7 +18,7 @@ EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
     "sudo testbed run scenarios/gnn_debian.toml --set exchange.partitioner=hash",
     "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
-    'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.transports=["gloo", "mpi"]\' --seed 7',
+    'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.backends=["gloo", "mpi"]\' --seed 7',
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2 at=1s for=200ms'",
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'flood switch=s1 at=0ms for=2s'",
 )
@@ -63,9 +63,9 @@ def run(
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Run a scenario, each transport in turn, and write what was measured and a report into a folder.
+    """Run a scenario, each backend in turn, and write what was measured and a report into a folder.
 
-    The exit status is 1 also where a transport's loss or accuracy is further from the reference's than the
+    The exit status is 1 also where a backend's loss or accuracy is further from the reference's than the
     scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then. With --overwrite, it
     is written into DIR.partial, and takes DIR's place when it is complete.
     """
@@ -133,7 +133,7 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
     for check in checks:
         mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red", bold=True)
         typer.echo(
-            f"{mark}  {check.what} of {check.transport}: {check.distance:.4g} {check.unit} "
+            f"{mark}  {check.what} of {check.backend}: {check.distance:.4g} {check.unit} "
             f"from {check.reference}, allowed {check.tolerance:g}"
         )
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""One module a transport, one interface: the in-kernel ring and the socket baselines."""
+"""One module a backend, one interface: the in-kernel ring and the socket baselines."""

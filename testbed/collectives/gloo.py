@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.backend import Backend, Counters, Datapath, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
 from testbed.comm.process_group import check_rendezvous, explain, make_process_group
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Gloo"]
 
 
-class Gloo(Transport):
+class Gloo(Backend):
     """All-reduce by gloo, in place in the tensor's own memory."""
 
     name: ClassVar[str] = "gloo"
@@ -34,7 +34,7 @@ class Gloo(Transport):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet through a file in the rendezvous directory; see `Transport.connect`."""
+        """Meet through a file in the rendezvous directory; see `Backend.connect`."""
         apply_affinity(self.spec)
         self._base = read_counters(self.context.host.ifname)
         self._group = make_process_group(self.spec, self.context.host.ifname)

@@ -1,4 +1,4 @@
-"""The transports by name. Modules are imported when a transport is opened."""
+"""The backends by name. Modules are imported when a backend is opened."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from testbed.core.registry import Registry, load
 from testbed.plan import MAX_XDP_MTU, MIN_MTU
 
 if TYPE_CHECKING:
-    from testbed.comm.backend import Transport
+    from testbed.comm.backend import Backend
     from testbed.comm.group import GroupSpec
     from testbed.worker import WorkerContext
 
-__all__ = ["TRANSPORTS", "check_mtu", "check_names", "modules_of", "open_transport"]
+__all__ = ["BACKENDS", "check_mtu", "check_names", "modules_of", "open_backend"]
 
 
-TRANSPORTS: Registry[Entry] = Registry(
-    "transport",
+BACKENDS: Registry[Entry] = Registry(
+    "backend",
     "testbed.comm.entry:Entry",
     {
         "xdp-ring": Entry(
@@ -29,7 +29,7 @@ TRANSPORTS: Registry[Entry] = Registry(
         "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend", splits=False),
         "mpi": Entry("testbed.collectives.mpi.backend:Mpi", "sockets", "Open MPI's Allreduce over TCP", splits=False),
     },
-    group="testbed.transports",
+    group="testbed.backends",
     adapt=entry_of,
 )
 
@@ -37,18 +37,18 @@ TRANSPORTS: Registry[Entry] = Registry(
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names as a tuple without repeats.
 
-    :raises SpecError: A name is not a transport's, or there is none.
+    :raises SpecError: A name is not a backend's, or there is none.
     """
     chosen = tuple(dict.fromkeys(names))
     for name in chosen:
-        TRANSPORTS[name]
+        BACKENDS[name]
     if not chosen:
-        raise SpecError(f"no transport given: allowed is any of {', '.join(TRANSPORTS)}")
+        raise SpecError(f"no backend given: allowed is any of {', '.join(BACKENDS)}")
     return chosen
 
 
-def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] = TRANSPORTS) -> None:
-    """Check that frames of a fabric's MTU suit its transports.
+def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] = BACKENDS) -> None:
+    """Check that frames of a fabric's MTU suit its backends.
 
     :param key: What the MTU was given to, for the error: an option, or a scenario's key.
     :param registry: What they are names of.
@@ -60,14 +60,14 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] 
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Name what the hosts' workers import for transports; ranks of ``mpi`` have workers of their own."""
-    return [TRANSPORTS[name].module for name in names if name != "mpi"]
+    """Name what the hosts' workers import for backends; ranks of ``mpi`` have workers of their own."""
+    return [BACKENDS[name].module for name in names if name != "mpi"]
 
 
-def open_transport(name: str, context: WorkerContext, spec: GroupSpec) -> Transport:
-    """Make the named transport for this rank; `connect` it before use.
+def open_backend(name: str, context: WorkerContext, spec: GroupSpec) -> Backend:
+    """Make the named backend for this rank; `connect` it before use.
 
-    :raises SpecError: No transport has this name.
+    :raises SpecError: No backend has this name.
     """
-    transport: Transport = load(TRANSPORTS[name].path)(context, spec)
-    return transport
+    backend: Backend = load(BACKENDS[name].path)(context, spec)
+    return backend

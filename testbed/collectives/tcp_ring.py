@@ -16,7 +16,7 @@ import numpy as np
 from testbed import native
 from testbed.collectives.neighbours import Neighbours, Side
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.backend import Backend, Counters, Datapath, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
@@ -44,7 +44,7 @@ _OUTCOMES: dict[int, tuple[Side, bool]] = {
 }
 
 
-class TcpRing(Transport):
+class TcpRing(Backend):
     """Ring all-reduce over one TCP connection to the right and one from the left."""
 
     name: ClassVar[str] = "tcp-ring"
@@ -70,7 +70,7 @@ class TcpRing(Transport):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Meet both neighbours; see `Transport.connect`."""
+        """Meet both neighbours; see `Backend.connect`."""
         apply_affinity(self.spec)
         self._base = read_counters(self.context.host.ifname)
         if self.spec.size > 1:

@@ -1,4 +1,4 @@
-"""The interface that every transport keeps: open, connect, reduce, count, close."""
+"""The interface that every backend keeps: open, connect, reduce, count, close."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from testbed.core.errors import SpecError
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["PHASES", "Counters", "Datapath", "Tensor", "Transport", "float32_sum_bound"]
+__all__ = ["PHASES", "Backend", "Counters", "Datapath", "Tensor", "float32_sum_bound"]
 
 Datapath = Literal["xdp", "sockets"]
 Tensor = NDArray[np.float32]
 
 PHASES = ("quantize", "communicate", "wait", "dequantize")
-"""What a collective's time is split into. A transport leaves at zero what it does not have or cannot see."""
+"""What a collective's time is split into. A backend leaves at zero what it does not have or cannot see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What this rank has sent since the transport was connected.
+    """What this rank has sent since the backend was connected.
 
     :param packets: Frames. For sockets these are what the network device counts: with TSO one "packet" is a
         super-packet of up to 64 KiB.
@@ -57,8 +57,8 @@ def float32_sum_bound(absmax: float, ranks: int) -> float:
     return k / (1 - k) * ranks * absmax
 
 
-class Transport(Closing):
-    """An all-reduce among the ranks of one group. One thread at a time uses a transport; `close` is not collective.
+class Backend(Closing):
+    """An all-reduce among the ranks of one group. One thread at a time uses a backend; `close` is not collective.
 
     :param context: The worker that the rank runs in.
     :param spec: The group, as this rank sees it.

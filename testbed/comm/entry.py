@@ -1,4 +1,4 @@
-"""What a registry knows of a transport or an exchange before its module is imported."""
+"""What a registry knows of a backend or an exchange before its module is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Entry", "entry_of"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a transport, or an exchange, is and what it is.
+    """Where a backend, or an exchange, is and what it is.
 
     :param path: ``module:class``.
     :param needs: The datapath that the fabric has to be set to (the class says the same).

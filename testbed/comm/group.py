@@ -16,7 +16,7 @@ from testbed.protocol.wire import Endpoint
 
 __all__ = ["MAX_GROUP_ID", "GroupSpec", "Lanes", "Member", "RecoveryFrom", "make_groups"]
 
-MAX_GROUP_ID = constant("RING_MAX_GROUPS") - 1  # socket transports listen on a base port plus the group's id
+MAX_GROUP_ID = constant("RING_MAX_GROUPS") - 1  # socket backends listen on a base port plus the group's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Member:
 
 
 class GroupSpec(CollectiveOptions):
-    """What one rank has to know to open a transport; equal on all ranks but for `rank`. Picklable.
+    """What one rank has to know to open a backend; equal on all ranks but for `rank`. Picklable.
 
     :param group_id: Tells groups that exist at once apart.
     :param cookie: 64-bit number drawn when the group forms: frames and connections that do not carry it are foreign.
@@ -51,7 +51,7 @@ class GroupSpec(CollectiveOptions):
     :param capacity: Most float32 elements in one collective.
     :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel all-reduces): sleep and
         interrupt cost more than a small collective takes, where all ranks come at once.
-    :param rendezvous: Directory that all ranks can write (the run's), for transports that meet through files.
+    :param rendezvous: Directory that all ranks can write (the run's), for backends that meet through files.
     :raises SpecError: A field is outside of what is allowed here.
     """
 

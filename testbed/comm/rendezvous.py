@@ -38,7 +38,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 class Meeting:
     """One rank at the meeting of a group. Its deadline is the group's timeout, from now on.
 
-    :param name: The transport's, for errors and in greetings; at most 8 letters count there.
+    :param name: The backend's, for errors and in greetings; at most 8 letters count there.
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the connections (doubled by the kernel, see socket(7)).
     :param stack: Closes the connections.

@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCu
 from testbed.core.errors import SpecError
 from testbed.core.numbers import cut
 from testbed.core.registry import Registry
+from testbed.core.renamed import renamed
 
 __all__ = [
     "Named",
@@ -33,6 +34,7 @@ __all__ = [
     "options",
     "path_of",
     "show",
+    "unknown",
     "wrong",
 ]
 
@@ -166,7 +168,7 @@ def explain(
     value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
     match kind:
         case "extra_forbidden":
-            return _unknown(place, list(model.model_fields), _holds_tables(model))
+            return unknown(place, list(model.model_fields), _holds_tables(model))
         case "missing":
             return f"table [{place[0]}] is missing" if _holds_tables(model) else f"{path_of(place)} is missing"
         case "no_tag":
@@ -276,9 +278,13 @@ def _holds_tables(model: type[BaseModel]) -> bool:
     return any(issubclass(kind, BaseModel) for field in model.model_fields.values() for kind in _parts(field.annotation))
 
 
-def _unknown(place: Location, known: list[str], is_table: bool) -> str:
+def unknown(place: Location, known: Sequence[str], is_table: bool = False) -> str:
+    """Write an error about a key that a model lacks: its present name if it was renamed, else what is allowed."""
     noun, shown = ("table", f"[{path_of(place)}]") if is_table else ("key", path_of(place))
-    near = difflib.get_close_matches(str(place[-1]), known, n=1)
+    name = str(place[-1])
+    if (now := renamed(name)) in known:
+        return f"unknown {noun} {shown}: renamed to {now}"
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown {noun} {shown}: allowed is {options(known)}{hint}"
 

@@ -38,7 +38,7 @@ class ExchangeSpec:
 
     An exchange is one direction of one layer: it is opened once, and used once or more an epoch.
 
-    :param group: Who takes part. Its id is the exchange's own: no transport and no other exchange at the time has it.
+    :param group: Who takes part. Its id is the exchange's own: no backend and no other exchange at the time has it.
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).

@@ -20,7 +20,7 @@ __all__ = ["EXCHANGES", "ExchangeEntry", "modules_of", "open_exchange"]
 class ExchangeEntry(Entry):
     """Where an exchange is and what it is.
 
-    :param all_reduce: The transport that sums weight gradients beside it.
+    :param all_reduce: The backend that sums weight gradients beside it.
     """
 
     all_reduce: str = "tcp-ring"

@@ -95,7 +95,7 @@ class Fabric:
         return self._datapath
 
     def set_links(self, kind: Datapath) -> None:
-        """Ready the links for in-kernel transports, or for sockets: what `testbed.datapath.set_datapath` does without programs.
+        """Ready the links for in-kernel backends, or for sockets: what `testbed.datapath.set_datapath` does without programs.
 
         ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
         drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a redirect. ``sockets``:

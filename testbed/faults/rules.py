@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from testbed.comm.group import MAX_GROUP_ID
 from testbed.core.errors import SpecError
+from testbed.core.renamed import renamed
 from testbed.faults.packet import KINDS
 from testbed.faults.units import parse_seconds
 from testbed.kernel.abi import constant, dtype
@@ -213,7 +214,10 @@ def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
     fields = {field.alias or name: field for name, field in model.model_fields.items()}
     key = next((str(part) for part in detail["loc"][1:] if part in fields), None)
     if detail["type"] == "extra_forbidden":
-        return f"{detail['loc'][-1]} is unknown; allowed are {', '.join(_keys(model))}"
+        name, known = str(detail["loc"][-1]), _keys(model)
+        if (now := renamed(name)) in known:
+            return f"{name} is unknown: renamed to {now}"
+        return f"{name} is unknown; allowed are {', '.join(known)}"
     if key is None:  # a validator of the whole rule: its text starts with the key
         return str(detail.get("ctx", {}).get("error", detail["msg"]))
     allowed = fields[key].description

@@ -1,7 +1,7 @@
 """Data-parallel training of one rank: sample, forward, backward, sum gradients over ranks, update.
 
 All ranks start from the same weights and apply the same mean gradient, so their weights stay equal bit
-for bit. Minibatches and dropout depend on (seed, epoch, step, rank) alone, whatever the transport.
+for bit. Minibatches and dropout depend on (seed, epoch, step, rank) alone, whatever the backend.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from testbed.comm.backend import PHASES, Transport
+from testbed.comm.backend import PHASES, Backend
 from testbed.core.errors import TestbedError
 from testbed.core.registry import load
 from testbed.gnn.graph import GraphData
@@ -91,10 +91,10 @@ class Trainer:
         """Compute a gradient and drop it, so that no epoch pays for what happens once."""
         self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
 
-    def epoch(self, transport: Transport, epoch: int, on_step: Callable[[int, int], None] | None = None) -> EpochResult:
+    def epoch(self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None) -> EpochResult:
         """Train for one epoch; a collective. Epochs are to be trained in order, 0 first.
 
-        :param transport: Connected, with a capacity of at least the model's parameters.
+        :param backend: Connected, with a capacity of at least the model's parameters.
         :param on_step: Called after each step with the steps that are done and their number.
         :raises TestbedError: The loss is not finite.
         :raises CollectiveError: A collective could not complete.
@@ -103,7 +103,7 @@ class Trainer:
         assert gradient is not None
         buffer = gradient.numpy()
         self._seconds = dict.fromkeys(OWN_PHASES, 0.0)
-        phases, counters = dict(transport.phases), transport.counters()
+        phases, counters = dict(backend.phases), backend.counters()
         losses, entered, left, cpu = [], [], [], 0.0
         started = time.perf_counter()
         batches = self.batches(epoch)
@@ -120,7 +120,7 @@ class Trainer:
                 )
             entered.append(time.perf_counter())
             cpu -= time.process_time()
-            transport.all_reduce(buffer, out=buffer)
+            backend.all_reduce(buffer, out=buffer)
             cpu += time.process_time()
             left.append(time.perf_counter())
             with self._timed("update"):
@@ -131,7 +131,7 @@ class Trainer:
         total = time.perf_counter() - started
 
         times = dict(self._seconds)
-        times |= {phase: transport.phases[phase] - phases[phase] for phase in PHASES}
+        times |= {phase: backend.phases[phase] - phases[phase] for phase in PHASES}
         times["other"] = total - sum(times.values())
         times |= {
             "epoch_time": total,
@@ -141,7 +141,7 @@ class Trainer:
         started = time.perf_counter()
         correct, of = self.validate(epoch)
         times["validation_time"] = time.perf_counter() - started
-        sent = transport.counters() - counters
+        sent = backend.counters() - counters
         return EpochResult(
             epoch=epoch,
             loss=float(np.mean(losses)),

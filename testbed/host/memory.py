@@ -45,7 +45,7 @@ PARTITIONED_ENTRY: Final = 45  # of the adjacency: while it is partitioned, and 
 TAKEN_ENTRY: Final = 40  # while a rank takes its part out of the graph, of which each rank reads all
 LOCAL_ENTRY: Final = 12  # a layer's own sparse matrix: column, value, and half a row
 MAPPED: Final = 16  # a row and element of an exchange: lanes, accumulators and what comes in
-TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: a rank and transport, all in all
+TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: a rank and backend, all in all
 CASE_ROW, CASE_EXCHANGE, CASE_ENTRY = 40, 16, 48  # of a bench's embeddings: an element, the same an exchange, an entry
 
 
@@ -73,7 +73,7 @@ class Model:
     """Sizes of a model.
 
     :param widths: Of the rows between layers: features, hidden, ..., classes.
-    :param copies: Models that a rank keeps, one a transport.
+    :param copies: Models that a rank keeps, one a backend.
     """
 
     parameters: int
@@ -103,9 +103,9 @@ def check(need: Mapping[str, int], cause: str) -> None:
         )
 
 
-def tensor_copies(hosts: int, transports: int) -> int:
+def tensor_copies(hosts: int, backends: int) -> int:
     """Return how many times a bench of all-reduces holds a tensor, on all ranks together."""
-    return TENSOR_COPIES * hosts * transports + REFERENCES
+    return TENSOR_COPIES * hosts * backends + REFERENCES
 
 
 def hashed(texts: int, features: int) -> dict[str, int]:

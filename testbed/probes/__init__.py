@@ -74,7 +74,7 @@ PROBES = {
             "limits on a host's CPU",
             ("root",),
         ),
-        Probe("Open MPI", software.open_mpi, INSTALL, "the transport mpi"),
+        Probe("Open MPI", software.open_mpi, INSTALL, "the backend mpi"),
         Probe("torch", software.torch, "make venv"),
     )
 }

@@ -63,6 +63,6 @@ def open_mpi() -> str:
 
 
 def torch() -> str:
-    """Import torch with its gloo transport."""
+    """Import torch with its gloo backend."""
     python(TORCH)
     return "imports, with gloo"

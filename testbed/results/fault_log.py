@@ -12,7 +12,7 @@ __all__ = ["FAULT_COLUMNS", "FaultLog"]
 
 FAULT_COLUMNS = {
     "trial": "int64",
-    "transport": "string",
+    "backend": "string",
     "epoch": "int64",
     "fault": "int64",  # index in the scenario
     "action": "string",
@@ -42,12 +42,12 @@ class FaultLog:
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    def add(self, trial: int, transport: str, epoch: int, columns: Mapping[str, Any]) -> None:
+    def add(self, trial: int, backend: str, epoch: int, columns: Mapping[str, Any]) -> None:
         """Add rows of one turn.
 
         :param columns: By name, of :data:`FAULT_COLUMNS`; equally long.
         """
-        rows = pd.DataFrame(columns).assign(trial=trial, transport=transport, epoch=epoch)
+        rows = pd.DataFrame(columns).assign(trial=trial, backend=backend, epoch=epoch)
         if len(rows):
             self._parts.append(rows.reindex(columns=list(FAULT_COLUMNS)).astype(FAULT_COLUMNS))
 

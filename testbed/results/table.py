@@ -16,7 +16,7 @@ __all__ = ["COLUMNS", "Run", "Table", "load_run"]
 COLUMNS = {
     "trial": "int64",
     "engine": "string",
-    "transport": "string",
+    "backend": "string",
     "hosts": "int64",
     "rank": "Int64",  # none: of all ranks together
     "epoch": "Int64",  # none: of the whole training
@@ -52,7 +52,7 @@ class Table:
     def add(
         self,
         trial: int,
-        transport: str,
+        backend: str,
         metric: str,
         value: float,
         unit: str,
@@ -67,7 +67,7 @@ class Table:
         :param unit: ``s``, ``B``, or what is counted; ``1`` for a ratio.
         :param labels: What else tells it from others, as columns that other rows leave empty.
         """
-        self._rows.append((trial, self.engine, transport, self.hosts, rank, epoch, metric, value, unit))
+        self._rows.append((trial, self.engine, backend, self.hosts, rank, epoch, metric, value, unit))
         self._labels.append(dict(labels or {}))
 
     def __len__(self) -> int:
@@ -98,9 +98,9 @@ class Run:
         return str(self.manifest["scenario"]["scenario"]["kind"])
 
     @property
-    def transports(self) -> list[str]:
-        """The transports that were measured, in the scenario's order, which is that of their first turns."""
-        return list(dict.fromkeys(self.frame["transport"]))
+    def backends(self) -> list[str]:
+        """The backends that were measured, in the scenario's order, which is that of their first turns."""
+        return list(dict.fromkeys(self.frame["backend"]))
 
     def metric(self, name: str) -> pd.DataFrame:
         """Return the rows of one metric."""

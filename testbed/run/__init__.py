@@ -1,4 +1,4 @@
-"""Running a scenario: plan, fabric, workers, each transport in turn, results."""
+"""Running a scenario: plan, fabric, workers, each backend in turn, results."""
 
 from testbed.run.scenario import check, run_into, run_scenario
 

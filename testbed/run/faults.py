@@ -140,7 +140,7 @@ class Faults:
         )
 
     def _add(self, turn: Turn, metric: str, value: float, labels: dict[str, str] | None = None, unit: str = "frames") -> None:
-        self._table.add(turn.trial, turn.transport, metric, value, unit, epoch=turn.epoch, labels=labels)
+        self._table.add(turn.trial, turn.backend, metric, value, unit, epoch=turn.epoch, labels=labels)
 
     def _keep(self, turn: Turn, columns: dict[str, Any]) -> None:
-        self._log.add(turn.trial, turn.transport, turn.epoch, columns)
+        self._log.add(turn.trial, turn.backend, turn.epoch, columns)

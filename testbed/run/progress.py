@@ -42,7 +42,7 @@ class Display:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def start(self, names: Iterable[str], steps: int) -> None:
-        """Begin a trial: so many steps with each transport."""
+        """Begin a trial: so many steps with each backend."""
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks = {name: self._bars.add_task(name, total=steps, note="") for name in names}

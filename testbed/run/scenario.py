@@ -27,7 +27,7 @@ def plan_of(scenario: Scenario) -> FabricPlan:
 
     :raises SpecError: The fabric cannot be as asked.
     """
-    check_mtu(scenario.fabric.mtu, scenario.transports, "fabric.mtu", scenario.workload.transports)
+    check_mtu(scenario.fabric.mtu, scenario.backends, "fabric.mtu", scenario.workload.backends)
     return scenario.fabric.plan()
 
 

@@ -1,4 +1,4 @@
-"""A scenario on a fabric that is up: in each trial, transports take turns at what the workload does."""
+"""A scenario on a fabric that is up: in each trial, backends take turns at what the workload does."""
 
 from typing import Any
 
@@ -21,22 +21,22 @@ class _Trial:
         self._trial = trial
 
     def run(self) -> None:
-        """Some epochs with each transport in turn."""
+        """Some epochs with each backend in turn."""
         session, scenario = self._session, self._session.scenario
-        transports = scenario.transports
+        backends = scenario.backends
         with session.ranks(self._stage, self._trial) as ranks:
-            self._display.start(transports, session.steps * scenario.epochs)
+            self._display.start(backends, session.steps * scenario.epochs)
             for number, begin in enumerate(range(0, scenario.epochs, scenario.epochs_a_turn)):
-                first = number % len(transports)
-                for transport in (*transports[first:], *transports[:first]):
-                    self._turn(Turn(self._trial, transport, begin), ranks[transport])
-            for transport in transports:
-                session.finish(self._stage, self._trial, transport, ranks[transport])
+                first = number % len(backends)
+                for backend in (*backends[first:], *backends[:first]):
+                    self._turn(Turn(self._trial, backend, begin), ranks[backend])
+            for backend in backends:
+                session.finish(self._stage, self._trial, backend, ranks[backend])
 
     def _turn(self, turn: Turn, names: list[str]) -> None:
-        session, scenario, transport = self._session, self._session.scenario, turn.transport
+        session, scenario, backend = self._session, self._session.scenario, turn.backend
         end = min(turn.epoch + scenario.epochs_a_turn, scenario.epochs)
-        with session.opened(self._stage, transport, names, self._faults.in_force(turn)), self._faults.happening(turn):
+        with session.opened(self._stage, backend, names, self._faults.in_force(turn)), self._faults.happening(turn):
             for epoch in range(turn.epoch, end):
-                note = session.train(self._stage, Turn(turn.trial, transport, epoch), names)
-                self._display.epoch(transport, epoch + 1, scenario.epochs, (epoch + 1) * session.steps, note)
+                note = session.train(self._stage, Turn(turn.trial, backend, epoch), names)
+                self._display.epoch(backend, epoch + 1, scenario.epochs, (epoch + 1) * session.steps, note)

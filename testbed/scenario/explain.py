@@ -1,6 +1,5 @@
 """Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest known key."""
 
-import difflib
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
@@ -8,7 +7,7 @@ from pydantic_core import ErrorDetails
 
 from testbed.core.errors import SpecError
 from testbed.core.tables import explain as explain_table
-from testbed.core.tables import findings, options, path_of, wrong
+from testbed.core.tables import findings, options, path_of, unknown, wrong
 from testbed.faults.spec import MODELS as FAULTS
 from testbed.workloads.registry import WORKLOADS
 
@@ -72,7 +71,6 @@ def _fault_line(detail: ErrorDetails) -> str:
     path = path_of(["faults", index, keys[0]])
     if kind == "extra_forbidden":
         known = [key for key in fields if key != "action"]
-        near = difflib.get_close_matches(str(keys[0]), known, n=1)
-        return f"unknown key {path}: allowed is {options(known)}" + (f"; did you mean {near[0]}?" if near else "")
+        return unknown(["faults", index, keys[0]], known)
     allowed = fields[str(keys[0])].description or ""
     return f"{path} is missing: allowed is {allowed}" if kind == "missing" else wrong(f"{path} =", value, allowed)

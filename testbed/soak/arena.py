@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.registry import BACKENDS
 from testbed.comm.backend import Counters, Datapath
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
@@ -96,7 +96,7 @@ class Arena:
 
         :returns: BPF objects that processes held when all was open.
         """
-        set_datapath(self.fabric, TRANSPORTS[scenario.transport].needs)
+        set_datapath(self.fabric, BACKENDS[scenario.backend].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
         events = events_of(faults)
         injector = Injector(self.fabric, rules_of(faults), scenario.fault_seed)
@@ -198,7 +198,7 @@ class Arena:
         if not self._loaded.issuperset(scenario.systems):
             self._loaded.update(scenario.systems)
             self._baseline.clear()
-        before = self._baseline.setdefault(TRANSPORTS[scenario.transport].needs, now)
+        before = self._baseline.setdefault(BACKENDS[scenario.backend].needs, now)
         return max(holdings.growth(name, before[name]) for name, holdings in now.items())
 
 

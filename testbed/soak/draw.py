@@ -40,7 +40,7 @@ RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.BELL)
 PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.BELL)
 
 #: What is at work, and how likely: tensors of all sizes; thousands of small ones; groups that are opened and closed in a row;
-#: exchanges; both at once; and transports over sockets, which check the faults themselves.
+#: exchanges; both at once; and backends over sockets, which check the faults themselves.
 WORK = {"mixed": 6, "many": 5, "brief": 2, "pinch": 2, "both": 3, "tcp-ring": 1, "gloo": 1}
 
 Ending = Literal["whole", "kill", "cut"]
@@ -63,26 +63,26 @@ def draw(seed: int, number: int) -> Scenario:
     random = Random(f"soak/{seed}/{number}")
     shape = draw_shape(seed, number)
     work = random.choices(list(WORK), list(WORK.values()))[0]
-    transport = work if work in ("tcp-ring", "gloo") else "xdp-ring"
+    backend = work if work in ("tcp-ring", "gloo") else "xdp-ring"
     ending: Ending = "whole"
     killed_after = None
-    if transport == "xdp-ring":
+    if backend == "xdp-ring":
         what = random.choices(["whole", "kill", "cut", "controller"], [16, 1 if shape.hosts > 2 else 0, 1, 1])[0]
         if what == "controller":
             killed_after = random.uniform(0.3, 4.0)
         elif work not in ("many", "brief"):
             ending = what  # type: ignore[assignment]
-    kinds = {"pinch": PINCH, "both": RING + PINCH}.get(work, RING if transport == "xdp-ring" else ())
+    kinds = {"pinch": PINCH, "both": RING + PINCH}.get(work, RING if backend == "xdp-ring" else ())
     while not _fits(faults := _faults(random, shape, kinds, ending), shape):
         pass
     strays = 0
-    if transport == "xdp-ring" and ending == "whole" and random.random() < 0.35:
+    if backend == "xdp-ring" and ending == "whole" and random.random() < 0.35:
         strays = random.randint(200, 2000)
     return Scenario(
         seed=seed,
         number=number,
         shape=shape,
-        transport=transport,
+        backend=backend,
         groups=() if work == "pinch" else _groups(random, shape, work, faults),
         exchanges=_exchanges(random, shape, work, faults, ending) if work in ("pinch", "both") else (),
         faults=faults,
@@ -253,7 +253,7 @@ def _duplicate(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 def _corrupt(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     if "result" in kinds and random.random() < 0.15:
         return f"corrupt p={random.uniform(0.3, 0.6):.3f} bits=2 kind=result"
-    # One bit at sockets: TCP's checksum misses one in 32 of two, which is no fault of a transport.
+    # One bit at sockets: TCP's checksum misses one in 32 of two, which is no fault of a backend.
     bits = random.choice([1, 2, 3, 8, 64]) if kinds else 1
     return f"corrupt {_p(random, 0.2 if kinds else 0.01)} bits={bits}{_match(random, shape, kinds)}"
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from testbed.collectives.registry import open_transport
-from testbed.comm.backend import Counters, Tensor, Transport
+from testbed.collectives.registry import open_backend
+from testbed.comm.backend import Backend, Counters, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.core.errors import CollectiveError
 from testbed.exchange.interface import Exchange, ExchangeSpec
@@ -53,7 +53,7 @@ class _Rank:
     specs: Sequence[Spec]
     inputs: list[Tensor]
     times: int
-    end: Transport | Exchange | None = None
+    end: Backend | Exchange | None = None
     results: dict[bytes, Tensor] = field(default_factory=dict)
 
 
@@ -122,9 +122,9 @@ def _inputs(scenario: Scenario, index: int, spec: Spec) -> list[Tensor]:
     return [make_embeddings(scenario, number, turn)[spec.halo.owned] for turn in turns]
 
 
-def _open(context: WorkerContext, scenario: Scenario, spec: Spec) -> Transport | Exchange:
+def _open(context: WorkerContext, scenario: Scenario, spec: Spec) -> Backend | Exchange:
     if isinstance(spec, GroupSpec):
-        return open_transport(scenario.transport, context, spec)
+        return open_backend(scenario.backend, context, spec)
     return open_exchange("pinch", context, spec)
 
 
@@ -146,8 +146,8 @@ def _work(context: WorkerContext, scenario: Scenario, rank: _Rank) -> Work:
     return done
 
 
-def _round(rank: _Rank, end: Transport | Exchange, done: Work) -> None:
-    collective: Callable[[Tensor], Tensor] = end.all_reduce if isinstance(end, Transport) else end.aggregate
+def _round(rank: _Rank, end: Backend | Exchange, done: Work) -> None:
+    collective: Callable[[Tensor], Tensor] = end.all_reduce if isinstance(end, Backend) else end.aggregate
     for _ in range(rank.times):
         for values in rank.inputs:
             result = collective(values)
@@ -155,7 +155,7 @@ def _round(rank: _Rank, end: Transport | Exchange, done: Work) -> None:
             rank.results.setdefault(done.digests[-1], result)
 
 
-def _count(end: Transport | Exchange, done: Work) -> None:
+def _count(end: Backend | Exchange, done: Work) -> None:
     done.sent += end.counters()
 
 

@@ -60,7 +60,7 @@ def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
         inputs = kept.get(number) or [make_input(scenario, index, number, rank) for rank in range(ranks)]
         if group.times > 1:  # small ones, which come again
             kept[number] = inputs
-        if scenario.transport != "xdp-ring":
+        if scenario.backend != "xdp-ring":
             yield [Answer(*float_reference(inputs))] * ranks
             continue
         key = number, ring.exponent(inputs)

@@ -141,7 +141,7 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
         "collectives in a row": [_class(task.turns, _COUNTS) for task in scenario.tasks],
         "opened and closed": [str(task.rounds) for task in scenario.tasks],
     }
-    if scenario.transport == "xdp-ring":
+    if scenario.backend == "xdp-ring":
         factors |= {name: [str(getattr(task.terms, name)) for task in scenario.tasks] for name in ("lanes", "window")}
         factors |= {name: [str(getattr(group.terms, name)) for group in groups] for name in ("recovery", "gap")}
     sizes = [summand.elements * 4 for group in groups for summand in group.summands]

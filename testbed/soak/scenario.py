@@ -149,7 +149,7 @@ def _often(task: Task) -> str:
 class Scenario:
     """Scenario ``number`` of the soak with seed ``seed``.
 
-    :param transport: Of the groups.
+    :param backend: Of the groups.
     :param groups: At work at the same time.
     :param faults: In the words of ``--fault``.
     :param ending: ``whole``: all results are exact. ``kill``: a host's worker is killed; the others' results are exact or there
@@ -164,7 +164,7 @@ class Scenario:
     seed: int
     number: int
     shape: Shape
-    transport: str
+    backend: str
     groups: tuple[Group, ...]
     faults: tuple[str, ...]
     ending: Literal["whole", "kill", "cut"]
@@ -186,7 +186,7 @@ class Scenario:
     @property
     def systems(self) -> list[str]:
         """What is at work."""
-        return [self.transport] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
+        return [self.backend] * bool(self.groups) + ["pinch"] * bool(self.exchanges)
 
     @property
     def system(self) -> str:

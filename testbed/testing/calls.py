@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.registry import open_transport
-from testbed.comm.backend import Counters, Tensor, Transport
+from testbed.collectives.registry import open_backend
+from testbed.comm.backend import Backend, Counters, Tensor
 from testbed.comm.group import GroupSpec
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Outer:
 
 @dataclass
 class Opened:
-    """The transport of the test's group."""
+    """The backend of the test's group."""
 
-    transport: Transport
+    backend: Backend
 
 
 def begin(context: WorkerContext) -> None:
@@ -57,23 +57,23 @@ def collect(context: WorkerContext) -> None:
 
 
 def open_group(context: WorkerContext, name: str, spec: GroupSpec) -> None:
-    """Open a transport and connect it."""
-    opened = context.keep(Opened(open_transport(name, context, spec)))
+    """Open a backend and connect it."""
+    opened = context.keep(Opened(open_backend(name, context, spec)))
     context.resources.callback(close, context)
-    opened.transport.connect()
+    opened.backend.connect()
 
 
 def reduce(context: WorkerContext, tensor: Tensor) -> Tensor:
     """All-reduce one tensor."""
-    return context.get(Opened).transport.all_reduce(tensor)
+    return context.get(Opened).backend.all_reduce(tensor)
 
 
 def count(context: WorkerContext) -> Counters:
     """Return what this rank has sent."""
-    return context.get(Opened).transport.counters()
+    return context.get(Opened).backend.counters()
 
 
 def close(context: WorkerContext) -> None:
-    """Close the transport, if one is open."""
+    """Close the backend, if one is open."""
     if opened := context.drop(Opened):
-        opened.transport.close()
+        opened.backend.close()

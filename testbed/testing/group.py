@@ -1,4 +1,4 @@
-"""A test's group: one transport open on several hosts."""
+"""A test's group: one backend open on several hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
-from testbed.collectives.registry import TRANSPORTS, check_names
+from testbed.collectives.registry import BACKENDS, check_names
 from testbed.comm.backend import Counters, Tensor
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.closing import Closing
@@ -24,25 +24,25 @@ _GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeout
 
 
 class Group(Closing):
-    """A transport that is open on hosts of a fabric, whose datapath is set to what the transport needs.
+    """A backend that is open on hosts of a fabric, whose datapath is set to what the backend needs.
 
     :param fabric: A fabric that is up, with workers, without faults in force.
-    :param transport: Its name.
+    :param backend: Its name.
     :param hosts: Names of hosts in rank order; all of the fabric's, if not given.
     :param options: Further fields of :class:`testbed.comm.group.GroupSpec`.
-    :raises SpecError: No transport has this name, or an option is outside of what is allowed.
+    :raises SpecError: No backend has this name, or an option is outside of what is allowed.
     :raises CollectiveError: The ranks did not meet.
     """
 
-    def __init__(self, fabric: Fabric, transport: str = "xdp-ring", hosts: Sequence[str] | None = None, **options: Any) -> None:
-        check_names([transport])
-        self._fabric, self._transport = fabric, transport
+    def __init__(self, fabric: Fabric, backend: str = "xdp-ring", hosts: Sequence[str] | None = None, **options: Any) -> None:
+        check_names([backend])
+        self._fabric, self._backend = fabric, backend
         self._options: dict[str, Any] = {"capacity": 1 << 21, "mtu": fabric.plan.mtu, **options}
         self._numbers = itertools.count()
         self._stack = ExitStack()
         #: As each rank sees the group, in rank order.
         self.specs: tuple[GroupSpec, ...] = ()
-        needed = TRANSPORTS[transport].needs
+        needed = BACKENDS[backend].needs
         if fabric.datapath != needed:
             set_datapath(fabric, needed)
         self.open(hosts or list(fabric.hosts))
@@ -69,8 +69,8 @@ class Group(Closing):
         plans = [fabric.plan.host(name) for name in hosts]
         options = {"rendezvous": str(fabric.directory), **self._options}
         self.specs = make_groups(plans, group_id=next(self._numbers), **options)
-        self._names = self._stack.enter_context(rank_workers(self._transport, Workers.of(fabric), hosts))
-        arguments = {name: {"name": self._transport, "spec": spec} for name, spec in zip(self._names, self.specs, strict=True)}
+        self._names = self._stack.enter_context(rank_workers(self._backend, Workers.of(fabric), hosts))
+        arguments = {name: {"name": self._backend, "spec": spec} for name, spec in zip(self._names, self.specs, strict=True)}
         self._stack.callback(self._close_ranks)
         Workers.of(fabric).call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
 
@@ -98,7 +98,7 @@ class Group(Closing):
         return list(Workers.of(self._fabric).call_all(calls.count, self._names, timeout=_GRACE).values())
 
     def close(self) -> None:
-        """Close the transport on all hosts that live."""
+        """Close the backend on all hosts that live."""
         self._stack.close()
 
     def _reduce(self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]) -> list[Any]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from testbed.core.renamed import renamed
+
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
     from testbed.testing.faults import FaultsInForce
@@ -26,7 +28,7 @@ MakeFaults = Callable[..., "FaultsInForce"]
 _MARKERS = (
     "fabric(hosts=4, topology='star', switch='xdp', mtu=1500, offload=True, queues=None, k=None, datapath=None): "
     "what the fixture `fabric` builds",
-    "group(transport='xdp-ring', ...): what the fixture `group` opens, and its testbed.comm.options.CollectiveOptions",
+    "group(backend='xdp-ring', ...): what the fixture `group` opens, and its testbed.comm.options.CollectiveOptions",
 )
 
 _faults: pytest.StashKey[list[FaultsInForce]] = pytest.StashKey()
@@ -58,6 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse former names of options in markers before the first test runs."""
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name not in ("fabric", "group"):
+                continue
+            for name in mark.kwargs:
+                if now := renamed(name):
+                    raise pytest.UsageError(f"{item.nodeid}: marker {mark.name}: {name}: renamed to {now}")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -105,7 +118,7 @@ def testbed_fabrics() -> Iterator[Fabrics]:
 @pytest.fixture
 def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> Iterator[Lease]:
     """Lend a fabric to a test, as its marker ``fabric`` says; the datapath is that of its group, if it has one."""
-    from testbed.collectives.registry import TRANSPORTS, check_names
+    from testbed.collectives.registry import BACKENDS, check_names
     from testbed.plan import FabricOptions, plan_fabric
     from testbed.probes import lacking
 
@@ -118,9 +131,9 @@ def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> I
         raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown; allowed are {allowed}")
     datapath = options.pop("datapath", None)
     if datapath is None and "group" in request.fixturenames:
-        transport = _options(request.node, "group").get("transport", "xdp-ring")
-        check_names([transport])
-        datapath = TRANSPORTS[transport].needs
+        backend = _options(request.node, "group").get("backend", "xdp-ring")
+        check_names([backend])
+        datapath = BACKENDS[backend].needs
     item: pytest.Item = request.node
     with testbed_fabrics.lease(plan_fabric(**options), datapath or "sockets") as lease:
         item.stash[_lease] = lease
@@ -144,7 +157,7 @@ def workers(testbed_lease: Lease) -> Workers:
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest, testbed_lease: Lease) -> Iterator[Group]:
-    """A transport that is open on all hosts: ``@pytest.mark.group(transport="xdp-ring", lanes="int16")``."""
+    """A backend that is open on all hosts: ``@pytest.mark.group(backend="xdp-ring", lanes="int16")``."""
     from testbed.testing.group import Group
 
     with Group(testbed_lease.fabric, **_options(request.node, "group")) as group:

@@ -29,7 +29,7 @@ __all__ = ["Workers"]
 START_TIMEOUT = 30.0  # seconds; a busy box takes long to start 64 interpreters
 STOP_TIMEOUT = 2.0  # seconds for workers to close what they hold, before SIGKILL
 
-# What workers of most fabrics use: their programs on links, and the testbed's own transport.
+# What workers of most fabrics use: their programs on links, and the testbed's own backend.
 MODULES = ("testbed.datapath.switch", "testbed.collectives.ring.xdp_ring")
 
 _OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()

@@ -55,22 +55,22 @@ class Report:
 class Workload:
     """A system that runs can measure. Light: what is heavy is imported with its session.
 
-    :param table: Of a scenario file: it stands for the workload, and its key `transports` names what takes turns.
+    :param table: Of a scenario file: it stands for the workload, and its key `backends` names what takes turns.
     :param scenario: The schema of its scenarios: a field `table`, a `testbed.workloads.scenario.SystemTable`, among others.
-    :param transports: What `transports` are names of.
+    :param backends: What `backends` are names of.
     :param session: ``module:class`` of its `Session`.
     :param report: What a report calls things.
     """
 
     table: str
     scenario: type[Scenario]
-    transports: Registry[Any]
+    backends: Registry[Any]
     session: str
     report: Report
 
-    def entry(self, transport: str) -> Entry:
-        """Return what a transport is."""
-        found: Entry = self.transports[transport]
+    def entry(self, backend: str) -> Entry:
+        """Return what a backend is."""
+        found: Entry = self.backends[backend]
         return found
 
     def begin(self, scenario: Scenario) -> Session[Any]:
@@ -81,10 +81,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Turn:
-    """When something happens: in an epoch of a trial, with a transport. Of a turn of several epochs, its first."""
+    """When something happens: in an epoch of a trial, with a backend. Of a turn of several epochs, its first."""
 
     trial: int
-    transport: str
+    backend: str
     epoch: int
 
 
@@ -94,7 +94,7 @@ class Stage:
 
     :param table: Takes the measurements.
     :param say: Shows the user a line.
-    :param step: Shows that a transport has done so many steps of a trial in all.
+    :param step: Shows that a backend has done so many steps of a trial in all.
     """
 
     fabric: Fabric
@@ -124,8 +124,8 @@ class Stage:
 class Session(ABC, Generic[S]):
     """The controller's side of one run. Methods are called in the order in which they stand here.
 
-    For each trial, `ranks` is entered, transports take turns at `open` and `train`, and `finish` is called with each. Who comes
-    first moves on from round to round, so that a drift of the machine meets all transports alike. A transport is open in its
+    For each trial, `ranks` is entered, backends take turns at `open` and `train`, and `finish` is called with each. Who comes
+    first moves on from round to round, so that a drift of the machine meets all backends alike. A backend is open in its
     own turns only: links of socket baselines carry none of the testbed's programs.
 
     :cvar modules: What workers import before they are forked.
@@ -154,28 +154,28 @@ class Session(ABC, Generic[S]):
 
     @abstractmethod
     def ranks(self, stage: Stage, trial: int) -> AbstractContextManager[dict[str, list[str]]]:
-        """Make ready for a trial, on all ranks; yield the names of each transport's workers in rank order, by transport."""
+        """Make ready for a trial, on all ranks; yield the names of each backend's workers in rank order, by backend."""
 
     @abstractmethod
-    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
-        """Open a transport on all ranks, and let them meet. What they open, `testbed.workloads.rank.closing` has closed."""
+    def open(self, stage: Stage, backend: str, names: list[str]) -> None:
+        """Open a backend on all ranks, and let them meet. What they open, `testbed.workloads.rank.closing` has closed."""
 
     @abstractmethod
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """Work for an epoch, and record it (`testbed.workloads.measures.record_times`); return what to tell the user of it."""
 
-    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
-        """Record what only the end of a trial shows. The transport is closed; `opened` opens it again."""
+    def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
+        """Record what only the end of a trial shows. The backend is closed; `opened` opens it again."""
 
     @contextmanager
     def opened(
-        self, stage: Stage, transport: str, names: list[str], faults: AbstractContextManager[None] | None = None
+        self, stage: Stage, backend: str, names: list[str], faults: AbstractContextManager[None] | None = None
     ) -> Iterator[None]:
-        """Set links to what a transport needs, put faults in force on them, open it, and close it at the end."""
+        """Set links to what a backend needs, put faults in force on them, open it, and close it at the end."""
         from testbed.workloads.rank import close_rank
 
-        set_datapath(stage.fabric, self.scenario.needs(transport))
+        set_datapath(stage.fabric, self.scenario.needs(backend))
         with faults or nullcontext():
-            self.open(stage, transport, names)
+            self.open(stage, backend, names)
             yield  # after an error the workers end, and close what they hold
             stage.workers.call_all(close_rank, names)

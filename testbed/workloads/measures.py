@@ -46,11 +46,11 @@ class RankEpoch(Protocol):
         """What is counted: `steps`, and `packets`, `wire_bytes` and `retransmissions`, sent by this rank; and anything else."""
 
 
-def record_times(table: Table, trial: int, transport: str, ranks: Sequence[RankEpoch]) -> None:
+def record_times(table: Table, trial: int, backend: str, ranks: Sequence[RankEpoch]) -> None:
     """Add one epoch's rows: each rank's times and counts.
 
     The time in collectives is told apart by the box's one clock: `straggler_time` until the last rank has
-    come, which no transport can help, and `exchange_time` from then on. Their sum is `communication_time`.
+    come, which no backend can help, and `exchange_time` from then on. Their sum is `communication_time`.
 
     :param ranks: One epoch's results, in rank order.
     """
@@ -61,12 +61,12 @@ def record_times(table: Table, trial: int, transport: str, ranks: Sequence[RankE
         rows["straggler_time"] = float(np.sum(last - result.entered))
         rows["exchange_time"] = float(np.sum(result.left - last))
         for metric, value in rows.items():
-            table.add(trial, transport, metric, value, "s", rank=rank, epoch=epoch)
-        record_counts(table, trial, transport, rank, epoch, result.counts)
+            table.add(trial, backend, metric, value, "s", rank=rank, epoch=epoch)
+        record_counts(table, trial, backend, rank, epoch, result.counts)
 
 
-def record_counts(table: Table, trial: int, transport: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
+def record_counts(table: Table, trial: int, backend: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
     """Add what a rank has counted, in an epoch or, of one that is not timed, in None."""
     for metric, count in counts.items():
         unit = "B" if "bytes" in metric else UNITS.get(metric, "1")
-        table.add(trial, transport, metric, count, unit, rank=rank, epoch=epoch)
+        table.add(trial, backend, metric, count, unit, rank=rank, epoch=epoch)

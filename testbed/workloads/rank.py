@@ -1,6 +1,6 @@
 """What workers do in every workload.
 
-Opening, working and closing are calls of their own, so that no rank takes its transport down while another still needs an
+Opening, working and closing are calls of their own, so that no rank takes its backend down while another still needs an
 answer from it.
 """
 

@@ -34,17 +34,17 @@ class ScenarioSpec(Table):
 class SystemTable(GroupOptions):
     """The table that stands for a workload: what takes turns, and the terms that all of it gets.
 
-    A workload's own says what `transports` are names of (`testbed.core.tables.Named`), and its defaults.
+    A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its defaults.
     """
 
-    transports: tuple[str, ...] = Field(min_length=1, strict=False, description="what takes turns")
+    backends: tuple[str, ...] = Field(min_length=1, strict=False, description="what takes turns")
     timeout: Timeout = 30.0
     affinity: AffinityOf = "rank"
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Self:
-        if len(set(self.transports)) != len(self.transports):
-            raise ValueError("transports: each may be named once")
+        if len(set(self.backends)) != len(self.backends):
+            raise ValueError("backends: each may be named once")
         return self
 
 
@@ -58,11 +58,11 @@ class Scenario(Table):
     @property
     @abstractmethod
     def epochs(self) -> int:
-        """How many epochs each transport works in a trial."""
+        """How many epochs each backend works in a trial."""
 
     @property
     def epochs_a_turn(self) -> int:
-        """How long a transport's turn lasts."""
+        """How long a backend's turn lasts."""
         return 1
 
     @property
@@ -82,13 +82,13 @@ class Scenario(Table):
         return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
 
     @property
-    def transports(self) -> tuple[str, ...]:
+    def backends(self) -> tuple[str, ...]:
         """The names of what takes turns."""
-        return self.system.transports
+        return self.system.backends
 
-    def needs(self, transport: str) -> "Datapath":
-        """Return the datapath that one of `transports` works on."""
-        return self.workload.entry(transport).needs
+    def needs(self, backend: str) -> "Datapath":
+        """Return the datapath that one of `backends` works on."""
+        return self.workload.entry(backend).needs
 
     def resolve(self, base: Path) -> Self:
         """Return the scenario with relative paths taken from the folder `base`."""
@@ -106,5 +106,5 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _faults_fit(self) -> Self:
-        check_faults(self.fabric, self.faults, {name: self.needs(name) for name in self.transports})
+        check_faults(self.fabric, self.faults, {name: self.needs(name) for name in self.backends})
         return self

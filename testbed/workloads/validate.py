@@ -1,4 +1,4 @@
-"""Whether a scenario's faults fit its fabric, its transports and each other; checked before anything is built."""
+"""Whether a scenario's faults fit its fabric, its backends and each other; checked before anything is built."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ __all__ = ["check_faults"]
 def check_faults(fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[str, Datapath]) -> None:
     """Check all faults.
 
-    :param needs: The datapath of each transport.
+    :param needs: The datapath of each backend.
     :raises ValueError: One does not fit; the text starts with its key.
     """
     _check_hosts(fabric, faults)
@@ -82,7 +82,7 @@ def _plan(fabric: FabricOptions) -> FabricPlan | None:
 
 
 def _check_limits(faults: Sequence[Fault], plan: FabricPlan | None, needs: Mapping[str, Datapath]) -> None:
-    """Check limits as they are put in force, on each datapath that a transport needs."""
+    """Check limits as they are put in force, on each datapath that a backend needs."""
     limits = limits_of(faults)
     if not limits or not plan:
         return

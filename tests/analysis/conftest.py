@@ -10,12 +10,12 @@ from testbed.results import RunFolder, Table
 from testbed.scenario import parse_scenario
 
 SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
-"""Time in all-reduce an epoch; computing takes one second, whatever the transport."""
+"""Time in all-reduce an epoch; computing takes one second, whatever the backend."""
 
 RunMaker = Callable[..., Path]
 
 
-def fill(table: Table, transport: str, seconds: float, loss: float, accuracy: float) -> None:
+def fill(table: Table, backend: str, seconds: float, loss: float, accuracy: float) -> None:
     own = {"sampling": 0.1, "forward": 0.5, "backward": 0.3, "update": 0.05, "other": 0.05}
     phases = {"quantize": 0.1, "communicate": 0.6, "wait": 0.2, "dequantize": 0.1}
     parts = own | {name: share * seconds for name, share in phases.items()}
@@ -29,20 +29,20 @@ def fill(table: Table, transport: str, seconds: float, loss: float, accuracy: fl
                 "communication_cpu_time": 0.5 * seconds,
             }
             for metric, value in times.items():
-                table.add(0, transport, metric, value, "s", rank=rank, epoch=epoch)
+                table.add(0, backend, metric, value, "s", rank=rank, epoch=epoch)
             for metric, value in (
                 ("steps", 10),
                 ("packets", 100),
                 ("wire_bytes", 50_000),
                 ("retransmissions", 1),
             ):
-                table.add(0, transport, metric, value, "1", rank=rank, epoch=epoch)
-        table.add(0, transport, "loss", loss / (epoch + 1), "nat", epoch=epoch)
-        table.add(0, transport, "validation_accuracy", 0.2 * (epoch + 1), "1", epoch=epoch)
-    table.add(0, transport, "test_accuracy", accuracy, "1")
+                table.add(0, backend, metric, value, "1", rank=rank, epoch=epoch)
+        table.add(0, backend, "loss", loss / (epoch + 1), "nat", epoch=epoch)
+        table.add(0, backend, "validation_accuracy", 0.2 * (epoch + 1), "1", epoch=epoch)
+    table.add(0, backend, "test_accuracy", accuracy, "1")
 
 
-def fill_full_graph(table: Table, transport: str, seconds: float) -> None:
+def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
     """Measurements of full-graph training, as `fill` makes those of the other kind; two ranks and epochs."""
     parts = {"forward": 0.6, "backward": 0.3, "update": 0.05, "other": 0.05, "all_reduce": 0.1 * seconds}
     parts |= dict.fromkeys(("quantize", "send", "wait", "aggregate", "dequantize"), 0.18 * seconds)
@@ -50,22 +50,22 @@ def fill_full_graph(table: Table, transport: str, seconds: float) -> None:
     for rank in range(2):
         for epoch in range(2):
             for name, value in (parts | whole | {"communication_cpu": 0.1}).items():
-                table.add(0, transport, f"{name}_time", value, "s", rank=rank, epoch=epoch)
+                table.add(0, backend, f"{name}_time", value, "s", rank=rank, epoch=epoch)
             counts = {"steps": 1, "packets": 10, "wire_bytes": 1000, "retransmissions": 0}
-            if transport == "pinch":
+            if backend == "pinch":
                 counts["redundant_bytes"] = 5 + 10 * epoch
             for name, count in counts.items():
-                table.add(0, transport, name, count, "1", rank=rank, epoch=epoch)
-            table.add(0, transport, "loss", 1.0, "nat", rank=rank, epoch=epoch)
+                table.add(0, backend, name, count, "1", rank=rank, epoch=epoch)
+            table.add(0, backend, "loss", 1.0, "nat", rank=rank, epoch=epoch)
         for name, count in {"syscalls": 30, "page_faults": 4, "crossings": 34}.items():
-            table.add(0, transport, name, count, "1", rank=rank)
+            table.add(0, backend, name, count, "1", rank=rank)
     for epoch in range(2):
-        table.add(0, transport, "loss", 1.0, "nat", epoch=epoch)
-        table.add(0, transport, "validation_accuracy", 0.5, "1", epoch=epoch)
-    table.add(0, transport, "test_accuracy", 0.6, "1")
+        table.add(0, backend, "loss", 1.0, "nat", epoch=epoch)
+        table.add(0, backend, "validation_accuracy", 0.5, "1", epoch=epoch)
+    table.add(0, backend, "test_accuracy", 0.6, "1")
     partition = {"edge_cut": 1234, "edge_cut_share": 0.25, "replication_factor": 1.5, "vertex_balance": 1, "edge_balance": 1.2}
     for name, value in partition.items():
-        table.add(0, transport, name, value, "1")
+        table.add(0, backend, name, value, "1")
 
 
 @pytest.fixture
@@ -86,20 +86,20 @@ def make_run(tmp_path: Path) -> RunMaker:
                 "dataset": {"name": "synthetic"},
                 "fabric": {"offload": offload},
                 "faults": list(scenario_faults),
-                "exchange" if full_graph else "collective": {"transports": list(seconds)},
+                "exchange" if full_graph else "collective": {"backends": list(seconds)},
             }
         ).model_dump(mode="json")
         table = Table(scenario)
-        for transport, value in seconds.items():
+        for backend, value in seconds.items():
             if full_graph:
-                fill_full_graph(table, transport, value)
+                fill_full_graph(table, backend, value)
                 continue
             fill(
                 table,
-                transport,
+                backend,
                 value,
-                (loss or {}).get(transport, 2.0),
-                (accuracy or {}).get(transport, 0.8),
+                (loss or {}).get(backend, 2.0),
+                (accuracy or {}).get(backend, 0.8),
             )
         if faults:
             faults(table)

@@ -111,9 +111,9 @@ def test_figures_have_their_csv(make_run: RunMaker) -> None:
     assert sorted(p.stem for p in (path / "figures").glob("*.png")) == names
     assert sorted(p.stem for p in (path / "figures").glob("*.csv")) == names
     loss = pd.read_csv(path / "figures" / "loss.csv")
-    assert list(loss.columns) == ["trial", "epoch", "transport", "loss"]
-    assert loss[loss["transport"] == "gloo"]["loss"].tolist() == pytest.approx([2, 1, 2 / 3])
-    split = pd.read_csv(path / "figures" / "epoch_time.csv").set_index("transport")
+    assert list(loss.columns) == ["trial", "epoch", "backend", "loss"]
+    assert loss[loss["backend"] == "gloo"]["loss"].tolist() == pytest.approx([2, 1, 2 / 3])
+    split = pd.read_csv(path / "figures" / "epoch_time.csv").set_index("backend")
     assert split.loc["tcp-ring", "communicate"] == pytest.approx(0.24)
 
 

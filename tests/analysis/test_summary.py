@@ -40,7 +40,7 @@ def test_traffic_is_a_step_of_all_ranks(make_run: RunMaker) -> None:
     assert row["retransmissions_total"] == 12
 
 
-def test_baseline_is_the_best_socket_transport(make_run: RunMaker) -> None:
+def test_baseline_is_the_best_socket_backend(make_run: RunMaker) -> None:
     assert baseline(load_run(make_run({"xdp-ring": 0.1, "gloo": 0.3, "tcp-ring": 0.5}))) == "gloo"
 
 
@@ -67,7 +67,7 @@ def test_answer_names_no_part_where_a_side_cannot_split_its_time(make_run: RunMa
 
 def test_answer_names_no_part_that_exceeds_the_whole(make_run: RunMaker) -> None:
     run = load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}))
-    waits = (run.frame["metric"] == "wait_time") & (run.frame["transport"] == "tcp-ring")
+    waits = (run.frame["metric"] == "wait_time") & (run.frame["backend"] == "tcp-ring")
     run.frame.loc[waits, "value"] += 0.3
     text = " ".join(answer(run))
     assert "+200 ms are in all-reduce" in text
@@ -88,8 +88,8 @@ def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
     assert "Where it lies" not in text
 
 
-def test_answer_of_one_transport(make_run: RunMaker) -> None:
-    assert "needs a second transport" in answer(load_run(make_run({"gloo": 0.5})))[0]
+def test_answer_of_one_backend(make_run: RunMaker) -> None:
+    assert "needs a second backend" in answer(load_run(make_run({"gloo": 0.5})))[0]
 
 
 def test_answer_of_a_quiet_machine(make_run: RunMaker) -> None:
@@ -103,10 +103,10 @@ def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
 def add_faults(table: Table) -> None:
     """An event that came too late in some turns, one that always happened, and records that were lost."""
     for epoch, happened in enumerate((1, 0, 0)):
-        for transport in ("xdp-ring", "tcp-ring"):
+        for backend in ("xdp-ring", "tcp-ring"):
             late = {"fault": "link-down host=h3 at=1.3s"}
-            table.add(0, transport, "fault_events", happened if transport == "xdp-ring" else 0, "1", epoch=epoch, labels=late)
-            table.add(0, transport, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause host=h2"})
+            table.add(0, backend, "fault_events", happened if backend == "xdp-ring" else 0, "1", epoch=epoch, labels=late)
+            table.add(0, backend, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause host=h2"})
         table.add(0, "xdp-ring", "fault_log_lost", 0, "frames", epoch=epoch)
         table.add(0, "tcp-ring", "fault_log_lost", 700, "frames", epoch=epoch)
 
@@ -124,13 +124,13 @@ def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMake
     assert first.startswith("xdp-ring was fastest")
 
 
-def test_answer_of_one_transport_cautions_too(make_run: RunMaker) -> None:
+def test_answer_of_one_backend_cautions_too(make_run: RunMaker) -> None:
     def never(table: Table) -> None:
         table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill host=h3 at=9s"})
 
     text = answer(load_run(make_run({"gloo": 0.5}, faults=never)))
     assert text[0].startswith("Caution: the fault 'kill host=h3 at=9s' happened in 0 of 1 turns with gloo; other turns")
-    assert "needs a second transport" in text[1]
+    assert "needs a second backend" in text[1]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_answer_of_one_transport_cautions_too(make_run: RunMaker) -> None:
 )
 def test_answer_tells_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
     run = load_run(make_run())
-    slowed = (run.frame["metric"] == "epoch_time") & (run.frame["epoch"] == 2) & (run.frame["transport"] == "tcp-ring")
+    slowed = (run.frame["metric"] == "epoch_time") & (run.frame["epoch"] == 2) & (run.frame["backend"] == "tcp-ring")
     run.frame.loc[slowed, "value"] += seconds
-    assert f"epochs of one transport alone differ by {verdict}" in " ".join(answer(run))
+    assert f"epochs of one backend alone differ by {verdict}" in " ".join(answer(run))
 
 
 def test_tolerances_kept(make_run: RunMaker) -> None:
@@ -161,7 +161,7 @@ def test_tolerances_kept(make_run: RunMaker) -> None:
 )
 def test_tolerances_broken(make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float) -> None:
     failed = [check for check in checks(load_run(make_run(**changed))) if not check.passed]
-    assert [(check.transport, check.what) for check in failed] == [("xdp-ring", what)]
+    assert [(check.backend, check.what) for check in failed] == [("xdp-ring", what)]
     assert failed[0].distance == pytest.approx(distance, nan_ok=True)
 
 

@@ -19,7 +19,7 @@ def bench(*arguments):
 
 
 def make_options(**changes):
-    return Options(**{"plan": plan_fabric(), "transports": ["gloo"], "sizes": [4], "iterations": 1,
+    return Options(**{"plan": plan_fabric(), "backends": ["gloo"], "sizes": [4], "iterations": 1,
                       "warmup": 0, "check": True, **changes})  # fmt: skip
 
 
@@ -36,12 +36,12 @@ def test_turns_share_the_iterations():
         ({"warmup": -1}, "-w: -1: allowed is 0 to 1000000"),
         ({"sizes": [4, 1 << 33]}, "-e: 8G: allowed is at most 8589934588 bytes, 2^31 - 1 elements"),
         (
-            {"transports": ["gloo", "xdp-ring"], "plan": plan_fabric(switch="bridge", mtu=9000)},
+            {"backends": ["gloo", "xdp-ring"], "plan": plan_fabric(switch="bridge", mtu=9000)},
             "--mtu: 9000: allowed is 576 to 3506 with xdp-ring, which needs native XDP",
         ),
         (
-            {"transports": ["nccl"]},
-            "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi",
+            {"backends": ["nccl"]},
+            "backend 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_refusals(changes, text):
         (["--lanes", "int8"], '--lanes: "int8": allowed is int16 or int32; did you mean int32?'),
         (["-n", "0"], "-n: 0: allowed is 1 to 1000000 iterations"),
         (["--hosts", "33"], "--hosts: 33: allowed is 1 to 32"),
-        (["--transports", "nccl"], "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
+        (["--backends", "nccl"], "backend 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
     ],
 )
 def test_refusal_by_the_command(arguments, text):
@@ -79,15 +79,15 @@ def test_system_calls_are_counted_exactly():
 @pytest.mark.net
 def test_sockets_end_to_end(tmp_path):
     path = tmp_path / "out.json"
-    done = bench("--hosts", "3", "--transports", "tcp-ring,gloo,mpi", "--mtu", "1400", "--offload", "off",
+    done = bench("--hosts", "3", "--backends", "tcp-ring,gloo,mpi", "--mtu", "1400", "--offload", "off",
                  "-b", "4", "-e", "64K", "-f", "128", "-n", "3", "--json", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(path.read_text())
     assert result["environment"]["mtu"] == 1400
     assert result["environment"]["mpi"].startswith("Open MPI")
     rows = result["rows"]
-    assert [(row["transport"], row["size_bytes"]) for row in rows] == [
-        (transport, size) for size in (4, 512, 65536) for transport in ("tcp-ring", "gloo", "mpi")
+    assert [(row["backend"], row["size_bytes"]) for row in rows] == [
+        (backend, size) for size in (4, 512, 65536) for backend in ("tcp-ring", "gloo", "mpi")
     ]
     for row in rows:
         assert row["wrong"] == 0
@@ -97,17 +97,17 @@ def test_sockets_end_to_end(tmp_path):
         # Without TSO no frame is larger than the MTU and an Ethernet header.
         assert row["wire_bytes"] <= row["packets"] * (1400 + 14)
     table = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert [(line[0], int(line[1])) for line in table] == [(row["transport"], row["size_bytes"]) for row in rows]
+    assert [(line[0], int(line[1])) for line in table] == [(row["backend"], row["size_bytes"]) for row in rows]
 
 
 @pytest.mark.net
 def test_the_kernel_beside_sockets(tmp_path):
     path = tmp_path / "out.json"
-    done = bench("--hosts", "2", "--transports", "xdp-ring,tcp-ring", "-b", "64K", "-e", "64K", "-n", "2",
+    done = bench("--hosts", "2", "--backends", "xdp-ring,tcp-ring", "-b", "64K", "-e", "64K", "-n", "2",
                  "--json", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
-    assert [row["transport"] for row in rows] == ["xdp-ring", "tcp-ring"]
+    assert [row["backend"] for row in rows] == ["xdp-ring", "tcp-ring"]
     assert [row["wrong"] for row in rows] == [0, 0]
     assert all(row["wire_bytes"] > 0 for row in rows)
     assert "# Against the best socket baseline, medians:" in done.stdout

@@ -21,7 +21,7 @@ from testbed.plan import plan_fabric
 
 def make_cell(loss=0.0, times=(0.01, 0.02, 0.03), **changes):
     sent = Counters(300, 3000, 6)
-    return Cell(**{"transport": "xdp-ring/origin", "hosts": 4, "size": 1 << 20, "loss": loss, "times": times, "sent": sent,
+    return Cell(**{"backend": "xdp-ring/origin", "hosts": 4, "size": 1 << 20, "loss": loss, "times": times, "sent": sent,
                    **changes})  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"variants": ()}, "--transports: '': allowed are xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer, tcp-ring, gloo"),
+        ({"variants": ()}, "--backends: '': allowed are xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer, tcp-ring, gloo"),
         ({"losses": [0.6]}, "--loss: 60: allowed is 0 to 50 percent"),
         ({"size": 0}, "--size: 0: allowed is a float32 at least"),
         ({"plan": plan_fabric(hosts=1)}, "--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost"),
@@ -107,7 +107,7 @@ def test_what_is_compared_with_is_always_measured():
 @pytest.mark.net
 def test_the_command_measures_and_draws(tmp_path):
     figure, result = tmp_path / "loss.png", tmp_path / "loss.json"
-    options = ["--size", "64K", "--loss", "5", "-n", "4", "--transports", "xdp-ring/origin,xdp-ring/timer,tcp-ring"]
+    options = ["--size", "64K", "--loss", "5", "-n", "4", "--backends", "xdp-ring/origin,xdp-ring/timer,tcp-ring"]
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
     done = subprocess.run(
         [*command, "--figure", str(figure), "--json", str(result)], capture_output=True, text=True, timeout=100, check=False
@@ -119,7 +119,7 @@ def test_the_command_measures_and_draws(tmp_path):
         assert (row["iterations"], row["wrong"], row["failure"]) == (4, 0, None)
         assert row["goodput_ratio"] > 0
         assert (row["lost_frames"] > 0) == (row["loss"] == 0.05)
-        assert (row["recovery_us"] is not None) == (row["loss"] == 0.05 and row["transport"] != "tcp-ring")
+        assert (row["recovery_us"] is not None) == (row["loss"] == 0.05 and row["backend"] != "tcp-ring")
     assert figure.read_bytes().startswith(b"\x89PNG")
     with figure.with_suffix(".csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)
@@ -127,7 +127,7 @@ def test_the_command_measures_and_draws(tmp_path):
 
 @pytest.mark.net
 def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
-    options = ["--size", "64M", "--loss", "0", "-n", "100", "--transports", "tcp-ring", "--budget", "1"]
+    options = ["--size", "64M", "--loss", "0", "-n", "100", "--backends", "tcp-ring", "--budget", "1"]
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -39,7 +39,7 @@ def test_a_row_spans_all_ranks():
     assert result["iterations"] == 3
     assert math.isclose(result["busbw_gbps"], result["algbw_gbps"])
     assert {
-        "transport",
+        "backend",
         "hosts",
         "size_bytes",
         "lanes",

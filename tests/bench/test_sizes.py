@@ -60,6 +60,6 @@ def test_tensors_that_memory_does_not_hold():
     with pytest.raises(SpecError) as caught:
         check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 260)
     assert str(caught.value) == (
-        "-e: 1G: allowed is at most 10M: 4 hosts with 2 transports hold a tensor 26 times, in 260 MiB of memory, "
+        "-e: 1G: allowed is at most 10M: 4 hosts with 2 backends hold a tensor 26 times, in 260 MiB of memory, "
         "80% of what is available"
     )

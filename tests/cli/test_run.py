@@ -54,7 +54,7 @@ def test_default_folder_is_named_by_scenario_and_time() -> None:
 
 def command(scenario: Path, out: Path, *arguments: str, epochs: int = 500) -> list[str]:
     line = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--out", str(out), *arguments]
-    settings = ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", f"training.epochs={epochs}")
+    settings = ("fabric.hosts=2", 'collective.backends=["tcp-ring"]', "dataset.scale=8", f"training.epochs={epochs}")
     for setting in settings:
         line += ["--set", setting]
     return line
@@ -132,7 +132,7 @@ FILLED = """
 import subprocess, sys
 from pathlib import Path
 scenario, disk = sys.argv[1:]
-settings = ("fabric.hosts=2", 'collective.transports=["tcp-ring"]', "dataset.scale=8", "model.hidden=16", "training.epochs=1")
+settings = ("fabric.hosts=2", 'collective.backends=["tcp-ring"]', "dataset.scale=8", "model.hidden=16", "training.epochs=1")
 command = [sys.executable, "-c", "from testbed.cli import main; main()", "run", scenario, "--out", f"{disk}/run"]
 for setting in settings:
     command += ["--set", setting]

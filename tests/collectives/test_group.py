@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.collectives.registry import check_names, open_transport
+from testbed.collectives.registry import check_names, open_backend
 from testbed.comm.group import make_groups
 from testbed.core.errors import SpecError
 
@@ -48,10 +48,10 @@ def test_what_is_refused(hosts, options, text):
     assert str(caught.value) == text
 
 
-def test_unknown_transport():
+def test_unknown_backend():
     with pytest.raises(SpecError) as caught:
-        open_transport("nccl", None, make_groups(HOSTS[:1])[0])
-    assert str(caught.value) == "transport 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"
-    with pytest.raises(SpecError, match="no transport given"):
+        open_backend("nccl", None, make_groups(HOSTS[:1])[0])
+    assert str(caught.value) == "backend 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"
+    with pytest.raises(SpecError, match="no backend given"):
         check_names([])
     assert check_names(["gloo", "mpi", "gloo"]) == ("gloo", "mpi")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testbed.collectives.mpi.launch import rank_workers
-from testbed.collectives.registry import modules_of, open_transport
+from testbed.collectives.registry import modules_of, open_backend
 from testbed.comm.backend import Counters, float32_sum_bound
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, WorkerDied
@@ -18,7 +18,7 @@ from tests.support.kept import kept
 
 pytestmark = pytest.mark.net
 
-TRANSPORTS = ["tcp-ring", "gloo", "mpi"]
+BACKENDS = ["tcp-ring", "gloo", "mpi"]
 SIZES = [0, 1, 31, 1000, 300_007]
 
 
@@ -26,21 +26,21 @@ def make_input(size, rank):
     return np.random.default_rng([size, rank]).standard_normal(size, np.float32)
 
 
-def open_in(context, transport, spec):
-    instance = context.resources.enter_context(open_transport(transport, context, spec))
+def open_in(context, backend, spec):
+    instance = context.resources.enter_context(open_backend(backend, context, spec))
     instance.connect()
-    kept(context)[transport, spec.group_id] = instance
+    kept(context)[backend, spec.group_id] = instance
 
 
-def reduce_in(context, transport, group_id, size, rank, in_place=False):
+def reduce_in(context, backend, group_id, size, rank, in_place=False):
     tensor = make_input(size, rank)
-    out = kept(context)[transport, group_id].all_reduce(tensor, tensor if in_place else None)
+    out = kept(context)[backend, group_id].all_reduce(tensor, tensor if in_place else None)
     assert in_place or np.array_equal(tensor, make_input(size, rank))
     return out
 
 
-def counters_in(context, transport, group_id):
-    return kept(context)[transport, group_id].counters()
+def counters_in(context, backend, group_id):
+    return kept(context)[backend, group_id].counters()
 
 
 def check(results, size):
@@ -51,14 +51,14 @@ def check(results, size):
         assert np.abs(result - expected).max(initial=0) <= float32_sum_bound(absmax, len(results))
 
 
-def connect(workers, names, transport, hosts, **options):
+def connect(workers, names, backend, hosts, **options):
     specs = make_groups(hosts, rendezvous=str(workers.fabric.directory), **options)
-    arguments = {name: {"transport": transport, "spec": spec} for name, spec in zip(names, specs, strict=True)}
+    arguments = {name: {"backend": backend, "spec": spec} for name, spec in zip(names, specs, strict=True)}
     workers.call_all(open_in, arguments, timeout=60)
 
 
-def all_reduce(workers, names, transport, size, group_id=0, **options):
-    common = {"transport": transport, "group_id": group_id, "size": size, **options}
+def all_reduce(workers, names, backend, size, group_id=0, **options):
+    common = {"backend": backend, "group_id": group_id, "size": size, **options}
     arguments = {name: {**common, "rank": rank} for rank, name in enumerate(names)}
     return list(workers.call_all(reduce_in, arguments, timeout=60).values())
 
@@ -66,14 +66,14 @@ def all_reduce(workers, names, transport, size, group_id=0, **options):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_sums_are_those_of_numpy(ranks):
     plan = plan_fabric(hosts=ranks, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(TRANSPORTS)]) as workers:
-        for transport in TRANSPORTS:
-            with rank_workers(transport, workers, list(fabric.hosts)) as names:
-                connect(workers, names, transport, plan.hosts)
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers:
+        for backend in BACKENDS:
+            with rank_workers(backend, workers, list(fabric.hosts)) as names:
+                connect(workers, names, backend, plan.hosts)
                 for size in SIZES:
                     for in_place in (False, True):
-                        check(all_reduce(workers, names, transport, size, in_place=in_place), size)
-                arguments = {name: {"transport": transport, "group_id": 0} for name in names}
+                        check(all_reduce(workers, names, backend, size, in_place=in_place), size)
+                arguments = {name: {"backend": backend, "group_id": 0} for name in names}
                 sent = sum(workers.call_all(counters_in, arguments).values(), Counters())
                 if ranks > 1:
                     # Two all-reduces of each size; no algorithm sends less than a ring, 2(n-1) tensors.
@@ -84,40 +84,40 @@ def test_sums_are_those_of_numpy(ranks):
 def test_groups_over_subsets_take_turns():
     plan = plan_fabric(hosts=4, switch="bridge")
     groups = {1: [0, 1, 2, 3], 2: [3, 1], 3: [0, 2]}
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(TRANSPORTS)]) as workers:
-        for transport in TRANSPORTS:
-            with rank_workers(transport, workers, list(fabric.hosts)) as all_names:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers:
+        for backend in BACKENDS:
+            with rank_workers(backend, workers, list(fabric.hosts)) as all_names:
                 members = {group: [all_names[i] for i in chosen] for group, chosen in groups.items()}
                 for group, names in members.items():
                     hosts = [plan.hosts[i] for i in groups[group]]
-                    connect(workers, names, transport, hosts, group_id=group)
+                    connect(workers, names, backend, hosts, group_id=group)
                 for group in (1, 2, 3, 2, 1):
-                    check(all_reduce(workers, members[group], transport, 5000, group_id=group), 5000)
+                    check(all_reduce(workers, members[group], backend, 5000, group_id=group), 5000)
 
 
-@pytest.mark.parametrize("transport", ["tcp-ring", "gloo"])
-def test_a_stopped_rank_is_an_error_in_bounded_time(transport):
+@pytest.mark.parametrize("backend", ["tcp-ring", "gloo"])
+def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([transport])]) as workers:
-        connect(workers, list(fabric.hosts), transport, plan.hosts, timeout=1.0)
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers:
+        connect(workers, list(fabric.hosts), backend, plan.hosts, timeout=1.0)
         os.kill(workers["h2"].pid, signal.SIGSTOP)
         try:
             with pytest.raises(CollectiveError, match=r"rank 1 \(h2\) was silent|Timed out|timed out"):
-                all_reduce(workers, ["h1", "h3", "h2"], transport, 100_000)
+                all_reduce(workers, ["h1", "h3", "h2"], backend, 100_000)
         finally:
             os.kill(workers["h2"].pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_killed_rank_ends_the_rest(transport):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_rank_ends_the_rest(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([transport])]) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers:
 
         def run():
-            with rank_workers(transport, workers, list(fabric.hosts)) as names:
-                connect(workers, names, transport, plan.hosts)
+            with rank_workers(backend, workers, list(fabric.hosts)) as names:
+                connect(workers, names, backend, plan.hosts)
                 os.kill(workers[names[1]].pid, signal.SIGKILL)
-                all_reduce(workers, names, transport, 100_000)
+                all_reduce(workers, names, backend, 100_000)
 
         with pytest.raises(WorkerDied) as caught:
             run()

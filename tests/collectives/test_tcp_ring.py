@@ -25,12 +25,12 @@ def make_specs(ranks, **options):
 
 
 def on_all_ranks(specs, work):
-    """Run work(rank, transport) in a thread a rank; return the results or raise the first error."""
+    """Run work(rank, backend) in a thread a rank; return the results or raise the first error."""
 
     def one(spec):
-        with tcp_ring.TcpRing(CONTEXT, spec) as transport:
-            transport.connect()
-            return work(spec.rank, transport)
+        with tcp_ring.TcpRing(CONTEXT, spec) as backend:
+            backend.connect()
+            return work(spec.rank, backend)
 
     with ThreadPoolExecutor(len(specs)) as pool:
         return [future.result() for future in [pool.submit(one, spec) for spec in specs]]
@@ -53,11 +53,11 @@ def test_sums_are_those_of_numpy(small_blocks, ranks, in_place):
     sizes = [0, 1, ranks - 1, ranks + 1, 48 * ranks, 48 * ranks + 1, 10_007]
     tensors = {size: inputs(ranks, size) for size in sizes}
 
-    def work(rank, transport):
+    def work(rank, backend):
         results = []
         for size in sizes:
             mine = tensors[size][rank].copy()
-            out = transport.all_reduce(mine, mine if in_place else None)
+            out = backend.all_reduce(mine, mine if in_place else None)
             assert in_place or np.array_equal(mine, tensors[size][rank])
             results.append(out)
         return results
@@ -75,24 +75,24 @@ def test_sums_are_those_of_numpy(small_blocks, ranks, in_place):
 
 def test_real_block_sizes_and_shapes():
     tensors = [x.reshape(3, -1) for x in inputs(3, 3 * (1 << 20) + 3 * 77)]
-    results = on_all_ranks(make_specs(3), lambda rank, transport: transport.all_reduce(tensors[rank]))
+    results = on_all_ranks(make_specs(3), lambda rank, backend: backend.all_reduce(tensors[rank]))
     assert results[0].shape == tensors[0].shape
     assert np.allclose(results[0], np.sum(tensors, axis=0, dtype=np.float64), atol=1e-5)
 
 
 def test_a_thousand_in_a_row():
-    def work(rank, transport):
+    def work(rank, backend):
         x = np.full(37, rank + 1, np.float32)
-        return [transport.all_reduce(x * k)[5] for k in range(1000)]
+        return [backend.all_reduce(x * k)[5] for k in range(1000)]
 
     results = on_all_ranks(make_specs(3), work)
     assert results == [[6.0 * k for k in range(1000)]] * 3
 
 
 def test_time_is_accounted_for():
-    def work(rank, transport):
-        transport.all_reduce(np.ones(100_000, np.float32))
-        return transport.phases
+    def work(rank, backend):
+        backend.all_reduce(np.ones(100_000, np.float32))
+        return backend.phases
 
     for phases in on_all_ranks(make_specs(2), work):
         assert phases["communicate"] > 0
@@ -103,9 +103,9 @@ def test_time_is_accounted_for():
 def gather_errors(specs, work):
     """Like on_all_ranks, but each rank's result is the CollectiveError that it met."""
 
-    def catching(rank, transport):
+    def catching(rank, backend):
         try:
-            work(rank, transport)
+            work(rank, backend)
         except CollectiveError as error:
             return str(error)
         return None
@@ -115,11 +115,11 @@ def gather_errors(specs, work):
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_all_ranks_name_the_one_that_left(size):
-    def work(rank, transport):
+    def work(rank, backend):
         if rank == 2:
-            transport.close()
+            backend.close()
         else:
-            transport.all_reduce(np.ones(size, np.float32))
+            backend.all_reduce(np.ones(size, np.float32))
 
     errors = gather_errors(make_specs(5), work)
     expected = "tcp-ring: rank 2 (h3) has closed its connection or died"
@@ -130,13 +130,13 @@ def test_all_ranks_name_the_one_that_left(size):
 def test_all_ranks_name_the_one_that_is_silent(size):
     others = threading.Semaphore(0)
 
-    def work(rank, transport):
+    def work(rank, backend):
         if rank == 1:
             for _ in range(3):
                 others.acquire()
         else:
             try:
-                transport.all_reduce(np.ones(size, np.float32))
+                backend.all_reduce(np.ones(size, np.float32))
             finally:
                 others.release()
 
@@ -211,9 +211,9 @@ def test_a_stranger_that_listens_in_a_members_place():
 
 
 def connect_and_sum(spec):
-    with tcp_ring.TcpRing(CONTEXT, spec) as transport:
-        transport.connect()
-        return float(transport.all_reduce(np.full(1, spec.rank + 1, np.float32))[0])
+    with tcp_ring.TcpRing(CONTEXT, spec) as backend:
+        backend.connect()
+        return float(backend.all_reduce(np.full(1, spec.rank + 1, np.float32))[0])
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,12 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_p
     np.save(tmp_path / "x.npy", np.ones(100_000, np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")  # to write there is SIGSEGV
 
-    def work(rank, transport):
+    def work(rank, backend):
         mine = np.full(mapped.shape, rank + 1, np.float32)
         for tensor, out in [(mine, mapped), (mapped, mapped)] if rank == 0 else []:
             with pytest.raises(SpecError, match="all_reduce: out is read-only: allowed is an array that can be written"):
-                transport.all_reduce(tensor, out)
-        return transport.all_reduce(mapped if rank == 0 else mine)[-1]
+                backend.all_reduce(tensor, out)
+        return backend.all_reduce(mapped if rank == 0 else mine)[-1]
 
     assert on_all_ranks(make_specs(2), work) == [3.0, 3.0]
     assert (np.load(tmp_path / "x.npy") == 1).all()

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from testbed.collectives.registry import open_transport
+from testbed.collectives.registry import open_backend
 from testbed.comm.group import make_groups
 from testbed.core.errors import FabricError, FaultError, SpecError
 from testbed.datapath import set_datapath
@@ -165,14 +165,14 @@ def test_limits_drop_what_is_beyond_the_bucket(fabric):
 
 
 def open_ring(context, name, spec):
-    transport = context.resources.enter_context(open_transport(name, context, spec))
-    transport.connect()
-    kept(context)["transport"] = transport
+    backend = context.resources.enter_context(open_backend(name, context, spec))
+    backend.connect()
+    kept(context)["backend"] = backend
 
 
 def reduce_ring(context, rank, times):
-    transport = kept(context)["transport"]
-    return [transport.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)]
+    backend = kept(context)["backend"]
+    return [backend.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)]
 
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])

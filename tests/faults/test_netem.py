@@ -26,11 +26,11 @@ HOSTS = ("h1", "h2", "h3")
 NO_NETEM = "tc qdisc add dev s1-eth2 root netem limit 65536 loss random {}: Error: Specified qdisc kind is unknown."
 
 
-def scenario(*faults: str, switch: str = "bridge", transports: tuple[str, ...] = ("tcp-ring",)) -> Scenario:
+def scenario(*faults: str, switch: str = "bridge", backends: tuple[str, ...] = ("tcp-ring",)) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "netem"},
         "fabric": {"hosts": 2, "switch": switch},
-        "collective": {"transports": transports, "timeout": 20.0},
+        "collective": {"backends": backends, "timeout": 20.0},
         "dataset": {"name": "synthetic", "scale": 6, "classes": 2, "feature_dim": 8},
         "model": {"hidden": 8, "fanout": [2, 2]},
         "training": {"epochs": 1, "batch_size": 16},
@@ -95,7 +95,7 @@ def test_what_netem_cannot_do(rules: str, text: str) -> None:
     assert str(caught.value) == text
 
 
-RING = {"transports": ("xdp-ring", "tcp-ring")}
+RING = {"backends": ("xdp-ring", "tcp-ring")}
 XDP = {"switch": "xdp"}
 
 

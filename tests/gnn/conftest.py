@@ -1,4 +1,4 @@
-"""Small graphs, and a transport that sums between threads of one process."""
+"""Small graphs, and a backend that sums between threads of one process."""
 
 import threading
 from pathlib import Path
@@ -28,12 +28,12 @@ class ThreadGroup:
         self.tensors: list[Tensor | None] = [None] * world
         self.barrier = threading.Barrier(world)
 
-    def transport(self, rank: int) -> "ThreadTransport":
-        return ThreadTransport(self, rank)
+    def backend(self, rank: int) -> "ThreadBackend":
+        return ThreadBackend(self, rank)
 
 
-class ThreadTransport:
-    """The part of `Transport` that training uses."""
+class ThreadBackend:
+    """The part of `Backend` that training uses."""
 
     needs = "sockets"
 

@@ -27,7 +27,7 @@ def train(graph: GraphData, thread_group: Any, world: int, training: MinibatchSp
     # Models are made one after another: torch's seed is a global of the process, which ranks here share.
     trainers = [Trainer(graph, MODEL, training, rank, world, seed) for rank in range(world)]
     with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(lambda t: [t.epoch(group.transport(t.rank), e) for e in range(training.epochs)], trainers))
+        return list(pool.map(lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)], trainers))
 
 
 def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: Any) -> None:
@@ -59,7 +59,7 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])  # type: ignore[union-attr]
 
     with ThreadPoolExecutor(world) as pool:
-        list(pool.map(lambda t: [t.epoch(group.transport(t.rank), e) for e in range(training.epochs)], trainers))
+        list(pool.map(lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)], trainers))
     step = before - trainers[0].weights.detach()
     np.testing.assert_allclose(step.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6)
 

@@ -16,7 +16,7 @@ from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
 from testbed.scenario import parse_scenario
 
 SCENARIO = parse_scenario(
-    {"scenario": {"name": "small"}, "dataset": {"name": "synthetic"}, "collective": {"transports": ["gloo"]}}
+    {"scenario": {"name": "small"}, "dataset": {"name": "synthetic"}, "collective": {"backends": ["gloo"]}}
 ).model_dump(mode="json")
 
 
@@ -44,7 +44,7 @@ def test_round_trip(tmp_path: Path) -> None:
         filled().write(folder)
     run = load_run(folder.path)
     assert run.manifest["status"] == "complete"
-    assert run.transports == ["gloo"]
+    assert run.backends == ["gloo"]
     assert run.metric("epoch_time")["value"].tolist() == [1.5]
     pd.testing.assert_frame_equal(run.frame[list(COLUMNS)], filled().frame()[list(COLUMNS)])
     assert sorted(path.name for path in folder.path.iterdir()) == ["manifest.json", "results.parquet"]

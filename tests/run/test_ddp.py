@@ -21,7 +21,7 @@ def tiny(**changes: dict[str, Any]) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "tiny", "trials": 1},
         "fabric": {"hosts": 3},
-        "collective": {"transports": ["tcp-ring"], "timeout": 20.0},
+        "collective": {"backends": ["tcp-ring"], "timeout": 20.0},
         "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
         "model": {"hidden": 16, "fanout": [4, 3]},
         "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
@@ -34,27 +34,27 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def values(run: Run, metric: str, transport: str) -> list[float]:
+def values(run: Run, metric: str, backend: str) -> list[float]:
     rows = run.metric(metric)
-    return rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+    return rows[(rows["backend"] == backend) & rows["rank"].isna()]["value"].tolist()
 
 
 @pytest.mark.net
-def test_transports_train_the_same_model(tmp_path: Path) -> None:
-    scenario = tiny(collective={"transports": ["xdp-ring", "tcp-ring"]})
+def test_backends_train_the_same_model(tmp_path: Path) -> None:
+    scenario = tiny(collective={"backends": ["xdp-ring", "tcp-ring"]})
     out = run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"])
     run = load_run(out)
 
     assert run.manifest["status"] == "complete"
-    assert run.transports == ["xdp-ring", "tcp-ring"]
+    assert run.backends == ["xdp-ring", "tcp-ring"]
     # Lanes of 32 bits are finer than float32's own rounding: curves coincide far within the tolerance.
     np.testing.assert_allclose(values(run, "loss", "xdp-ring"), values(run, "loss", "tcp-ring"), rtol=1e-3)
     losses = values(run, "loss", "tcp-ring")
     assert len(losses) == 2
     assert losses[1] < losses[0]
 
-    for transport in run.transports:
-        rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
+    for backend in run.backends:
+        rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         last = rows[rows["epoch"] == 1].set_index("metric")["value"]
         assert last["steps"] == 4  # 154 training vertices over 3 ranks, 16 a batch
         assert last["packets"] > 0

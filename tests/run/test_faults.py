@@ -1,4 +1,4 @@
-"""Faults of a scenario: in every transport's turns alike, counted, logged and reported."""
+"""Faults of a scenario: in every backend's turns alike, counted, logged and reported."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def faulty(*faults: str, **changes: dict[str, Any]) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "faulty"},
         "fabric": {"hosts": 3},
-        "collective": {"transports": ["xdp-ring", "tcp-ring"], "timeout": 20.0},
+        "collective": {"backends": ["xdp-ring", "tcp-ring"], "timeout": 20.0},
         "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
         "model": {"hidden": 32, "fanout": [4, 3]},
         "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
@@ -48,32 +48,32 @@ def log_of(path: Path) -> pd.DataFrame:
     return log
 
 
-def losses(run: Run, transport: str) -> list[float]:
+def losses(run: Run, backend: str) -> list[float]:
     rows = run.metric("loss")
-    found: list[float] = rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+    found: list[float] = rows[(rows["backend"] == backend) & rows["rank"].isna()]["value"].tolist()
     return found
 
 
-def test_all_transports_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
+def test_all_backends_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
     faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2", "kill host=h2 at=300s")
     out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)
     assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
     fired = run.metric("faults_fired")
-    for transport in run.transports:
-        rows = log[log["transport"] == transport]
-        # Each fault has fired in the turns of each transport, and the table counts what the log lists.
+    for backend in run.backends:
+        rows = log[log["backend"] == backend]
+        # Each fault has fired in the turns of each backend, and the table counts what the log lists.
         assert set(rows["fault"]) == {0, 1, 2}
         pauses = rows[rows["action"] == "pause"]
         assert pauses["epoch"].tolist() == [0, 1]
         assert (pauses["duration"] > 0).all()
         frames = rows[rows["action"] != "pause"]
-        assert fired[fired["transport"] == transport]["value"].sum() == len(frames)
+        assert fired[fired["backend"] == backend]["value"].sum() == len(frames)
         doubled = frames[frames["action"] == "duplicate"]
         assert set(zip(doubled["sender"], doubled["receiver"], strict=True)) == {("h1", "h2")}
     assert run.metric("fault_log_lost")["value"].sum() == 0
     events = run.metric("fault_events")
-    assert events["value"].tolist() == [1.0, 0.0] * 4  # transports and epochs: the kill was for later
+    assert events["value"].tolist() == [1.0, 0.0] * 4  # backends and epochs: the kill was for later
     assert events["fault"].unique().tolist() == ["pause host=h3 for=20ms", "kill host=h2 at=300s"]
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
@@ -98,7 +98,7 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
     assert said in json.loads((tmp_path / "run" / "manifest.json").read_text())["error"]
     log = log_of(tmp_path / "run")
     (kill,) = log[log["action"] == "kill"].to_dict("records")
-    assert (kill["hosts"], kill["transport"], kill["epoch"]) == ("h2", "xdp-ring", 0)
+    assert (kill["hosts"], kill["backend"], kill["epoch"]) == ("h2", "xdp-ring", 0)
     assert pd.isna(kill["duration"])
 
 
@@ -133,7 +133,7 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 def test_floods_are_counted_logged_and_reported_and_change_no_result(tmp_path: Path, switch: str) -> None:
     faults = ("flood switch=s1 at=1ms for=300s", "drop p=0.01", "flood switch=s1 at=400s")
-    changes = {"fabric": {"switch": switch}, "collective": {"transports": ["tcp-ring", "gloo"]}}
+    changes = {"fabric": {"switch": switch}, "collective": {"backends": ["tcp-ring", "gloo"]}}
     out = run_scenario(faulty(*faults, **changes), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)
     assert losses(run, "tcp-ring") == pytest.approx(losses(run, "gloo"), rel=1e-3)

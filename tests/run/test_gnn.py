@@ -24,7 +24,7 @@ def tiny(**changes: dict[str, Any]) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "tiny"},
         "fabric": {"hosts": HOSTS},
-        "exchange": {"transports": ["tcp-push"], "timeout": 20.0, "turn": 2},
+        "exchange": {"backends": ["tcp-push"], "timeout": 20.0, "turn": 2},
         "dataset": {"name": "synthetic", "scale": 8, "classes": 4, "feature_dim": 16},
         "model": {"name": "gcn", "hidden": 8},
         "training": {"epochs": 5, "learning_rate": 0.02},
@@ -46,26 +46,26 @@ def single_process(scenario: Scenario) -> tuple[list[float], float]:
     return [result.loss for result in results], results[-1].test_correct / results[-1].test_total
 
 
-def values(run: Run, metric: str, transport: str) -> list[float]:
+def values(run: Run, metric: str, backend: str) -> list[float]:
     rows = run.metric(metric)
-    return rows[(rows["transport"] == transport) & rows["rank"].isna()]["value"].tolist()
+    return rows[(rows["backend"] == backend) & rows["rank"].isna()]["value"].tolist()
 
 
 @pytest.mark.net
 def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
     """For 50 epochs: loss within 1e-3 at each, test accuracy within half a point."""
-    exchange = {"transports": ["pinch", "tcp-pull", "tcp-push", "gloo"], "turn": 25}
+    exchange = {"backends": ["pinch", "tcp-pull", "tcp-push", "gloo"], "turn": 25}
     scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
     losses, accuracy = single_process(scenario)
     assert run.kind == "gnn"
-    assert run.transports == ["pinch", "tcp-pull", "tcp-push", "gloo"]
-    for transport in run.transports:
-        assert len(values(run, "loss", transport)) == 50
-        np.testing.assert_allclose(values(run, "loss", transport), losses, atol=1e-3)
-        assert values(run, "test_accuracy", transport) == [pytest.approx(accuracy, abs=0.005)]
-        assert 0 < values(run, "edge_cut_share", transport)[0] < 1
-        rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
+    assert run.backends == ["pinch", "tcp-pull", "tcp-push", "gloo"]
+    for backend in run.backends:
+        assert len(values(run, "loss", backend)) == 50
+        np.testing.assert_allclose(values(run, "loss", backend), losses, atol=1e-3)
+        assert values(run, "test_accuracy", backend) == [pytest.approx(accuracy, abs=0.005)]
+        assert 0 < values(run, "edge_cut_share", backend)[0] < 1
+        rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         last = rows[rows["epoch"] == 49].set_index("metric")["value"]
         assert sum(last[f"{part}_time"] for part in FULL_PHASES) == pytest.approx(last["epoch_time"])
         assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
@@ -82,19 +82,19 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_faults_meet_every_turn(tmp_path: Path) -> None:
-    table = tiny(exchange={"transports": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(mode="json")
+    table = tiny(exchange={"backends": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(mode="json")
     scenario = parse_scenario({**table, "faults": ["drop p=0.02", "pause hosts=h2 for=0.05"]})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
     fired = run.metric("faults_fired")
-    for transport in run.transports:
-        np.testing.assert_allclose(values(run, "loss", transport), single_process(scenario)[0], atol=1e-5)
-        assert set(fired[fired["transport"] == transport]["epoch"]) == {0, 2}  # the first epoch of each turn
+    for backend in run.backends:
+        np.testing.assert_allclose(values(run, "loss", backend), single_process(scenario)[0], atol=1e-5)
+        assert set(fired[fired["backend"] == backend]["epoch"]) == {0, 2}  # the first epoch of each turn
 
 
 @pytest.mark.net
 def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> None:
     """Without dropout, features do not change, nor do the gradients of vertices far from the training set."""
-    exchange = {"transports": ["pinch"], "bound": 0.0, "staleness": 100, "turn": 5}
+    exchange = {"backends": ["pinch"], "bound": 0.0, "staleness": 100, "turn": 5}
     scenario = tiny(exchange=exchange, model={"hidden": 32, "dropout": 0.0})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
     np.testing.assert_allclose(values(run, "loss", "pinch"), single_process(scenario)[0], atol=1e-5)

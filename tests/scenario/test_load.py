@@ -29,9 +29,9 @@ def test_round_trip_through_json() -> None:
 
 
 def test_full_graph_training_has_keys_of_its_own() -> None:
-    scenario = parse_scenario({**LEAST, "exchange": {"transports": ["gloo"]}, "model": {"name": "gcn", "layers": 3}})
+    scenario = parse_scenario({**LEAST, "exchange": {"backends": ["gloo"]}, "model": {"name": "gcn", "layers": 3}})
     assert scenario.scenario.kind == "gnn"
-    assert scenario.transports == ("gloo",)
+    assert scenario.backends == ("gloo",)
     tables = scenario.model_dump(mode="json")
     assert "collective" not in tables
     assert {"fanout", "batch_size", "steps"}.isdisjoint(tables["model"] | tables["training"])
@@ -42,7 +42,7 @@ def test_full_graph_training_has_keys_of_its_own() -> None:
 def test_the_kind_alone_says_what_is_run() -> None:
     named = parse_scenario({**LEAST, "scenario": {"name": "least", "kind": "gnn"}})
     assert named == parse_scenario({**LEAST, "exchange": {}})
-    assert (named.workload.table, named.transports[0]) == ("exchange", "pinch")
+    assert (named.workload.table, named.backends[0]) == ("exchange", "pinch")
     assert parse_scenario(LEAST).scenario.kind == "ddp"
 
 
@@ -52,13 +52,13 @@ def test_override_parses_toml_and_bare_words() -> None:
         [
             "training.epochs=2",
             "fabric.switch=bridge",
-            'collective.transports=["gloo"]',
+            'collective.backends=["gloo"]',
             "training.learning_rate = 0.5",
         ],
     )
     assert table["training"] == {"epochs": 2, "learning_rate": 0.5}
     assert table["fabric"]["switch"] == "bridge"
-    assert table["collective"]["transports"] == ["gloo"]
+    assert table["collective"]["backends"] == ["gloo"]
     assert "training" not in LEAST  # the given table is left alone
 
 

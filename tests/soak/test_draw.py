@@ -50,7 +50,7 @@ def test_what_is_drawn_can_be_played(seed, number):
     lasting = [fault for fault in events_of(faults) if fault.end is None]
     assert bool(lasting) == (scenario.ending != "whole")
     assert scenario.killed_after is None or scenario.ending == "whole"
-    assert not scenario.strays or scenario.transport == "xdp-ring"
+    assert not scenario.strays or scenario.backend == "xdp-ring"
 
 
 def test_the_whole_space_is_drawn():
@@ -72,7 +72,7 @@ def test_the_whole_space_is_drawn():
         assert min(values.values()) > 20
     assert {scenario.shape.hosts for scenario in scenarios} >= set(range(2, 13))
     assert {len(scenario.faults) for scenario in scenarios} >= set(range(5))
-    rates = {action: [float(p) for s in scenarios for fault in s.faults if s.transport == "xdp-ring"
+    rates = {action: [float(p) for s in scenarios for fault in s.faults if s.backend == "xdp-ring"
                       for p in re.findall(rf"^{action} p=([\d.]+)", fault)] for action in ("drop", "corrupt")}  # fmt: skip
     assert 0.25 < max(rates["drop"]) <= 0.3
     assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, "beside results of which most are damaged"

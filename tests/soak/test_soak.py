@@ -74,7 +74,7 @@ def test_scenarios_of_every_kind_pass(play):
         replace(SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.2 delay=300us jitter=100us")),
         replace(both, faults=("flood switches=s1", "drop p=0.2"), strays=2000),
         replace(both, groups=(), exchanges=(replace(EXCHANGE, rounds=3, times=1),), faults=("duplicate p=0.2",)),
-        replace(SCENARIO, transport="tcp-ring", faults=("drop p=0.01",)),
+        replace(SCENARIO, backend="tcp-ring", faults=("drop p=0.01",)),
         replace(both, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
         replace(both, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
         replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.2",)),
@@ -194,7 +194,7 @@ def test_an_interrupt_ends_with_the_summary(tmp_path):
 def test_the_command_plays_one_scenario_and_writes_json(tmp_path):
     path = tmp_path / "soak.json"
     number = next(n for n in range(1000) if draw(1, n).shape.hosts == 2 and draw(1, n).ending == "whole"
-                  and draw(1, n).transport == "xdp-ring" and draw(1, n).killed_after is None)  # fmt: skip
+                  and draw(1, n).backend == "xdp-ring" and draw(1, n).killed_after is None)  # fmt: skip
     done = subprocess.run([*COMMAND, "--only", str(number), "--markdown", "--json", str(path)], capture_output=True, text=True,
                           timeout=100, check=False)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

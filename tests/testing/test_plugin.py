@@ -87,8 +87,8 @@ def test_a_group_is_formed_anew_without_a_host_that_died(fabric, group, faults):
     assert_exact(group.all_reduce(inputs[:2]), inputs[:2], "int16")
 
 
-@pytest.mark.group(transport="tcp-ring")
-def test_groups_of_other_transports(fabric, group, faults):
+@pytest.mark.group(backend="tcp-ring")
+def test_groups_of_other_backends(fabric, group, faults):
     assert fabric.datapath == "sockets"
     with faults("drop p=0.05", "limit hosts=h1 rate=50mbit queue=30KiB") as injected:
         for result in group.all_reduce([np.ones(100_000, np.float32)] * 2):
@@ -102,7 +102,7 @@ def test_groups_of_other_transports(fabric, group, faults):
 
 
 @pytest.mark.fabric(hosts=3, switch="bridge")
-@pytest.mark.group(transport="tcp-ring")
+@pytest.mark.group(backend="tcp-ring")
 def test_a_switch_that_floods(group, faults, assert_nothing_left):
     inputs = [np.ones(100_000, np.float32)] * 3
     with faults("drop p=0.01", "flood switch=s1") as injected:

@@ -26,12 +26,12 @@ def summing(**tables: dict[str, Any]) -> Scenario:
 
 @pytest.mark.net
 def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
-    scenario = summing(summing={"transports": ["xdp-ring", "tcp-ring"], "sums": 5, "timeout": 20.0})
+    scenario = summing(summing={"backends": ["xdp-ring", "tcp-ring"], "sums": 5, "timeout": 20.0})
     table = {**scenario.model_dump(mode="json"), "faults": ["drop p=0.01"]}
     run = load_run(run_scenario(parse_scenario(table), tmp_path / "run", quiet=True, command=["testbed", "run", "sums.toml"]))
-    assert (run.kind, run.transports, run.manifest["elements"]) == (KIND, ["xdp-ring", "tcp-ring"], 1000)
-    for transport in run.transports:
-        rows = run.frame[(run.frame["transport"] == transport) & (run.frame["rank"] == 1)]
+    assert (run.kind, run.backends, run.manifest["elements"]) == (KIND, ["xdp-ring", "tcp-ring"], 1000)
+    for backend in run.backends:
+        rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         assert sorted(rows["epoch"].dropna().unique()) == [0, 1, 2]
         last = rows[rows["epoch"] == 2].set_index("metric")["value"]
         assert (last["wrong_numbers"], last["right_sums"], last["steps"]) == (0, 5, 5)
@@ -39,7 +39,7 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
         parts = ("drawing", "checking", "quantize", "communicate", "wait", "dequantize", "other")
         assert sum(last[f"{part}_time"] for part in parts) == pytest.approx(last["epoch_time"])
         assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
-    assert set(run.metric("faults_fired")["transport"]) == {"xdp-ring", "tcp-ring"}
+    assert set(run.metric("faults_fired")["backend"]) == {"xdp-ring", "tcp-ring"}
 
     report, checks = make_report(run.path)
     html = report.read_text()
@@ -54,11 +54,11 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
 
 def test_its_schema_is_its_own() -> None:
     scenario = summing(summing={"rounds": 7})
-    assert (scenario.epochs, scenario.transports, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
+    assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
     assert set(scenario.model_dump()) == {"scenario", "fabric", "faults", "summing"}
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: allowed is 1 to 100"),
-        ({"summing": {"transports": ["udp"]}}, 'scenario: summing.transports[0] = "udp": allowed is '
+        ({"summing": {"backends": ["udp"]}}, 'scenario: summing.backends[0] = "udp": allowed is '
                                                "xdp-ring, tcp-ring, gloo or mpi"),
         ({"model": {}}, "scenario: table [model]: scenarios of kind ddp or gnn have it, this one is of kind "
                         f"{KIND}: leave it out"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from testbed.comm.affinity import apply_affinity
-from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.backend import Backend, Counters, Datapath, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.comm.netdev import read_counters
 from testbed.core.errors import CollectiveError
@@ -41,7 +41,7 @@ def initialize(context: WorkerContext) -> str:
     return version
 
 
-class Mpi(Transport):
+class Mpi(Backend):
     """Allreduce of Open MPI, which chooses the algorithm by size.
 
     MPI has no deadlines: a rank that stays silent holds the others up until the controller ends it. When
@@ -59,7 +59,7 @@ class Mpi(Transport):
         self._base = Counters()
 
     def connect(self) -> None:
-        """Make the group's communicator; see `Transport.connect`."""
+        """Make the group's communicator; see `Backend.connect`."""
         initialize(self.context)
         from mpi4py import MPI
 

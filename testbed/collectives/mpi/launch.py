@@ -1,4 +1,4 @@
-"""The workers that a transport's ranks run in: the hosts' own, or for ``mpi`` those that mpirun starts."""
+"""The workers that a backend's ranks run in: the hosts' own, or for ``mpi`` those that mpirun starts."""
 
 import os
 import shlex
@@ -36,14 +36,14 @@ MPI_PARAMETERS = {
 
 
 @contextmanager
-def rank_workers(transport: str, workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
-    """Provide the workers that a transport's ranks run in.
+def rank_workers(backend: str, workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
+    """Provide the workers that a backend's ranks run in.
 
-    :param transport: Its name.
+    :param backend: Its name.
     :param hosts: The hosts' names in rank order.
     :returns: The workers' names in rank order.
     """
-    if transport != "mpi":
+    if backend != "mpi":
         yield list(hosts)
         return
     with mpirun(workers, hosts) as names:
@@ -60,7 +60,7 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
     :raises WorkerTimeout: The ranks did not come; the text has what mpirun said.
     """
     if shutil.which("mpirun") is None:
-        raise CollectiveError("transport 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
+        raise CollectiveError("backend 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
     names = {f"mpi:{host}": host for host in hosts}
     log = workers.fabric.directory / "mpirun.log"
     with log.open("wb") as output:

@@ -16,7 +16,7 @@ import numpy as np
 from testbed.collectives.ring.layout import Layout
 from testbed.collectives.ring.port import Outcome, RingPort
 from testbed.collectives.ring.recovery import FIRST, Recovery
-from testbed.comm.backend import Counters, Datapath, Tensor, Transport
+from testbed.comm.backend import Backend, Counters, Datapath, Tensor
 from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["XdpRing"]
 
 
-class XdpRing(Transport):
-    """One rank of a group. See `Transport`."""
+class XdpRing(Backend):
+    """One rank of a group. See `Backend`."""
 
     name: ClassVar[str] = "xdp-ring"
     needs: ClassVar[Datapath] = "xdp"
@@ -51,7 +51,7 @@ class XdpRing(Transport):
         self._together = False  # all ranks have met, and this one is in no collective
 
     def connect(self) -> None:
-        """See `Transport.connect`."""
+        """See `Backend.connect`."""
         if self.spec.size > 1:
             self._port = RingPort(Dispatcher.of(self.context), self.spec, self.lanes)
             self._recovery = Recovery(self._port)
@@ -60,7 +60,7 @@ class XdpRing(Transport):
 
     @property
     def phases(self) -> dict[str, float]:
-        """See `Transport.phases`."""
+        """See `Backend.phases`."""
         return super().phases if self._port is None else self._port.seconds
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
@@ -191,7 +191,7 @@ class XdpRing(Transport):
         np.clip(out, -most, most, out=out)
 
     def counters(self) -> Counters:
-        """See `Transport.counters`."""
+        """See `Backend.counters`."""
         if self._port is None:
             return Counters()
         table = self._port.counters()
@@ -204,7 +204,7 @@ class XdpRing(Transport):
         return self.lanes.error_bound(self.lanes.exponent_for(absmax) + SLACK, absmax)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """See `Backend.close`."""
         if self._port is not None:
             try:
                 if self._together and not self._failed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from testbed.comm.backend import Counters, Transport
+from testbed.comm.backend import Backend, Counters
 from testbed.exchange.interface import PHASES, Exchange
 from testbed.gnn.options import ModelSpec
 
@@ -51,18 +51,18 @@ def plan_exchanges(spec: ModelSpec, feature_dim: int, num_classes: int, cached: 
 class Channel:
     """An all-reduce and a model's exchanges among the same ranks, connected; all of one datapath.
 
-    :param transport: None: this rank is alone.
+    :param backend: None: this rank is alone.
     :param exchanges: As `plan_exchanges` names them.
     """
 
-    transport: Transport | None = None
+    backend: Backend | None = None
     exchanges: Mapping[Slot, Exchange] = field(default_factory=dict)
 
     def counters(self) -> Counters:
         """What this rank has sent so far. On sockets the device counts for all alike, so one counter has it all."""
-        if self.transport is None or self.transport.needs == "sockets":
-            return self.transport.counters() if self.transport else Counters()
-        return sum((exchange.counters() for exchange in self.exchanges.values()), self.transport.counters())
+        if self.backend is None or self.backend.needs == "sockets":
+            return self.backend.counters() if self.backend else Counters()
+        return sum((exchange.counters() for exchange in self.exchanges.values()), self.backend.counters())
 
     def seconds(self) -> dict[str, float]:
         """Time in each phase of the exchanges so far."""

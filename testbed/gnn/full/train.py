@@ -86,10 +86,10 @@ class FullTrainer:
             self.gradient.zero_()
             loss.backward()  # type: ignore[no-untyped-call]
         exchanged = meter.seconds
-        if channel.transport:
+        if channel.backend:
             buffer = self.gradient.numpy()
             with meter.collective():
-                channel.transport.all_reduce(buffer, buffer)
+                channel.backend.all_reduce(buffer, buffer)
         with self._timed("update", meter):
             self.update()
         total = time.perf_counter() - started

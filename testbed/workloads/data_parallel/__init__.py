@@ -1,8 +1,8 @@
-"""Data-parallel training: minibatches, and a transport that sums gradients."""
+"""Data-parallel training: minibatches, and a backend that sums gradients."""
 
 from typing import TYPE_CHECKING
 
-from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.registry import BACKENDS
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
 from testbed.workloads.interface import Report, Workload
 
@@ -22,7 +22,7 @@ def about(run: "Run") -> list[str]:
 WORKLOAD = Workload(
     table="collective",
     scenario=DataParallelScenario,
-    transports=TRANSPORTS,
+    backends=BACKENDS,
     session="testbed.workloads.data_parallel.session:DataParallel",
     report=Report(
         compute=("sampling", "forward", "backward", "update"),
@@ -31,7 +31,7 @@ WORKLOAD = Workload(
         every="a step",
         about=about,
         captions={
-            "loss": "All transports get the same minibatches from the same weights, so that the lines should coincide.",
+            "loss": "All backends get the same minibatches from the same weights, so that the lines should coincide.",
             "validation_accuracy": "From sampled neighbourhoods, after each epoch.",
         },
     ),

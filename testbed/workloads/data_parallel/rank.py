@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.collectives.registry import open_transport
-from testbed.comm.backend import Transport
+from testbed.collectives.registry import open_backend
+from testbed.comm.backend import Backend
 from testbed.comm.group import GroupSpec
 from testbed.gnn.graph import GraphData
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
@@ -36,19 +36,19 @@ class StepDone:
 class State:
     """What a rank keeps.
 
-    :param trainers: Its models in training, by transport.
-    :param transport: What is open.
+    :param trainers: Its models in training, by backend.
+    :param backend: What is open.
     """
 
     trainers: dict[str, Trainer] = field(default_factory=dict)
-    transport: Transport | None = None
+    backend: Backend | None = None
     warm: bool = False
 
 
 def prepare_rank(
-    context: WorkerContext, transport: str, scenario: DataParallelScenario, graph: str, rank: int, seed: int
+    context: WorkerContext, backend: str, scenario: DataParallelScenario, graph: str, rank: int, seed: int
 ) -> None:
-    """Map the graph and make the model that is trained with a transport, with its first weights.
+    """Map the graph and make the model that is trained with a backend, with its first weights.
 
     :param graph: Folder of the graph.
     """
@@ -62,20 +62,20 @@ def prepare_rank(
     if not state.warm:
         make().warm_up()  # once a process
         state.warm = True
-    state.trainers[transport] = make()
+    state.trainers[backend] = make()
 
 
-def open_rank(context: WorkerContext, transport: str, group: GroupSpec) -> None:
-    """Open the transport and meet the other ranks; a collective."""
-    opened = closing(context).enter_context(open_transport(transport, context, group))
-    context.state(State).transport = opened
+def open_rank(context: WorkerContext, backend: str, group: GroupSpec) -> None:
+    """Open the backend and meet the other ranks; a collective."""
+    opened = closing(context).enter_context(open_backend(backend, context, group))
+    context.state(State).backend = opened
     opened.connect()
 
 
-def train_rank(context: WorkerContext, transport: str, epoch: int) -> EpochResult:
-    """Train the transport's model for an epoch; a collective. Rank 0 tells its steps as progress."""
+def train_rank(context: WorkerContext, backend: str, epoch: int) -> EpochResult:
+    """Train the backend's model for an epoch; a collective. Rank 0 tells its steps as progress."""
     state = context.state(State)
-    trainer, opened = state.trainers[transport], state.transport
+    trainer, opened = state.trainers[backend], state.backend
     assert opened
     told = 0.0
 
@@ -88,8 +88,8 @@ def train_rank(context: WorkerContext, transport: str, epoch: int) -> EpochResul
     return trainer.epoch(opened, epoch, on_step)
 
 
-def test_rank(context: WorkerContext, transport: str) -> tuple[float, float]:
+def test_rank(context: WorkerContext, backend: str) -> tuple[float, float]:
     """Return the trained model's accuracy on the test set, 0..1, and the seconds that this took."""
-    trainer = context.state(State).trainers[transport]
+    trainer = context.state(State).trainers[backend]
     started = time.perf_counter()
     return trainer.test_accuracy(), time.perf_counter() - started

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.tables import Named
 from testbed.gnn.options import MinibatchSpec, SampledModelSpec
@@ -15,9 +15,9 @@ __all__ = ["CollectiveSpec", "DataParallelScenario"]
 
 
 class CollectiveSpec(SystemTable, CollectiveOptions):
-    """``[collective]``: the transports that take turns, and the terms that they all get."""
+    """``[collective]``: the backends that take turns, and the terms that they all get."""
 
-    transports: tuple[Annotated[str, Named(TRANSPORTS)], ...] = Field(
+    backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(
         default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False
     )
 

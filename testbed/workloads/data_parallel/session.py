@@ -25,7 +25,7 @@ class DataParallel(TrainingSession[DataParallelScenario]):
     def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         scenario, hosts = self.scenario, self.scenario.fabric.hosts
-        workers, batch = hosts * (1 + ("mpi" in scenario.transports)), scenario.training.batch_size
+        workers, batch = hosts * (1 + ("mpi" in scenario.backends)), scenario.training.batch_size
         need = memory.data_parallel(graph, model, hosts, workers, batch, scenario.model.fanout)
         return need, {"training.batch_size": batch}
 
@@ -43,32 +43,32 @@ class DataParallel(TrainingSession[DataParallelScenario]):
         seed = self.scenario.scenario.seed + trial
         with ExitStack() as stack:
             ranks: dict[str, list[str]] = {}
-            for transport in self.scenario.transports:
-                names = stack.enter_context(rank_workers(transport, stage.workers, stage.hosts))
-                shared = {"transport": transport, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
+            for backend in self.scenario.backends:
+                names = stack.enter_context(rank_workers(backend, stage.workers, stage.hosts))
+                shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
                 stage.workers.call_all(
                     rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
                 )
-                ranks[transport] = names
+                ranks[backend] = names
             yield ranks
 
-    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
+    def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         groups = stage.groups(capacity=self.capacity, **self.scenario.collective.only(CollectiveOptions))
-        calls = {name: {"transport": transport, "group": group} for name, group in zip(names, groups, strict=True)}
+        calls = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
         stage.workers.call_all(rank.open_rank, calls)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""
 
         def on_progress(_name: str, value: rank.StepDone) -> None:
-            stage.step(turn.transport, turn.epoch * self.steps + value.step)
+            stage.step(turn.backend, turn.epoch * self.steps + value.step)
 
-        call = {"transport": turn.transport, "epoch": turn.epoch}
+        call = {"backend": turn.backend, "epoch": turn.epoch}
         answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
         return record_epoch(stage.table, turn, [answers[name] for name in names])
 
-    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
+    def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """See `Session.finish`."""
-        accuracy, seconds = stage.workers[names[0]].call(rank.test_rank, transport=transport)
-        stage.say(record_test(stage.table, trial, transport, accuracy, seconds))
+        accuracy, seconds = stage.workers[names[0]].call(rank.test_rank, backend=backend)
+        stage.say(record_test(stage.table, trial, backend, accuracy, seconds))

@@ -1,4 +1,4 @@
-"""Full-graph training: exchanges between neighbours, and a transport beside them that sums gradients."""
+"""Full-graph training: exchanges between neighbours, and a backend beside them that sums gradients."""
 
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ def about(run: "Run") -> list[str]:
 WORKLOAD = Workload(
     table="exchange",
     scenario=FullGraphScenario,
-    transports=EXCHANGES,
+    backends=EXCHANGES,
     session="testbed.workloads.full_graph.session:FullGraph",
     report=Report(
         compute=("forward", "backward", "update"),
@@ -42,7 +42,7 @@ WORKLOAD = Workload(
         every="an epoch",
         about=about,
         captions={
-            "loss": "All transports train on the whole graph from the same weights, so that the lines should coincide.",
+            "loss": "All backends train on the whole graph from the same weights, so that the lines should coincide.",
             "validation_accuracy": "From whole neighbourhoods, after each epoch.",
         },
     ),

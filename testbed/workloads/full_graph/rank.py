@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.collectives.registry import open_transport
+from testbed.collectives.registry import open_backend
 from testbed.comm.group import GroupSpec
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.registry import open_exchange
@@ -32,7 +32,7 @@ class State:
     """What a rank keeps.
 
     :param part: Its part of the graph.
-    :param trainers: Its models in training, by transport.
+    :param trainers: Its models in training, by backend.
     :param channel: What is open.
     """
 
@@ -47,8 +47,8 @@ def partition(scenario: FullGraphScenario, graph: Path) -> Owners:
     return cached_owners(graph, scenario.exchange.partitioner, scenario.fabric.hosts, scenario.scenario.seed)
 
 
-def prepare_rank(context: WorkerContext, transport: str, scenario: FullGraphScenario, graph: str, rank: int, seed: int) -> None:
-    """Take this rank's part out of the graph, and make the model that is trained with a transport, with its first weights.
+def prepare_rank(context: WorkerContext, backend: str, scenario: FullGraphScenario, graph: str, rank: int, seed: int) -> None:
+    """Take this rank's part out of the graph, and make the model that is trained with a backend, with its first weights.
 
     :param graph: Folder of the graph.
     """
@@ -66,15 +66,15 @@ def prepare_rank(context: WorkerContext, transport: str, scenario: FullGraphScen
     if not state.warm:
         make().warm_up()  # once a process
         state.warm = True
-    state.trainers[transport] = make()
+    state.trainers[backend] = make()
 
 
 def open_rank(
-    context: WorkerContext, transport: str, group: GroupSpec, exchange: str, exchanges: Mapping[Slot, dict[str, Any]]
+    context: WorkerContext, backend: str, group: GroupSpec, exchange: str, exchanges: Mapping[Slot, dict[str, Any]]
 ) -> None:
     """Open the all-reduce and a model's exchanges, and meet the other ranks in each; a collective.
 
-    :param transport: The name of the all-reduce; `exchange`: of the exchanges.
+    :param backend: The name of the all-reduce; `exchange`: of the exchanges.
     :param exchanges: Each one's fields of `ExchangeSpec`, but for the halo.
     """
     from testbed.gnn.full.channel import Channel
@@ -82,7 +82,7 @@ def open_rank(
     state = context.state(State)
     assert state.part
     stack = closing(context)
-    reduce = stack.enter_context(open_transport(transport, context, group))
+    reduce = stack.enter_context(open_backend(backend, context, group))
     reduce.connect()
     opened = {}
     for slot, terms in exchanges.items():
@@ -92,13 +92,13 @@ def open_rank(
     state.channel = Channel(reduce, opened)
 
 
-def train_rank(context: WorkerContext, transport: str, epoch: int, counted: bool = False) -> FullResult:
-    """Train a transport's model for an epoch, and evaluate it; a collective.
+def train_rank(context: WorkerContext, backend: str, epoch: int, counted: bool = False) -> FullResult:
+    """Train a backend's model for an epoch, and evaluate it; a collective.
 
     :param counted: Count system calls in collectives meanwhile, which makes times worthless.
     """
     state = context.state(State)
-    trainer, channel = state.trainers[transport], state.channel
+    trainer, channel = state.trainers[backend], state.channel
     assert channel
     if not counted:
         return trainer.epoch(channel, epoch)

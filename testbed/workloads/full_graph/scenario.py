@@ -18,12 +18,12 @@ __all__ = ["FullGraphScenario", "FullGraphSpec"]
 class FullGraphSpec(SystemTable, ExchangeTerms):
     """``[exchange]``: the exchanges that take turns, and the terms that they all get."""
 
-    transports: tuple[Annotated[str, Named(EXCHANGES)], ...] = Field(
+    backends: tuple[Annotated[str, Named(EXCHANGES)], ...] = Field(
         default=("pinch", "tcp-pull", "tcp-push", "gloo"), min_length=1, strict=False
     )
     window: Window = 32
     partitioner: Annotated[str, Named(PARTITIONERS)] = "metis"
-    turn: int = Field(default=5, ge=1, le=10_000, description="epochs that a transport's turn lasts")
+    turn: int = Field(default=5, ge=1, le=10_000, description="epochs that a backend's turn lasts")
 
 
 class FullGraphScenario(TrainingScenario):

@@ -59,17 +59,17 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     @contextmanager
     def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
         """See `Session.ranks`."""
-        for transport in self.scenario.transports:
+        for backend in self.scenario.backends:
             seed = self.scenario.scenario.seed + trial
-            shared = {"transport": transport, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
+            shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
             stage.workers.call_all(
                 rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)}
             )
             for metric, value in vars(self.quality).items():
-                stage.table.add(trial, transport, metric, value, "edges" if metric == "edge_cut" else "1")
-        yield dict.fromkeys(self.scenario.transports, stage.hosts)
+                stage.table.add(trial, backend, metric, value, "edges" if metric == "edge_cut" else "1")
+        yield dict.fromkeys(self.scenario.backends, stage.hosts)
 
-    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
+    def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         options = self.scenario.exchange.only(GroupOptions)
         # Ranks come at different times, from computing: giving way to each other would be system calls for nothing.
@@ -77,9 +77,9 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         groups = {slot: stage.groups(**options) for slot in self.planned}
         calls = {
             name: {
-                "transport": EXCHANGES[transport].all_reduce,
+                "backend": EXCHANGES[backend].all_reduce,
                 "group": reduce[number],
-                "exchange": transport,
+                "exchange": backend,
                 "exchanges": {slot: {"group": groups[slot][number], **self._terms(slot)} for slot in self.planned},
             }
             for number, name in enumerate(names)
@@ -99,28 +99,28 @@ class FullGraph(TrainingSession[FullGraphScenario]):
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""
-        call = {"transport": turn.transport, "epoch": turn.epoch}
+        call = {"backend": turn.backend, "epoch": turn.epoch}
         answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
-        self.last[turn.transport] = results = [answers[name] for name in names]
+        self.last[turn.backend] = results = [answers[name] for name in names]
         return record_epoch(stage.table, turn, results)
 
-    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
+    def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """Record the accuracy after the last epoch, and what a further one asks of the kernel; see `Session.finish`.
 
         That epoch is one of its own, without faults, since counting makes every system call slower; and the second of its turn,
         when connections and caches are warm.
         """
-        results = self.last[transport]
+        results = self.last[backend]
         total = sum(result.test_total for result in results)
         accuracy = sum(result.test_correct for result in results) / total if total else 0.0
-        stage.say(record_test(stage.table, trial, transport, accuracy, results[0].times["validation_time"]))
+        stage.say(record_test(stage.table, trial, backend, accuracy, results[0].times["validation_time"]))
         epochs = self.scenario.epochs
-        with self.opened(stage, transport, names):
+        with self.opened(stage, backend, names):
             for epoch, counted in ((epochs, False), (epochs + 1, True)):
-                call = {"transport": transport, "epoch": epoch, "counted": counted}
+                call = {"backend": backend, "epoch": epoch, "counted": counted}
                 answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
         for number, name in enumerate(names):
             counts = answers[name].counts
             crossings = {key: counts[key] for key in ("syscalls", "page_faults")}
             crossings["crossings"] = sum(crossings.values())
-            record_counts(stage.table, trial, transport, number, None, crossings)
+            record_counts(stage.table, trial, backend, number, None, crossings)

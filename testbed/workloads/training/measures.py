@@ -11,7 +11,7 @@ from testbed.workloads.measures import record_times
 __all__ = ["check_agreement", "mean_loss", "record_epoch", "record_test", "validation_accuracy"]
 
 
-def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
+def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
     """Check that all ranks ended an epoch with the same weights.
 
     :param ranks: One epoch's results, in rank order.
@@ -20,7 +20,7 @@ def check_agreement(transport: str, ranks: Sequence[EpochResult]) -> None:
     differing = [str(rank) for rank, result in enumerate(ranks) if result.digest != ranks[0].digest]
     if differing:
         raise CollectiveError(
-            f"{transport}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)} differ "
+            f"{backend}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)} differ "
             "from rank 0's: an all-reduce gave ranks different sums"
         )
 
@@ -32,26 +32,26 @@ def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
     :returns: What to tell the user.
     :raises CollectiveError: As `check_agreement`.
     """
-    trial, transport, epoch = turn.trial, turn.transport, ranks[0].epoch
-    check_agreement(transport, ranks)
-    record_times(table, trial, transport, ranks)
+    trial, backend, epoch = turn.trial, turn.backend, ranks[0].epoch
+    check_agreement(backend, ranks)
+    record_times(table, trial, backend, ranks)
     for rank, result in enumerate(ranks):
-        table.add(trial, transport, "loss", result.loss, "nat", rank=rank, epoch=epoch)
+        table.add(trial, backend, "loss", result.loss, "nat", rank=rank, epoch=epoch)
     loss, accuracy = mean_loss(ranks), validation_accuracy(ranks)
-    table.add(trial, transport, "loss", loss, "nat", epoch=epoch)
-    table.add(trial, transport, "validation_accuracy", accuracy, "1", epoch=epoch)
+    table.add(trial, backend, "loss", loss, "nat", epoch=epoch)
+    table.add(trial, backend, "validation_accuracy", accuracy, "1", epoch=epoch)
     seconds = max(result.times["epoch_time"] for result in ranks)
     return f"loss {loss:.3f}, validation {accuracy:.1%}, {seconds:.2f} s"
 
 
-def record_test(table: Table, trial: int, transport: str, accuracy: float, seconds: float) -> str:
+def record_test(table: Table, trial: int, backend: str, accuracy: float, seconds: float) -> str:
     """Add the trained model's accuracy on the test set, and the seconds that finding it took on rank 0.
 
     :returns: What to tell the user.
     """
-    table.add(trial, transport, "test_accuracy", accuracy, "1")
-    table.add(trial, transport, "inference_time", seconds, "s", rank=0)
-    return f"{transport}: test accuracy {accuracy:.2%}"
+    table.add(trial, backend, "test_accuracy", accuracy, "1")
+    table.add(trial, backend, "inference_time", seconds, "s", rank=0)
+    return f"{backend}: test accuracy {accuracy:.2%}"
 
 
 def mean_loss(ranks: Sequence[EpochResult]) -> float:

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=TrainingScenario)
 
 
 class TrainingSession(Session[S]):
-    """Trains one model a transport from the same seed.
+    """Trains one model a backend from the same seed.
 
     :ivar folder: Of the graph, which workers map; `data`: the graph. Both after `prepare`.
     """
@@ -40,7 +40,7 @@ class TrainingSession(Session[S]):
         else:
             return
         widths = model.widths(graph.features, classes)
-        made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.transports))
+        made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.backends))
         keys = {"fabric.hosts": scenario.fabric.hosts, "model.hidden": model.hidden}
         keys |= {f"dataset.{key}": getattr(scenario.dataset, key) for key in scenario.dataset.keys}
         need, more = self.estimate(graph, made, classes)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: an exchange and a transport over shared memory, for tests without a network."""
+"""Ranks that are threads of one process: an exchange and a backend over shared memory, for tests without a network."""
 
 import threading
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Ranks:
         return made
 
 
-class ThreadTransport:
-    """The part of `Transport` that training uses; sums in rank order, so all get the same bits."""
+class ThreadBackend:
+    """The part of `Backend` that training uses; sums in rank order, so all get the same bits."""
 
     needs = "xdp"
 
@@ -90,7 +90,7 @@ def channel(ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached
         slot: ThreadExchange(ranks, part.backward if slot.use == "backward" else part.forward, dim)
         for slot, dim in planned.items()
     }
-    return Channel(ThreadTransport(ranks, part.rank), exchanges)  # type: ignore[arg-type]
+    return Channel(ThreadBackend(ranks, part.rank), exchanges)  # type: ignore[arg-type]
 
 
 def train(

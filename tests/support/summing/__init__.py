@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.collectives.registry import TRANSPORTS
+from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.tables import Named
 from testbed.workloads.interface import Report, Workload
@@ -16,7 +16,7 @@ __all__ = ["WORKLOAD"]
 class SummingTable(SystemTable, CollectiveOptions):
     """``[summing]``."""
 
-    transports: tuple[Annotated[str, Named(TRANSPORTS)], ...] = Field(default=("gloo",), min_length=1, strict=False)
+    backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(default=("gloo",), min_length=1, strict=False)
     rounds: int = Field(default=3, ge=1, le=100, description="epochs")
     sums: int = Field(default=4, ge=1, le=1000, description="all-reduces an epoch")
     elements: int = Field(default=1000, ge=1, le=1 << 20, description="of a tensor")
@@ -36,7 +36,7 @@ class SummingScenario(Scenario):
 WORKLOAD = Workload(
     table="summing",
     scenario=SummingScenario,
-    transports=TRANSPORTS,
+    backends=BACKENDS,
     session=f"{__name__}.session:Summing",
     report=Report(
         compute=("drawing", "checking"),

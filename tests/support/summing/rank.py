@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.collectives.registry import open_transport
-from testbed.comm.backend import PHASES, Transport
+from testbed.collectives.registry import open_backend
+from testbed.comm.backend import PHASES, Backend
 from testbed.comm.group import GroupSpec
 from testbed.worker import WorkerContext
 from testbed.workloads.rank import closing
@@ -22,7 +22,7 @@ class State:
     """What a rank keeps."""
 
     seed: int = 0
-    transport: Transport | None = None
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ def seed(context: WorkerContext, seed: int) -> None:
     context.state(State).seed = seed
 
 
-def open_rank(context: WorkerContext, transport: str, group: GroupSpec) -> None:
-    """Open a transport and meet the other ranks."""
-    opened = context.state(State).transport = closing(context).enter_context(open_transport(transport, context, group))
+def open_rank(context: WorkerContext, backend: str, group: GroupSpec) -> None:
+    """Open a backend and meet the other ranks."""
+    opened = context.state(State).backend = closing(context).enter_context(open_backend(backend, context, group))
     opened.connect()
 
 
 def work(context: WorkerContext, epoch: int, sums: int, elements: int) -> Epoch:
     """Sum and check, several times."""
     state = context.state(State)
-    assert state.transport
-    transport, spec = state.transport, state.transport.spec
-    begun, phases, sent = time.monotonic(), dict(transport.phases), transport.counters()
+    assert state.backend
+    backend, spec = state.backend, state.backend.spec
+    begun, phases, sent = time.monotonic(), dict(backend.phases), backend.counters()
     spent, cpu, entered, left, wrong = {"drawing": 0.0, "checking": 0.0}, 0.0, [], [], 0
     for number in range(sums):
         started = time.monotonic()
@@ -62,15 +62,15 @@ def work(context: WorkerContext, epoch: int, sums: int, elements: int) -> Epoch:
         spent["drawing"] += time.monotonic() - started
         entered.append(time.monotonic())
         used = time.process_time()
-        result = transport.all_reduce(tensor)
+        result = backend.all_reduce(tensor)
         cpu += time.process_time() - used
         left.append(time.monotonic())
-        wrong += int(np.count_nonzero(np.abs(result - np.sum(inputs, axis=0)) > transport.error_bound(9.0)))
+        wrong += int(np.count_nonzero(np.abs(result - np.sum(inputs, axis=0)) > backend.error_bound(9.0)))
         spent["checking"] += time.monotonic() - left[-1]
     whole = time.monotonic() - begun
-    parts = {name: transport.phases[name] - phases[name] for name in PHASES} | spent
+    parts = {name: backend.phases[name] - phases[name] for name in PHASES} | spent
     times = {**parts, "other": whole - sum(parts.values()), "epoch_time": whole}
     times |= {"communication_time": float(np.sum(np.subtract(left, entered))), "communication_cpu_time": cpu}
-    counts: dict[str, float] = {"steps": sums, **asdict(transport.counters() - sent)}
+    counts: dict[str, float] = {"steps": sums, **asdict(backend.counters() - sent)}
     counts |= {"wrong_numbers": wrong, "right_sums": sums - bool(wrong)}
     return Epoch(epoch, times, np.array(entered), np.array(left), counts)

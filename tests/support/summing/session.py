@@ -36,12 +36,12 @@ class Summing(Session["SummingScenario"]):
         """See `Session.ranks`."""
         call = {"seed": self.scenario.scenario.seed + trial}
         stage.workers.call_all(rank.seed, dict.fromkeys(stage.hosts, call))
-        yield dict.fromkeys(self.scenario.transports, stage.hosts)
+        yield dict.fromkeys(self.scenario.backends, stage.hosts)
 
-    def open(self, stage: Stage, transport: str, names: list[str]) -> None:
+    def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         groups = stage.groups(capacity=self.scenario.summing.elements, **self.scenario.summing.only(CollectiveOptions))
-        calls = {name: {"transport": transport, "group": group} for name, group in zip(names, groups, strict=True)}
+        calls = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
         stage.workers.call_all(rank.open_rank, calls)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
@@ -49,9 +49,9 @@ class Summing(Session["SummingScenario"]):
         table = self.scenario.summing
         call = {"epoch": turn.epoch, "sums": table.sums, "elements": table.elements}
         answers = stage.workers.call_all(rank.work, dict.fromkeys(names, call))
-        record_times(stage.table, turn.trial, turn.transport, list(answers.values()))
+        record_times(stage.table, turn.trial, turn.backend, list(answers.values()))
         return f"{table.sums} sums"
 
-    def finish(self, stage: Stage, trial: int, transport: str, names: list[str]) -> None:
+    def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """See `Session.finish`."""
-        stage.say(f"{transport}: done")
+        stage.say(f"{backend}: done")
