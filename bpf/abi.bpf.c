@@ -64,8 +64,8 @@ KEEP(struct fault_link);
 KEEP(struct fault_limit);
 KEEP(struct fault_record);
 
-KEEP(enum held_value);
-KEEP(struct held);
+KEEP(enum delay_header_value);
+KEEP(struct delay_header);
 KEEP(enum delay_value);
 KEEP(struct delay_line);
 

@@ -2,7 +2,7 @@
 /* The fault programs: what a host sends meets its fate at the switch port that the host is attached to.
  *
  * impair_xdp stands in for the switch's own program and forwards as that does. impair_tc is for ports whose frames go on to the
- * bridge. Both need the switch's forwarding table for copies and held frames, which leave without passing the bridge.
+ * bridge. Both need the switch's forwarding table for copies and delayed frames, which leave without passing the bridge.
  */
 #include "forward.h"
 #include "impair.h"
@@ -42,14 +42,14 @@ static __always_inline bool must_wait(const struct fault_verdict *verdict)
 static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict, const struct fault_packet *packet,
 				    struct fault_link *link, __u32 egress)
 {
-	struct held *held;
+	struct delay_header *header;
 
-	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*held)))
+	if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*header)))
 		goto unplaced;
-	held = (void *)(long)ctx->data;
-	if ((void *)(held + 1) > (void *)(long)ctx->data_end)
+	header = (void *)(long)ctx->data;
+	if ((void *)(header + 1) > (void *)(long)ctx->data_end)
 		goto unplaced;
-	fault_hold(held, verdict, packet, link, ctx->ingress_ifindex, egress);
+	fault_delay(header, verdict, packet, link, ctx->ingress_ifindex, egress);
 	return bpf_redirect_map(&entrance, 0, XDP_DROP);
 unplaced:
 	__sync_fetch_and_add(&link->unplaced, 1);
@@ -120,14 +120,14 @@ int impair_xdp(struct xdp_md *ctx)
 static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *verdict, const struct fault_packet *packet,
 				   struct fault_link *link, __u32 egress)
 {
-	struct held held;
+	struct delay_header header;
 
-	if (bpf_skb_change_head(skb, sizeof(held), 0)) {
+	if (bpf_skb_change_head(skb, sizeof(header), 0)) {
 		__sync_fetch_and_add(&link->unplaced, 1);
 		return TC_ACT_SHOT;
 	}
-	fault_hold(&held, verdict, packet, link, skb->ifindex, egress);
-	bpf_skb_store_bytes(skb, 0, &held, sizeof(held), 0);
+	fault_delay(&header, verdict, packet, link, skb->ifindex, egress);
+	bpf_skb_store_bytes(skb, 0, &header, sizeof(header), 0);
 	return bpf_redirect(hold_ifindex, 0);
 }
 

@@ -133,9 +133,9 @@ static __always_inline void fault_log(struct fault_verdict *verdict, const struc
 /* A frame passes on its link now: one that waits behind it may be due. */
 static __always_inline void fault_passed(struct fault_link *link)
 {
-	__u64 passed = __sync_fetch_and_add(&link->held.passed, 1) + 1;
+	__u64 passed = __sync_fetch_and_add(&link->delay.passed, 1) + 1;
 
-	if (*(volatile __u64 *)&link->held.holding)
+	if (*(volatile __u64 *)&link->delay.holding)
 		bpf_ringbuf_output(&wakeups, &passed, sizeof(passed), 0);
 }
 
@@ -176,24 +176,24 @@ static __always_inline enum fault_way fault_decide(struct fault_head *head, stru
 	return FAULT_MEET;
 }
 
-/* What goes before a frame that is held. */
-static __always_inline void fault_hold(struct held *held, struct fault_verdict *verdict, const struct fault_packet *packet,
+/* Fill the header of a frame that is delayed. */
+static __always_inline void fault_delay(struct delay_header *header, struct fault_verdict *verdict, const struct fault_packet *packet,
 				       struct fault_link *link, __u32 ingress, __u32 egress)
 {
 	__u64 now = bpf_ktime_get_ns();
 	int i;
 
-	__builtin_memset(held, 0, sizeof(*held));
-	held->eth.type = bpf_htons(HELD_ETHERTYPE);
-	held->copies = verdict->copies + 1;
-	held->ifindex = egress;
-	held->ingress = ingress;
-	held->link = packet->sender * FATE_MAX_HOSTS + packet->receiver;
+	__builtin_memset(header, 0, sizeof(*header));
+	header->eth.type = bpf_htons(DELAY_ETHERTYPE);
+	header->copies = verdict->copies + 1;
+	header->ifindex = egress;
+	header->ingress = ingress;
+	header->link = packet->sender * FATE_MAX_HOSTS + packet->receiver;
 	if (verdict->behind) {
-		__sync_fetch_and_add(&link->held.holding, 1);
-		held->release = link->held.passed + verdict->behind;
-		held->latest = now + verdict->within;
+		__sync_fetch_and_add(&link->delay.holding, 1);
+		header->release = link->delay.passed + verdict->behind;
+		header->latest = now + verdict->within;
 	}
-	for (i = 0; i < HELD_COPIES; i++)
-		held->due[i] = verdict->delays[i] ? now + verdict->delays[i] : 0;
+	for (i = 0; i < DELAY_COPIES; i++)
+		header->due[i] = verdict->delays[i] ? now + verdict->delays[i] : 0;
 }

@@ -81,4 +81,4 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);
-} wakeups SEC(".maps"); /* shared/held_abi.h */
+} wakeups SEC(".maps"); /* shared/delay_header_abi.h */

@@ -12,7 +12,7 @@ enum delay_value {
 
 struct delay_line {
 	__u64 capacity; /* frames */
-	__u64 room;	   /* bytes a frame, struct held included */
+	__u64 room;	   /* bytes a frame, struct delay_header included */
 	__u64 link_stride, links;
 	__u64 wakeups; /* bytes of the ring buffer */
 	__u64 port[SWITCH_MAX_PORTS]; /* indices of the switch's ports, 0 behind the last */
@@ -23,7 +23,7 @@ struct delay_line {
 	__u64 late;	   /* of those sent, by more than DELAY_LATE_NS */
 	__u64 full;	   /* dropped: no room */
 	__u64 refused;  /* dropped: the port did not take them */
-	__u64 closed;   /* dropped: still held at the end */
+	__u64 closed;   /* dropped: still waiting at the end */
 	__u64 invalid;  /* frames that no program of ours has written */
 	__u64 lateness[DELAY_BUCKETS];
 };

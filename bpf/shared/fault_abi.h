@@ -2,7 +2,7 @@
 /* Faults as data: who a frame is, rules about frames, what they decide, what is counted and logged. */
 #pragma once
 
-#include "held_abi.h"
+#include "delay_header_abi.h"
 
 enum fate_size {
 	FATE_MAX_HOSTS = 32,
@@ -98,7 +98,7 @@ struct fault_verdict {
 
 /* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic adds. */
 struct fault_link {
-	struct held_link held; /* the delay line's; first */
+	struct delay_link delay; /* the delay line's; first */
 	__u64 frames;	       /* that had an identity */
 	__u64 blocked;
 	__u64 limited;

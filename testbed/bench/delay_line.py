@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from testbed.core.errors import SpecError
 from testbed.fabric import Fabric
 from testbed.faults.delay_counters import DelayCounters
+from testbed.faults.delay_header import DelayHeader
 from testbed.faults.delay_line import ENTRANCE, DelayLine
-from testbed.faults.held import Held
 from testbed.faults.rules import MAX_DELAY
 from testbed.native import load
 from testbed.plan import plan_fabric
@@ -71,7 +71,7 @@ def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> It
 
     :param rates: Frames a second.
     :param seconds: Of sending, each.
-    :param delay: Seconds that a frame is held.
+    :param delay: Seconds that a frame is delayed.
     :param jitter: Seconds that the delay varies by, up and down, uniformly.
     :raises SpecError: A number is out of range.
     """
@@ -90,11 +90,11 @@ def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> It
 
 def hold(context: WorkerContext, rate: int, seconds: float, delay: float, jitter: float) -> Row:
     """Worker call, in a switch: one row of :func:`measure`."""
-    source = load("held_source").held_source
+    source = load("delay_source").delay_source
     source.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_long, *[ctypes.c_uint64] * 3]
     source.restype = ctypes.c_long
     port = socket.if_nametoindex(context.switch.ifname(min(context.switch.ports)))
-    frame = Held(port, (1,)).pack() + bytes(12) + _ETHERTYPE.to_bytes(2, "big") + bytes(50)
+    frame = DelayHeader(port, (1,)).pack() + bytes(12) + _ETHERTYPE.to_bytes(2, "big") + bytes(50)
     count = max(1, round(rate * seconds))
     with DelayLine(_MTU) as line, socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as entrance:
         entrance.bind((ENTRANCE, 0))

@@ -140,7 +140,7 @@ def delay_line(
         str, typer.Option(help="Frames a second, each 1 to 10000000, comma-separated.")
     ] = "1000,10000,50000,100000",
     seconds: Annotated[float, typer.Option(parser=options.REAL, help="Of sending at each rate, up to an hour.")] = 2.0,
-    delay: Annotated[str, typer.Option(help="How long a frame is held.")] = "2ms",
+    delay: Annotated[str, typer.Option(help="How long a frame is delayed.")] = "2ms",
     jitter: Annotated[str, typer.Option(help="How much longer or shorter, at most the delay.")] = "1ms",
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,

@@ -33,7 +33,7 @@ Hook = Literal["xdp", "tc"]
 
 #: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
 #: identity; ``blocked`` and ``limited``, dropped before any rule; ``lost``, records that the log had no room for; ``flows`` of
-#: frames that are none of the ring's; ``unplaced``, frames or copies that could not be held or sent.
+#: frames that are none of the ring's; ``unplaced``, frames or copies that could not be delayed or sent.
 LINK: Final = lifted(dtype("fault_link"))
 
 _DEVMAP = 14  # BPF_MAP_TYPE_DEVMAP
@@ -124,7 +124,7 @@ class Engine(Closing):
             values.update(index, limits.get(index, bytes(values.value_size)))
 
     def detach(self) -> None:
-        """Let frames pass as if there were no faults, and drop those that are still held; counters and log stay."""
+        """Let frames pass as if there were no faults, and drop those that are still delayed; counters and log stay."""
         self._attachments.close()
         if self._line:
             self._line.close()

@@ -29,15 +29,15 @@ def lower_bound(bucket: int) -> int:
 class DelayCounters:
     """Counters of one delay line, or of several added up.
 
-    Every frame that came in is accounted for: copies asked for are ``sent``, ``full``, ``refused``, ``closed``, or still held.
+    Every frame that came in is accounted for: copies asked for are ``sent``, ``full``, ``refused``, ``closed``, or still waiting.
 
     :param received: Frames that came in.
     :param sent: Copies sent; the rest but the last two are copies, too.
     :param late: Of those sent, more than :data:`LATE` after their time.
-    :param full: Dropped: as many frames were held as there is room for.
+    :param full: Dropped: the line was full.
     :param refused: Dropped: the port was down, gone, or its queue full.
-    :param closed: Dropped: still held when the line closed.
-    :param invalid: Frames that begin with no valid ``struct held``.
+    :param closed: Dropped: still waiting when the line closed.
+    :param invalid: Frames that begin with no valid ``struct delay_header``.
     :param overrun: Frames lost on the way in, since they came faster than they were read.
     :param realtime: The process runs under SCHED_FIFO; without the right to that, frames are late on a busy machine.
     :param lateness: Histogram of time sent minus time due, by the buckets of :func:`lower_bound`.

@@ -1,6 +1,6 @@
 """The delay line of a switch: a process of its own that holds frames until they are due (``testbed/native/delay_line.c``).
 
-The switch's programs prepend ``struct held`` to a frame and redirect it into ``hold0``. At ``hold1``, the other end of that
+The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``. At ``delay1``, the other end of that
 veth pair, the process reads it from a packet socket, keeps it in a heap by due time, and sends it out of the port that the
 struct names; while the switch floods, out of the others as well.
 """
@@ -23,7 +23,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_NOARP, IFF_UP
 from testbed.core.closing import Closing
 from testbed.core.errors import FaultError
 from testbed.fabric.namespace import NetworkNamespace
-from testbed.faults import held
+from testbed.faults import delay_header
 from testbed.faults.delay_counters import DelayCounters
 from testbed.kernel import Map
 from testbed.kernel.abi import Struct, dtype
@@ -32,10 +32,10 @@ from testbed.plan import MAX_MTU
 
 __all__ = ["CAPACITY", "ENTRANCE", "EXIT", "DelayLine"]
 
-#: Where programs redirect held frames to, and where the process reads them.
-ENTRANCE, EXIT = "hold0", "hold1"
+#: Where programs redirect delayed frames to, and where the process reads them.
+ENTRANCE, EXIT = "delay0", "delay1"
 CAPACITY = 65536
-"""Frames held at most."""
+"""Frames that wait at most."""
 _MAX_CAPACITY = 1 << 20
 _ETHERNET = 14  # bytes
 _START_TIMEOUT = 10.0  # seconds
@@ -53,11 +53,11 @@ class DelayLine(Closing):
     the namespace.
 
     :param mtu: Of the switch's ports, bytes.
-    :param links: The map of ``struct held_link`` by link, for frames that are to be overtaken.
+    :param links: The map of ``struct delay_link`` by link, for frames that are to be overtaken.
     :param wakeups: The ring buffer by which programs tell that frames pass on links that have holdings.
     :param flooding: The map that tells whether the switch floods; without it, it never does.
     :param ports: Indices of the switch's ports, by which frames leave then.
-    :param capacity: Frames held at most; more are dropped, and counted.
+    :param capacity: Frames that wait at most; more are dropped, and counted.
     :raises FaultError: The process did not start; the text is its own.
     :raises KernelError: The pair could not be made, as when this namespace has a delay line already.
     """
@@ -82,7 +82,7 @@ class DelayLine(Closing):
                 file.truncate(dtype("delay_line").itemsize)
                 self._memory = Struct(np.frombuffer(mmap.mmap(file.fileno(), 0), dtype("delay_line"), 1))
                 self._memory.capacity = capacity
-                self._memory.room = -(-(held.SIZE + _ETHERNET + mtu) // 64) * 64
+                self._memory.room = -(-(delay_header.SIZE + _ETHERNET + mtu) // 64) * 64
                 if links:
                     self._memory.link_stride, self._memory.links = links.stride, links.max_entries
                 if wakeups:
@@ -115,7 +115,7 @@ class DelayLine(Closing):
         return DelayCounters.read(self._memory, self._lost + self._dropped)
 
     def close(self) -> None:
-        """Drop what is still held, and count it; end the process and remove the pair."""
+        """Drop what still waits, and count it; end the process and remove the pair."""
         self._stack.close()
 
     @property
@@ -125,7 +125,7 @@ class DelayLine(Closing):
     def _make_pair(self, stack: ExitStack) -> None:
         request = self._namespace.request
         # Each queue has a ring of 256 frames, and a redirected frame takes that of its CPU.
-        size = {"mtu": MAX_MTU + held.SIZE, "num_tx_queues": 1, "num_rx_queues": os.cpu_count()}
+        size = {"mtu": MAX_MTU + delay_header.SIZE, "num_tx_queues": 1, "num_rx_queues": os.cpu_count()}
         request("link", "add", ifname=ENTRANCE, kind="veth", peer={"ifname": EXIT, **size}, **size)
         self._entrance = self._namespace.index(ENTRANCE)
         stack.callback(request, "link", "del", index=self._entrance)
@@ -186,12 +186,12 @@ class DelayLine(Closing):
 
 
 def _packet_socket() -> socket.socket:
-    """Return a socket that reads held frames at :data:`EXIT` and sends frames anywhere."""
+    """Return a socket that reads delayed frames at :data:`EXIT` and sends frames anywhere."""
     with ExitStack() as stack:
         # No protocol yet: with one it would hear every device until it is bound.
         opened = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
         for option in (_SO_RCVBUFFORCE, _SO_SNDBUFFORCE):
             opened.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-        opened.bind((EXIT, held.ETHERTYPE))
+        opened.bind((EXIT, delay_header.ETHERTYPE))
         stack.pop_all()
         return opened

@@ -2,9 +2,9 @@
  *
  *	delay_line PACKETS MEMORY LINKS WAKEUPS FLOODING
  *
- * Descriptors: a packet socket on `hold1`, the memory of struct delay_line, the map `links` and the ring buffer `wakeups` (-1: none,
+ * Descriptors: a packet socket on `delay1`, the memory of struct delay_line, the map `links` and the ring buffer `wakeups` (-1: none,
  * and no frame waits for another), the map `flooding` (-1: none, and the switch never floods). What comes in begins as
- * bpf/shared/held_abi.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
+ * bpf/shared/delay_header_abi.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -32,7 +32,7 @@ static const volatile uint64_t *flooding; /* not 0: the switch has lost its tabl
 /* Read what has come, at most a batch; returns whether there may be more. */
 static bool receive(void)
 {
-	static struct held surplus;
+	static struct delay_header surplus;
 	struct mmsghdr messages[BATCH] = {};
 	struct iovec vectors[BATCH];
 	uint32_t taken[BATCH], room = MIN(spares, BATCH);
@@ -41,7 +41,7 @@ static bool receive(void)
 
 	for (uint32_t i = 0; i < room; i++) {
 		taken[i] = spare[spares - 1 - i];
-		vectors[i] = (struct iovec){held_of(taken[i]), line->room};
+		vectors[i] = (struct iovec){header_of(taken[i]), line->room};
 	}
 	if (!room)
 		vectors[0] = (struct iovec){&surplus, sizeof(surplus)};
@@ -67,13 +67,13 @@ static bool receive(void)
 }
 
 /* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what leaves by its own. */
-static void send_to_others(const struct held *held, uint32_t length)
+static void send_to_others(const struct delay_header *header, uint32_t length)
 {
 	for (int i = 0; i < SWITCH_MAX_PORTS && line->port[i]; i++) {
 		struct sockaddr_ll port = {.sll_family = AF_PACKET, .sll_ifindex = line->port[i]};
 
-		if (line->port[i] != held->ifindex && line->port[i] != held->ingress)
-			sendto(packets, held + 1, length, MSG_DONTWAIT, (struct sockaddr *)&port, sizeof(port));
+		if (line->port[i] != header->ifindex && line->port[i] != header->ingress)
+			sendto(packets, header + 1, length, MSG_DONTWAIT, (struct sockaddr *)&port, sizeof(port));
 	}
 }
 
@@ -89,10 +89,10 @@ static void send_due(uint64_t now)
 
 	for (; count < BATCH && heap.size && heap.entries[0].when <= now; count++) {
 		struct heap_entry entry = heap.entries[0];
-		struct held *held = held_of(entry.frame);
+		struct delay_header *header = header_of(entry.frame);
 
-		vectors[count] = (struct iovec){held + 1, frames[entry.frame].length};
-		ports[count] = (struct sockaddr_ll){.sll_family = AF_PACKET, .sll_ifindex = held->ifindex};
+		vectors[count] = (struct iovec){header + 1, frames[entry.frame].length};
+		ports[count] = (struct sockaddr_ll){.sll_family = AF_PACKET, .sll_ifindex = header->ifindex};
 		messages[count].msg_hdr = (struct msghdr){.msg_name = &ports[count],
 							  .msg_namelen = sizeof(ports[count]),
 							  .msg_iov = &vectors[count],
@@ -113,7 +113,7 @@ static void send_due(uint64_t now)
 		}
 	}
 	for (int i = 0; flooding && *flooding && i < count; i++)
-		send_to_others(held_of(entries[i].frame), frames[entries[i].frame].length);
+		send_to_others(header_of(entries[i].frame), frames[entries[i].frame].length);
 	for (int i = 0; i < count; i++)
 		if (last[i])
 			spare[spares++] = entries[i].frame;

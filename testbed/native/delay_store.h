@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#include "shared/held_abi.h"
+#include "shared/delay_header_abi.h"
 #include "delay_heap.h"
 #include "delay_line.h"
 
@@ -14,7 +14,7 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 struct frame {
-	uint32_t length;  /* behind struct held */
+	uint32_t length;  /* behind struct delay_header */
 	uint32_t waiting; /* 1 + index in `waiting`; 0: it waits for no other frame */
 	uint32_t next;	  /* the copy that leaves next */
 };
@@ -53,14 +53,14 @@ static void store_open(int links_fd)
 		links = map(line->links * line->link_stride, links_fd, PROT_READ | PROT_WRITE, 0);
 }
 
-static struct held *held_of(uint32_t frame)
+static struct delay_header *header_of(uint32_t frame)
 {
-	return (struct held *)(memory + frame * line->room);
+	return (struct delay_header *)(memory + frame * line->room);
 }
 
-static struct held_link *link_of(const struct held *held)
+static struct delay_link *link_of(const struct delay_header *header)
 {
-	return (struct held_link *)(links + held->link * line->link_stride);
+	return (struct delay_link *)(links + header->link * line->link_stride);
 }
 
 /* It waits for other frames no longer. */
@@ -68,15 +68,15 @@ static void stop_waiting(uint32_t frame)
 {
 	uint32_t last = waiting[--waits];
 
-	__atomic_fetch_sub(&link_of(held_of(frame))->holding, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&link_of(header_of(frame))->holding, 1, __ATOMIC_RELAXED);
 	waiting[frames[frame].waiting - 1] = last;
 	frames[last].waiting = frames[frame].waiting;
 	frames[frame].waiting = 0;
 }
 
-static bool released(const struct held *held)
+static bool released(const struct delay_header *header)
 {
-	return __atomic_load_n(&link_of(held)->passed, __ATOMIC_ACQUIRE) >= held->release;
+	return __atomic_load_n(&link_of(header)->passed, __ATOMIC_ACQUIRE) >= header->release;
 }
 
 /* Let go of the frames whose link has moved on far enough. */
@@ -84,86 +84,86 @@ static void release(uint64_t now)
 {
 	for (uint32_t i = waits; i--;) { /* downwards: the last one takes the place of one that goes */
 		uint32_t frame = waiting[i];
-		const struct held *held = held_of(frame);
+		const struct delay_header *header = header_of(frame);
 
-		if (released(held)) {
+		if (released(header)) {
 			stop_waiting(frame);
-			heap_move(&heap, frame, MAX(held->due[0], now));
+			heap_move(&heap, frame, MAX(header->due[0], now));
 		}
 	}
 }
 
-static bool valid(const struct held *held, uint32_t size)
+static bool valid(const struct delay_header *header, uint32_t size)
 {
-	return size > sizeof(*held) && size <= line->room && held->copies && held->copies <= HELD_COPIES &&
-	       (!held->release || (links && held->link < line->links));
+	return size > sizeof(*header) && size <= line->room && header->copies && header->copies <= DELAY_COPIES &&
+	       (!header->release || (links && header->link < line->links));
 }
 
 /* Keep one that has been read, of `size` bytes in all; returns whether its memory is taken. */
 static bool keep(uint32_t frame, uint32_t size, uint64_t now)
 {
-	struct held *held = held_of(frame);
+	struct delay_header *header = header_of(frame);
 
 	line->received++;
-	if (!valid(held, size)) {
+	if (!valid(header, size)) {
 		line->invalid++;
 		return false;
 	}
-	for (int i = 1; i < held->copies; i++) { /* insertion sort: first come, first due */
-		uint64_t due = held->due[i];
+	for (int i = 1; i < header->copies; i++) { /* insertion sort: first come, first due */
+		uint64_t due = header->due[i];
 		int j = i;
 
-		for (; j && held->due[j - 1] > due; j--)
-			held->due[j] = held->due[j - 1];
-		held->due[j] = due;
+		for (; j && header->due[j - 1] > due; j--)
+			header->due[j] = header->due[j - 1];
+		header->due[j] = due;
 	}
-	frames[frame] = (struct frame){.length = size - sizeof(*held)};
-	if (held->release) {
+	frames[frame] = (struct frame){.length = size - sizeof(*header)};
+	if (header->release) {
 		waiting[waits++] = frame;
 		frames[frame].waiting = waits;
-		heap_push(&heap, frame, MAX(held->due[0], held->latest));
+		heap_push(&heap, frame, MAX(header->due[0], header->latest));
 	} else {
-		heap_push(&heap, frame, held->due[0] ? held->due[0] : now); /* a time that is over, too: it is late, then */
+		heap_push(&heap, frame, header->due[0] ? header->due[0] : now); /* a time that is over, too: it is late, then */
 	}
 	return true;
 }
 
 /* A frame for which there is no memory: its header tells what is lost. */
-static void refuse(const struct held *held, uint32_t size)
+static void refuse(const struct delay_header *header, uint32_t size)
 {
 	line->received++;
-	if (!valid(held, size)) {
+	if (!valid(header, size)) {
 		line->invalid++;
 		return;
 	}
-	line->full += held->copies;
-	if (held->release)
-		__atomic_fetch_sub(&link_of(held)->holding, 1, __ATOMIC_RELAXED);
+	line->full += header->copies;
+	if (header->release)
+		__atomic_fetch_sub(&link_of(header)->holding, 1, __ATOMIC_RELAXED);
 }
 
 /* Take the copy that leaves next off the heap; returns whether it was its frame's last. */
 static bool take(struct heap_entry entry)
 {
 	struct frame *frame = &frames[entry.frame];
-	const struct held *held = held_of(entry.frame);
+	const struct delay_header *header = header_of(entry.frame);
 
 	if (frame->waiting)
 		stop_waiting(entry.frame);
-	if (++frame->next == held->copies) {
+	if (++frame->next == header->copies) {
 		heap_pop(&heap);
 		return true;
 	}
-	heap_move(&heap, entry.frame, MAX(held->due[frame->next], entry.when));
+	heap_move(&heap, entry.frame, MAX(header->due[frame->next], entry.when));
 	return false;
 }
 
-/* Count what is still held as dropped. */
+/* Count what is still waiting as dropped. */
 static void store_close(void)
 {
 	for (uint32_t i = 0; i < heap.size; i++) {
 		uint32_t frame = heap.entries[i].frame;
 
-		line->closed += held_of(frame)->copies - frames[frame].next;
+		line->closed += header_of(frame)->copies - frames[frame].next;
 	}
 	while (waits)
 		stop_waiting(waiting[waits - 1]);

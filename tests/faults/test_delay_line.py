@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from testbed.core.errors import FaultError, KernelError
 from testbed.datapath import set_datapath
 from testbed.fabric import Datapath, Fabric
-from testbed.faults import held
+from testbed.faults import delay_header
 from testbed.faults.delay_counters import BUCKETS, DelayCounters, lower_bound
+from testbed.faults.delay_header import DelayHeader, link_index
 from testbed.faults.delay_line import ENTRANCE, EXIT, DelayLine
-from testbed.faults.held import Held, link_index
 from testbed.faults.injector import Injector
 from testbed.kernel import BpfObject, Map, compile
 from testbed.kernel.abi import Struct
@@ -49,33 +49,33 @@ def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> Dela
 
 @given(
     st.integers(1, 2**32 - 1),
-    st.lists(TIMES, min_size=1, max_size=held.COPIES),
-    st.integers(0, held.MAX_LINKS - 1),
+    st.lists(TIMES, min_size=1, max_size=delay_header.COPIES),
+    st.integers(0, delay_header.MAX_LINKS - 1),
     TIMES,
     TIMES,
     st.integers(0, 2**32 - 1),
 )
 def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, release: int, latest: int, ingress: int) -> None:
-    header = Held(ifindex, tuple(due), link, release, latest, ingress)
-    assert len(header.pack()) == held.SIZE == 112
-    assert Held.unpack(header.pack() + b"frame") == header
+    header = DelayHeader(ifindex, tuple(due), link, release, latest, ingress)
+    assert len(header.pack()) == delay_header.SIZE == 112
+    assert DelayHeader.unpack(header.pack() + b"frame") == header
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"\0" * 50, "50 bytes are no held frame: its header takes 112"),
-        (b"\0" * 112, "ethertype 0000 is no held frame's, which is 88b6"),
-        (Held(1, (1,)).pack().replace(b"\x88\xb6\x01\0", b"\x88\xb6\x09\0"), "9 copies of a held frame: allowed are 1 to 8"),
+        (b"\0" * 50, "50 bytes: a delay header takes 112"),
+        (b"\0" * 112, "ethertype 0000 must be 88b6, a delay header's"),
+        (DelayHeader(1, (1,)).pack().replace(b"\x88\xb6\x01\0", b"\x88\xb6\x09\0"), "9 copies in a delay header: must be 1 to 8"),
     ],
 )
 def test_what_is_no_header(data: bytes, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Held.unpack(data)
+        DelayHeader.unpack(data)
 
 
 def test_links_have_an_index_each() -> None:
-    assert sorted(link_index(a, b) for a in range(32) for b in range(32)) == list(range(held.MAX_LINKS))
+    assert sorted(link_index(a, b) for a in range(32) for b in range(32)) == list(range(delay_header.MAX_LINKS))
 
 
 def test_buckets_cover_all_times() -> None:
@@ -107,7 +107,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 class Ends:
-    """Where held frames go in, and where they come out."""
+    """Where delayed frames go in, and where they come out."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.port = socket.if_nametoindex("port")
@@ -121,7 +121,7 @@ class Ends:
     def hold(self, number: int, *due: int, port: int = 0, **header: int) -> None:
         """Send a numbered frame into the entrance."""
         frame = bytes(12) + ETHERTYPE.to_bytes(2, "big") + number.to_bytes(4, "big") + bytes(42)
-        self.entrance.send(Held(port or self.port, due, **header).pack() + frame)
+        self.entrance.send(DelayHeader(port or self.port, due, **header).pack() + frame)
 
     def arrived(self) -> int:
         """Number of the next frame that comes out."""
@@ -241,13 +241,13 @@ class TestLine:
             counters = line.counters()
             assert (counters.refused, counters.sent) == (1, 1)
 
-    def test_what_is_not_held_is_counted(self) -> None:
+    def test_what_is_not_delayed_is_counted(self) -> None:
         with opened() as (line, ends):
-            mark = bytes(12) + held.ETHERTYPE.to_bytes(2, "big")
+            mark = bytes(12) + delay_header.ETHERTYPE.to_bytes(2, "big")
             ends.entrance.send(mark + bytes(20))  # short
             ends.entrance.send(mark + bytes(200))  # no copies
             ends.hold(1, 0, link=5, release=3)  # this line has no links
-            ends.entrance.send(Held(ends.port, (1,)).pack() + bytes(3000))  # longer than any frame of the switch
+            ends.entrance.send(DelayHeader(ends.port, (1,)).pack() + bytes(3000))  # longer than any frame of the switch
             assert counted(line, 4).invalid == 4
 
     def test_one_line_a_namespace(self) -> None:
@@ -354,7 +354,7 @@ class TestOvertaking:
 
 @pytest.mark.net
 @pytest.mark.parametrize("datapath", ["sockets", "xdp"])
-def test_frames_that_are_held_when_faults_end_are_counted(datapath: Datapath) -> None:
+def test_frames_that_wait_when_faults_end_are_counted(datapath: Datapath) -> None:
     with Fabric(plan_fabric("star", 2, "xdp")) as fabric, Workers(fabric):
         set_datapath(fabric, datapath)
         with Injector(fabric, [parse_rule("delay delay=60s link=h1->h2")]) as injector:

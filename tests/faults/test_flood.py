@@ -202,14 +202,14 @@ def judged(injector: Injector) -> "Counter[int]":
 
 RULES = {
     "drops and copies": ("drop p=0.2 kind=udp", "duplicate p=0.2 copies=3 kind=udp", "duplicate p=0.1 kind=udp"),
-    "held": ("delay p=0.5 delay=3ms jitter=3ms kind=udp", "duplicate p=0.2 kind=udp", "reorder p=0.1 within=20ms kind=udp"),
+    "delayed": ("delay p=0.5 delay=3ms jitter=3ms kind=udp", "duplicate p=0.2 kind=udp", "reorder p=0.1 within=20ms kind=udp"),
 }
 
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("first", ["flood", "injector"])
 def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Workers], rules: str, first: str) -> None:
-    """Copies and what was held leave by all other ports, too, whichever came into force first; counters say what they did."""
+    """Copies and delayed frames leave by all other ports, too, whichever came into force first; counters say what they did."""
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
     injector = Injector(fabric, [parse_rule(text) for text in RULES[rules]], 7, trace=True)
@@ -235,7 +235,7 @@ def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Wor
     injector.check_replay()
 
 
-def test_what_is_held_is_flooded_if_the_switch_floods_when_it_leaves(star: tuple[Fabric, Workers]) -> None:
+def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(star: tuple[Fabric, Workers]) -> None:
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
 

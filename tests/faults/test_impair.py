@@ -8,8 +8,8 @@ from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Raw
 
 from testbed.faults.attach import LINK
+from testbed.faults.delay_header import SIZE, DelayHeader, link_index
 from testbed.faults.fate import judge
-from testbed.faults.held import SIZE, Held, link_index
 from testbed.faults.packet import KINDS, Packet
 from testbed.faults.table import compile_rules
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfObject, Map
@@ -139,18 +139,18 @@ def test_bits_are_flipped_where_the_twin_says(program):
         assert programs.run(program, data) == (PASSES[program], bytes(expected))
 
 
-def test_held_frames_carry_when_and_where(program):
+def test_delayed_frames_carry_when_and_where(program):
     programs = Programs("delay delay=3ms jitter=1ms", "duplicate copies=2", "reorder behind=4 within=20ms")
     data = ring()
     programs.run(program, data)
     verdict, found = programs.run(program, ring())
     assert verdict == {"impair_xdp": XDP_REDIRECT, "impair_tc": TC_REDIRECT}[program]
-    held = Held.unpack(found)
+    header = DelayHeader.unpack(found)
     assert found[SIZE:] == data
     fate = judge(programs.table, Packet(0, 1, KINDS["reduce"]), len(data))
-    assert (held.ifindex, held.ingress, held.link, held.release) == (LOOPBACK + 1, LOOPBACK, link_index(0, 1), 4)
-    assert tuple(due - held.due[0] for due in held.due) == tuple(delay - fate.delays_ns[0] for delay in fate.delays_ns)
-    assert held.latest - held.due[0] == fate.within_ns - fate.delays_ns[0]
+    assert (header.ifindex, header.ingress, header.link, header.release) == (LOOPBACK + 1, LOOPBACK, link_index(0, 1), 4)
+    assert tuple(due - header.due[0] for due in header.due) == tuple(delay - fate.delays_ns[0] for delay in fate.delays_ns)
+    assert header.latest - header.due[0] == fate.within_ns - fate.delays_ns[0]
     assert programs.link()["holding"] == 2
     assert programs.link()["passed"] == 0
 

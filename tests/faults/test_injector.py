@@ -126,7 +126,7 @@ def test_corrupted_bits_are_those_of_the_twin(fabric):
         assert injector.check_replay() == FRAMES - len(intact)
 
 
-def test_held_frames_all_come(fabric):
+def test_delayed_frames_all_come(fabric):
     fabric, workers = fabric
     texts = ("delay p=0.3 delay=5ms jitter=5ms", "duplicate p=0.1", "reorder p=0.05 behind=3 within=20ms kind=udp")
     with Injector(fabric, rules(*texts), 5) as injector:

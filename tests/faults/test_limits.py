@@ -14,7 +14,7 @@ from testbed.core.errors import FaultError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Datapath, Fabric
 from testbed.faults.attach import LINK
-from testbed.faults.held import link_index
+from testbed.faults.delay_header import link_index
 from testbed.faults.injector import Injector
 from testbed.faults.limits import Limit, bucket_table, tbf_options
 from testbed.faults.qdisc import Qdisc

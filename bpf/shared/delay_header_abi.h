@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What a switch's programs prepend to a frame that is to leave later, and redirect into `hold0`.
+/* What a switch's programs prepend to a frame that is to leave later, and redirect into `delay0`.
  *
- * testbed/native/delay_line.c reads it at `hold1`, the other end of the pair, and sends what follows the struct out of `ifindex`,
+ * testbed/native/delay_line.c reads it at `delay1`, the other end of the pair, and sends what follows the struct out of `ifindex`,
  * and while the switch has lost its forwarding table (switch_abi.h) out of all other ports, too, but the one that it came in by.
  * Numbers are in host order, but for the ethertype. Times are of CLOCK_MONOTONIC, as bpf_ktime_get_ns() gives them.
  */
@@ -9,14 +9,14 @@
 
 #include "net_abi.h"
 
-enum held_value {
-	HELD_ETHERTYPE = 0x88b6, /* IEEE 802: local experimental 2; nothing else in a switch's namespace sends it */
-	HELD_COPIES = 8,
+enum delay_header_value {
+	DELAY_ETHERTYPE = 0x88b6, /* IEEE 802: local experimental 2; nothing else in a switch's namespace sends it */
+	DELAY_COPIES = 8,
 };
 
-struct held {
-	struct net_eth eth; /* addresses 0, type = htons(HELD_ETHERTYPE): to the stack, a frame like any other */
-	__u16 copies;	   /* how often the frame is sent, 1..HELD_COPIES */
+struct delay_header {
+	struct net_eth eth; /* addresses 0, type = htons(DELAY_ETHERTYPE): to the stack, a frame like any other */
+	__u16 copies;	   /* how often the frame is sent, 1..DELAY_COPIES */
 	__u32 ifindex;	   /* the port that it leaves by */
 	__u32 link;	   /* index in the map `links`; counts where `release` is not 0 */
 	__u32 ingress;	   /* the port that it came in by */
@@ -26,14 +26,14 @@ struct held {
 	 */
 	__u64 release;
 	__u64 latest;		/* ns; counts where `release` is not 0 */
-	__u64 due[HELD_COPIES]; /* ns, each copy's: it leaves no sooner; 0 is at once */
+	__u64 due[DELAY_COPIES]; /* ns, each copy's: it leaves no sooner; 0 is at once */
 };
 
 /* How every element of the map `links` begins: a BPF_MAP_TYPE_ARRAY with BPF_F_MMAPABLE, by sender * 32 + receiver. A program that
  * counts a passing frame while `holding` is not 0 puts a record, of whatever content, into the ring buffer `wakeups`; a full one loses
  * nothing, since the delay line looks at all links that have holdings each time that it wakes up.
  */
-struct held_link {
-	__u64 passed;  /* frames of the link that were forwarded, not held */
+struct delay_link {
+	__u64 passed;  /* frames of the link that were forwarded, not delayed */
 	__u64 holding; /* frames that wait for `passed` to grow; changed by atomic adds only */
 };

@@ -1,4 +1,4 @@
-"""What stands in front of a frame that is to leave later: ``struct held`` of ``bpf/shared/held_abi.h``. Pure."""
+"""The header in front of a frame that the delay line sends later: ``struct delay_header``. Pure."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -7,17 +7,17 @@ import numpy as np
 
 from testbed.kernel.abi import Struct, constant, dtype
 
-__all__ = ["COPIES", "ETHERTYPE", "MAX_LINKS", "SIZE", "Held", "link_index"]
+__all__ = ["COPIES", "ETHERTYPE", "MAX_LINKS", "SIZE", "DelayHeader", "link_index"]
 
 #: IEEE 802: local experimental 2.
-ETHERTYPE = constant("HELD_ETHERTYPE")
+ETHERTYPE = constant("DELAY_ETHERTYPE")
 #: Most copies of one frame.
-COPIES = constant("HELD_COPIES")
+COPIES = constant("DELAY_COPIES")
 _HOSTS = constant("FATE_MAX_HOSTS")
 #: Elements of the map ``links``.
 MAX_LINKS = constant("FAULT_LINKS")
 #: Bytes.
-SIZE = dtype("held").itemsize
+SIZE = dtype("delay_header").itemsize
 
 
 def link_index(sender: int, receiver: int) -> int:
@@ -26,7 +26,7 @@ def link_index(sender: int, receiver: int) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class DelayHeader:
     """When and where a frame leaves.
 
     :param ifindex: Of the port that it leaves by.
@@ -47,10 +47,10 @@ class Held:
     def pack(self) -> bytes:
         """Return the struct, to be followed by the frame."""
         members = ("ifindex", "link", "release", "latest", "ingress")
-        held = Struct("held", copies=len(self.due), **{name: getattr(self, name) for name in members})
-        held.eth["type"] = ETHERTYPE
-        held.due[: len(self.due)] = self.due
-        return bytes(held)
+        header = Struct("delay_header", copies=len(self.due), **{name: getattr(self, name) for name in members})
+        header.eth["type"] = ETHERTYPE
+        header.due[: len(self.due)] = self.due
+        return bytes(header)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -59,12 +59,12 @@ class Held:
         :raises ValueError: It is something else; the text says what.
         """
         if len(data) < SIZE:
-            raise ValueError(f"{len(data)} bytes are no held frame: its header takes {SIZE}")
-        held = Struct(np.frombuffer(data, dtype("held"), 1))
-        mark, copies = int(held.eth["type"]), held.copies
+            raise ValueError(f"{len(data)} bytes: a delay header takes {SIZE}")
+        header = Struct(np.frombuffer(data, dtype("delay_header"), 1))
+        mark, copies = int(header.eth["type"]), header.copies
         if mark != ETHERTYPE:
-            raise ValueError(f"ethertype {mark:04x} is no held frame's, which is {ETHERTYPE:x}")
+            raise ValueError(f"ethertype {mark:04x} must be {ETHERTYPE:x}, a delay header's")
         if not 1 <= copies <= COPIES:
-            raise ValueError(f"{copies} copies of a held frame: allowed are 1 to {COPIES}")
-        due = tuple(held.due[:copies].tolist())
-        return cls(held.ifindex, due, held.link, held.release, held.latest, held.ingress)
+            raise ValueError(f"{copies} copies in a delay header: must be 1 to {COPIES}")
+        due = tuple(header.due[:copies].tolist())
+        return cls(header.ifindex, due, header.link, header.release, header.latest, header.ingress)

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "clock.h"
-#include "shared/held_abi.h"
+#include "shared/delay_header_abi.h"
 
 #define BATCH 32 /* a veth's ring holds 256 */
 #define LARGEST 2048
@@ -18,11 +18,11 @@ static __u64 mix(__u64 z)
 	return z ^ (z >> 31);
 }
 
-/* Send `count` frames into a packet socket bound to `hold0`, one each `interval` ns (several at once where it is behind), each due `delay`
- * ns after it was sent, give or take up to `jitter`. `frame` holds struct held, one copy, and what follows: `size` bytes in all.
+/* Send `count` frames into a packet socket bound to `delay0`, one each `interval` ns (several at once where it is behind), each due `delay`
+ * ns after it was sent, give or take up to `jitter`. `frame` holds struct delay_header, one copy, and what follows: `size` bytes in all.
  * Returns how many were sent, or a negative errno.
  */
-long held_source(int fd, const void *frame, unsigned long size, long count, __u64 interval, __u64 delay, __u64 jitter)
+long delay_source(int fd, const void *frame, unsigned long size, long count, __u64 interval, __u64 delay, __u64 jitter)
 {
 	static __thread char buffers[BATCH][LARGEST];
 	struct mmsghdr messages[BATCH] = {};
@@ -30,7 +30,7 @@ long held_source(int fd, const void *frame, unsigned long size, long count, __u6
 	__u64 start = now_ns();
 	long sent = 0;
 
-	if (size > LARGEST || size <= sizeof(struct held))
+	if (size > LARGEST || size <= sizeof(struct delay_header))
 		return -EMSGSIZE;
 	for (int i = 0; i < BATCH; i++) {
 		memcpy(buffers[i], frame, size);
@@ -47,9 +47,9 @@ long held_source(int fd, const void *frame, unsigned long size, long count, __u6
 			continue;
 		}
 		for (; batch < BATCH && sent + batch < count && start + (sent + batch) * interval <= now; batch++) {
-			struct held *held = (struct held *)buffers[batch];
+			struct delay_header *header = (struct delay_header *)buffers[batch];
 
-			held->due[0] = now + delay - jitter + (jitter ? mix(sent + batch) % (2 * jitter) : 0);
+			header->due[0] = now + delay - jitter + (jitter ? mix(sent + batch) % (2 * jitter) : 0);
 		}
 		done = sendmmsg(fd, messages, batch, 0);
 		if (done < 0)
