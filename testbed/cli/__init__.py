@@ -84,7 +84,8 @@ def main() -> NoReturn:
     except typer.TyperException as error:
         # Help that was printed for want of arguments comes as an error without a text.
         context: typer.Context | None = getattr(error, "ctx", None)
-        if now := renamed(option := str(getattr(error, "option_name", ""))):  # of an option that does not exist
+        option = str(getattr(error, "option_name", ""))  # of an option that does not exist
+        if context and (now := renamed(option)) in {flag for each in context.command.params for flag in each.opts}:
             fail(f"unknown option {option}: renamed to {now}", error.exit_code)
         text = " ".join(error.format_message().removesuffix(".").split())
         fail(f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "", error.exit_code)

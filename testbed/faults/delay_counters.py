@@ -29,7 +29,7 @@ def lower_bound(bucket: int) -> int:
 class DelayCounters:
     """Counters of one delay line, or of several added up.
 
-    Every frame that came in is accounted for: copies asked for are ``sent``, ``full``, ``refused``, ``closed``, or still waiting.
+    Every frame is accounted for: each copy is ``sent``, ``full``, ``refused``, ``closed``, or still waiting.
 
     :param received: Frames that came in.
     :param sent: Copies sent; the rest but the last two are copies, too.

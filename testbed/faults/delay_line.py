@@ -1,8 +1,8 @@
 """The delay line of a switch: a process of its own that holds frames until they are due (``testbed/native/delay_line.c``).
 
-The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``. At ``delay1``, the other end of that
-veth pair, the process reads it from a packet socket, keeps it in a heap by due time, and sends it out of the port that the
-struct names; while the switch floods, out of the others as well.
+The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``. The process reads it from a
+packet socket at ``delay1``, the other end of that veth pair, keeps it in a heap by due time, and sends it out of the port that
+the header names; while the switch floods, out of the other ports as well.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
 import sys
 
-from testbed.soak.arena import Arena
 from testbed.soak.draw import draw
+from testbed.soak.harness import Harness
 
 
 def main(seed: int, number: int, run_id: str) -> None:
     """Play until killed."""
     scenario = draw(seed, number)
-    with Arena(scenario.shape, run_id) as arena:
+    with Harness(scenario.shape, run_id) as harness:
         while True:
-            arena.play(scenario)
+            harness.play(scenario)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from testbed.fabric.state import ROOT, new_run_id
 from testbed.host.processes import processes_of
 from testbed.kernel.compile import compile_all
 from testbed.native import compile_native, names
-from testbed.soak.arena import Arena
 from testbed.soak.draw import draw
 from testbed.soak.findings import Finding, keep
+from testbed.soak.harness import Harness
 from testbed.soak.holdings import Holdings, trim
 from testbed.soak.report import Report
 from testbed.soak.scenario import Scenario, replay_command
@@ -48,7 +48,7 @@ class Soak:
     def __init__(self, seed: int, deadline: float, only: Sequence[int], folder: Path) -> None:
         self.seed, self.only, self.folder = seed, only, folder
         self._deadline = deadline
-        self._arena: Arena | None = None
+        self._harness: Harness | None = None
         self._baseline: Holdings | None = None
 
     def run(self, progress: Callable[[Scenario], None] = lambda scenario: None) -> Iterator[Report]:
@@ -89,11 +89,11 @@ class Soak:
     def _play(self, scenario: Scenario) -> Report:
         if scenario.killed_after is not None:
             return self._play_killed(scenario, scenario.killed_after)
-        if self._arena and (self._arena.spent or self._arena.shape != scenario.shape):
+        if self._harness and (self._harness.spent or self._harness.shape != scenario.shape):
             self._change()
-        if self._arena is None:
-            self._arena = Arena(scenario.shape).__enter__()
-        return self._arena.play(scenario)
+        if self._harness is None:
+            self._harness = Harness(scenario.shape).__enter__()
+        return self._harness.play(scenario)
 
     def _play_killed(self, scenario: Scenario, after: float) -> Report:
         """Kill a controller in the middle of a scenario; the next scenarios show whether the machine is as before."""
@@ -114,9 +114,9 @@ class Soak:
 
     def _change(self) -> None:
         """Leave a fabric on which all scenarios have passed: the controller holds no more than after the first."""
-        if self._arena is None:
+        if self._harness is None:
             return
-        shape = self._arena.shape
+        shape = self._harness.shape
         self._leave()
         trim()
         now = Holdings.of(os.getpid())
@@ -125,15 +125,15 @@ class Soak:
 
     def _leave(self) -> None:
         """Take the fabric down, and see that nothing of it is left."""
-        if self._arena is None:
+        if self._harness is None:
             return
-        arena, self._arena = self._arena, None
-        arena.__exit__(None, None, None)
-        if found := leftovers(arena.fabric.run_id):
-            raise Finding(f"left behind by a fabric of {arena.shape}: {', '.join(found)}")
+        harness, self._harness = self._harness, None
+        harness.__exit__(None, None, None)
+        if found := leftovers(harness.fabric.run_id):
+            raise Finding(f"left behind by a fabric of {harness.shape}: {', '.join(found)}")
 
     def _keep(self, scenario: Scenario, error: Exception) -> None:
-        run = self._arena.fabric.directory if self._arena else Path("/nonexistent")
+        run = self._harness.fabric.directory if self._harness else Path("/nonexistent")
         keep(scenario, error, self._kept(scenario), run)
 
     def _kept(self, scenario: Scenario) -> Path:

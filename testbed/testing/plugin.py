@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if mark.name not in ("fabric", "group"):
                 continue
             for name in mark.kwargs:
-                if now := renamed(name):
+                if (now := renamed(name)) and now in _keys(mark.name):
                     raise pytest.UsageError(f"{item.nodeid}: marker {mark.name}: {name}: renamed to {now}")
 
 
@@ -119,13 +119,13 @@ def testbed_fabrics() -> Iterator[Fabrics]:
 def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> Iterator[Lease]:
     """Lend a fabric to a test, as its marker ``fabric`` says; the datapath is that of its group, if it has one."""
     from testbed.collectives.registry import BACKENDS, check_names
-    from testbed.plan import FabricOptions, plan_fabric
+    from testbed.plan import plan_fabric
     from testbed.probes import lacking
 
     if findings := lacking("net"):
         pytest.skip("; ".join(map(str, findings)))
     options = _options(request.node, "fabric")
-    known = (*FabricOptions.model_fields, "datapath")
+    known = _keys("fabric")
     if unknown := options.keys() - set(known):
         allowed = ", ".join(known)
         raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown; allowed are {allowed}")
@@ -199,6 +199,16 @@ def assert_nothing_left(testbed_lease: Lease) -> Callable[[], None]:
             raise AssertionError("the fabric is not as it was:\n" + "\n".join(left))
 
     return check
+
+
+def _keys(marker: str) -> tuple[str, ...]:
+    """Return the keywords that a marker takes."""
+    from testbed.comm.options import CollectiveOptions
+    from testbed.plan import FabricOptions
+
+    if marker == "fabric":
+        return (*FabricOptions.model_fields, "datapath")
+    return ("backend", "hosts", *CollectiveOptions.model_fields)
 
 
 def _options(item: pytest.Item, marker: str) -> dict[str, Any]:

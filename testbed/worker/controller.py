@@ -17,8 +17,8 @@ from testbed import native
 from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.host.machine import Affinity
 from testbed.kernel.compile import compile_all
+from testbed.worker.forkserver import Forkserver
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
-from testbed.worker.nursery import Nursery
 from testbed.worker.process import Worker
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Workers(Mapping[str, Worker]):
             self._listener.bind(str(self.path))
             stack.callback(self.path.unlink)
             self._listener.listen(socket.SOMAXCONN)
-            nursery = stack.enter_context(Nursery(self.fabric, self.path, self._modules))
+            forkserver = stack.enter_context(Forkserver(self.fabric, self.path, self._modules))
             stack.callback(self._stop)
             for name in self.fabric.nodes:
-                self._workers[name] = self._start(nursery, name)
+                self._workers[name] = self._start(forkserver, name)
             self._accept(set(self._workers), START_TIMEOUT)
             self._stack = stack.pop_all()
         _OPEN[self.fabric] = self
@@ -240,10 +240,10 @@ class Workers(Mapping[str, Worker]):
         while self._receive(deadline):
             pass
 
-    def _start(self, nursery: Nursery, name: str) -> Worker:
+    def _start(self, forkserver: Forkserver, name: str) -> Worker:
         log = self.fabric.directory / f"{name}.log"
         log.touch()
-        process = nursery.fork(name, self.fabric.nodes[name].pid, log)
+        process = forkserver.fork(name, self.fabric.nodes[name].pid, log)
         self.fabric.track(f"worker {name}", process.pid)
         if self._affinity == "rank" and name in self.fabric.hosts:
             cpus = sorted(os.sched_getaffinity(0))

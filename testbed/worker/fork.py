@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def born() -> str | None:
-    """Return in each worker, with its name, and in the nursery when there is nothing more to do, with `None`."""
+    """Return in each worker, with its name, and in the forkserver when there is nothing more to do, with `None`."""
     with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw") as lines:
         for line in lines:
             order: dict[str, Any] = json.loads(line)

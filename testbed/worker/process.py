@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.core.errors import WorkerDied
+from testbed.worker.forkserver import Process
 from testbed.worker.messages import Stop
-from testbed.worker.nursery import Process
 
 if TYPE_CHECKING:
     from testbed.worker.controller import Workers

@@ -18,8 +18,8 @@ from testbed.core.errors import TestbedError
 from testbed.exchange.options import ExchangeOptions
 from testbed.fabric.state import ROOT
 from testbed.soak import session
-from testbed.soak.arena import DEADLINE, Arena, Phase
 from testbed.soak.draw import draw
+from testbed.soak.harness import DEADLINE, Harness, Phase
 from testbed.soak.report import Coverage
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
 from testbed.soak.session import leftovers
@@ -96,7 +96,7 @@ def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
     def work_and_die(phase):
         work(phase)
         if phase.scenario.ending == "kill":
-            phase.arena.workers.kill("h3")
+            phase.harness.workers.kill("h3")
 
     monkeypatch.setattr(Phase, "work", work_and_die)
     coverage = play(replace(SCENARIO, faults=("kill hosts=h3 at=60s",), ending="kill"))
@@ -111,14 +111,14 @@ def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
     faults = "drop p=0.020587 link=h6->h9 chunk=0..31", "drop p=0.163755", "link-down hosts=h7 at=348us for=96ms"
     group = Group(members, CollectiveOptions(window=64, recovery="origin", gap=16), sums, times=13)
     scenario = Scenario(918273, 112, shape, "xdp-ring", (group,), faults, "whole", timeout=10.0)
-    with Arena(shape) as arena:
-        report = arena.play(scenario)
+    with Harness(shape) as harness:
+        report = harness.play(scenario)
     assert report.collectives == {"all-reduces": 39}
     assert report.results == 39 * len(members), "each of them compared, bit for bit"
     assert report.given_up == 0
     assert report.fired.keys() == {"drop", "link-down"}
     assert report.seconds < DEADLINE
-    assert not leftovers(arena.fabric.run_id)
+    assert not leftovers(harness.fabric.run_id)
 
 
 def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
@@ -146,7 +146,7 @@ def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
     def close_and_leak(phase, report):
         close(phase, report)
         if phase.scenario.number == 1:
-            phase.arena.workers["h2"].call(leak_in)
+            phase.harness.workers["h2"].call(leak_in)
 
     monkeypatch.setattr(Phase, "close", close_and_leak)
     with pytest.raises(TestbedError, match=r"^scenario 1: .*\nh2 goes on holding 2 pipe\n"):
@@ -154,13 +154,13 @@ def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
 
 
 def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
-    exit_, held = Arena.__exit__, []
+    exit_, held = Harness.__exit__, []
 
-    def exit_and_leak(arena, *details):
-        exit_(arena, *details)
+    def exit_and_leak(harness, *details):
+        exit_(harness, *details)
         held.extend(os.pipe())
 
-    monkeypatch.setattr(Arena, "__exit__", exit_and_leak)
+    monkeypatch.setattr(Harness, "__exit__", exit_and_leak)
     try:
         with pytest.raises(TestbedError, match=r"after a fabric of .*mtu=1000\) the controller goes on holding 2 pipe"):
             play(SCENARIO, replace(SCENARIO, shape=replace(SHAPE, mtu=1000)), SCENARIO)

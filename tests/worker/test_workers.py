@@ -181,16 +181,16 @@ def test_modules_are_there_from_the_start(fabric: Fabric) -> None:
 
 
 def test_workers_die_with_the_process_that_starts_them(workers: Workers) -> None:
-    (nursery,) = {Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1] for worker in workers.values()}
+    (forkserver,) = {Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1] for worker in workers.values()}
     processes = [worker.process for worker in workers.values()]
-    os.kill(int(nursery), signal.SIGKILL)
+    os.kill(int(forkserver), signal.SIGKILL)
     with pytest.raises(WorkerDied, match=r"worker (h1|h2|s1) was killed by signal 9 before its work was done"):
         workers.check(timeout=10.0)
     assert [process.wait(10) for process in processes if process] == [-signal.SIGKILL] * 3
 
 
 def test_a_process_that_cannot_start_workers_says_why(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.worker.nursery.PROGRAM", "no.such.program")
+    monkeypatch.setattr("testbed.worker.forkserver.PROGRAM", "no.such.program")
     with pytest.raises(FabricError, match=r"the process that starts workers ended with 1: .*no\.such"), Workers(fabric):
         pass
 

@@ -35,7 +35,7 @@ from testbed.soak.scenario import Exchange, Group, Scenario, Shape, make_graph
 from testbed.soak.strays import Strays
 from testbed.worker import Workers
 
-__all__ = ["Arena"]
+__all__ = ["Harness"]
 
 OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
 DEADLINE = 120.0  # seconds for a scenario's collectives: many times what they take, as others may keep the machine busy
@@ -47,7 +47,7 @@ MOST_RECORDS = 100_000  # of the faults' log are judged anew, evenly spaced: som
 AnyTask = TypeVar("AnyTask", Group, Exchange)
 
 
-class Arena:
+class Harness:
     """A fabric with workers, from entering the context until leaving it.
 
     :param run_id: The fabric's; a random one where not given.
@@ -62,7 +62,7 @@ class Arena:
         self._baseline: dict[Datapath, dict[str, Holdings]] = {}
         self._loaded: set[str] = set()
 
-    def __enter__(self) -> "Arena":
+    def __enter__(self) -> "Harness":
         modules = (rank.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
@@ -206,31 +206,31 @@ class Arena:
 class Phase:
     """A scenario's groups and exchanges, from opening to closing."""
 
-    arena: Arena
+    harness: Harness
     scenario: Scenario
 
     def __post_init__(self) -> None:
-        hosts = self.arena.fabric.plan.hosts
+        hosts = self.harness.fabric.plan.hosts
         #: Names of the hosts that have anything to do.
         self.names = list(dict.fromkeys(hosts[member].name for task in self.scenario.tasks for member in task.members))
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
 
     def open(self) -> None:
         """Open all that is opened once, on all hosts; hand out what the others need."""
-        scenario, hosts = self.scenario, self.arena.fabric.plan.hosts
+        scenario, hosts = self.scenario, self.harness.fabric.plan.hosts
         specs: dict[str, dict[int, list[Spec]]] = {name: {} for name in self.names}
         for index, task in enumerate(scenario.tasks):
             for round_ in [self._specs(index) for _ in range(task.rounds)]:
                 for member, spec in zip(task.members, round_, strict=True):
                     specs[hosts[member].name].setdefault(index, []).append(spec)
         arguments = {name: {"scenario": scenario, "specs": own} for name, own in specs.items()}
-        self.arena.workers.call_all(rank.open_tasks, arguments, timeout=OPEN_DEADLINE)
+        self.harness.workers.call_all(rank.open_tasks, arguments, timeout=OPEN_DEADLINE)
 
     def work(self) -> None:
         """Do all collectives, in bounded time."""
         deadline = DEADLINE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
         calls = {name: {"scenario": self.scenario} for name in self.names}
-        self.works = self.arena.workers.call_all(rank.work, calls, timeout=deadline, errors="return")
+        self.works = self.harness.workers.call_all(rank.work, calls, timeout=deadline, errors="return")
 
     def close(self, report: Report) -> None:
         """Check what has come, and close all that is open, in bounded time.
@@ -243,15 +243,15 @@ class Phase:
         killed = self._victim if self.scenario.ending == "kill" else None
         alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
         timeout = self.scenario.timeout + GRACE
-        closed: dict[str, Counters] = self.arena.workers.call_all(rank.close_tasks, alive, timeout=timeout)
+        closed: dict[str, Counters] = self.harness.workers.call_all(rank.close_tasks, alive, timeout=timeout)
         report.sent = sum(closed.values(), report.sent)
 
     def _specs(self, index: int) -> Sequence[Spec]:
         """What each rank of a task has to know to open it."""
-        scenario, fabric, task = self.scenario, self.arena.fabric, self.scenario.tasks[index]
+        scenario, fabric, task = self.scenario, self.harness.fabric, self.scenario.tasks[index]
         terms: dict[str, Any] = {name: getattr(task.terms, name) for name in GroupOptions.model_fields}
         terms |= {
-            "group_id": self.arena.next_group(),
+            "group_id": self.harness.next_group(),
             "mtu": fabric.plan.mtu,
             "timeout": scenario.timeout,
             "rendezvous": str(fabric.directory),
@@ -269,7 +269,7 @@ class Phase:
         ]
 
     def _check(self, index: int, report: Report) -> None:
-        task, hosts, label = self.scenario.tasks[index], self.arena.fabric.plan.hosts, self.scenario.label(index)
+        task, hosts, label = self.scenario.tasks[index], self.harness.fabric.plan.hosts, self.scenario.label(index)
         names = [hosts[member].name for member in task.members]
         expected = list(answers(self.scenario, index)) * task.rounds
         done = [len(expected)]
@@ -314,6 +314,6 @@ class Phase:
     def _check_result(self, task: int, turn: int, name: str, digest: bytes, answer: Answer) -> None:
         if not answer.bound and digest == answer.digest:
             return
-        found = self.arena.workers[name].call(rank.fetch, task=task, digest=digest)
+        found = self.harness.workers[name].call(rank.fetch, task=task, digest=digest)
         if difference := describe_difference(found, answer.value, answer.bound):
             raise Finding(f"{self.scenario.label(task)}, collective {turn}: {name} has a wrong result: {difference}")

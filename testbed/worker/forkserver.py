@@ -23,21 +23,21 @@ from testbed.host.processes import RUN_VARIABLE
 if TYPE_CHECKING:
     from testbed.fabric import Fabric
 
-__all__ = ["Nursery", "Process"]
+__all__ = ["Forkserver", "Process"]
 
 PROGRAM = "testbed.worker.fork"
 STOP_TIMEOUT = 2.0  # seconds
 
 
 class Process:
-    """A process that a nursery has forked: what is used of :class:`subprocess.Popen`, for one that is no child of this one."""
+    """A process that a forkserver has forked: the part of :class:`subprocess.Popen` that works for a process that is no child."""
 
-    def __init__(self, nursery: "Nursery", pid: int) -> None:
+    def __init__(self, forkserver: "Forkserver", pid: int) -> None:
         self.pid = pid
         #: Its exit status, negative for a signal, once :meth:`wait` has seen its end.
         self.returncode: int | None = None
-        self._nursery = nursery
-        self._end = os.pidfd_open(pid)  # a zombie until the nursery is asked for its status
+        self._forkserver = forkserver
+        self._end = os.pidfd_open(pid)  # a zombie until the forkserver is asked for its status
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit status when it has ended.
@@ -47,7 +47,7 @@ class Process:
         if self.returncode is None:
             if not select.select([self._end], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
-            self.returncode = self._nursery.status(self.pid)
+            self.returncode = self._forkserver.status(self.pid)
             os.close(self._end)
         return self.returncode
 
@@ -58,7 +58,7 @@ class Process:
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
-class Nursery(Closing):
+class Forkserver(Closing):
     """The process that forks a fabric's workers, from the constructor to :meth:`close`. It ends with the thread that made it.
 
     :param fabric: A fabric that is up.
@@ -68,7 +68,7 @@ class Nursery(Closing):
     """
 
     def __init__(self, fabric: "Fabric", connect: Path, modules: Iterable[str]) -> None:
-        self._log = fabric.directory / "nursery.log"
+        self._log = fabric.directory / "forkserver.log"
         self._lock = threading.Lock()  # deaths are looked into by any thread
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("wb") as output:
@@ -93,14 +93,14 @@ class Nursery(Closing):
 
         :param holder: Process id of who holds the namespaces that it is to be in.
         :param log: Where its output goes; a file that is there.
-        :raises FabricError: The nursery has died.
+        :raises FabricError: The forkserver has died.
         """
         return Process(self, self._order({"name": name, "holder": holder, "log": str(log)}))
 
     def status(self, pid: int) -> int:
         """Return the exit status of a worker that has ended."""
         status = self._ask({"ended": pid})
-        return -signal.SIGKILL if status is None else status  # workers die with the nursery
+        return -signal.SIGKILL if status is None else status  # workers die with the forkserver
 
     def close(self) -> None:
         """Let it end; workers should have ended before."""
