@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import words
+from analysis import narrative
 from analysis.summary import curve, epoch_split, traffic
 from analysis.workload import report_of
 from testbed.results import Run
@@ -171,7 +171,7 @@ def draw_all(run: Run) -> list[Plot]:
             data, figure = draw(run)
             figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
         data.to_csv(csv, index=False)
-        text = report.captions.get(name, caption).format_map({**vars(report), "frames": words.frames(run)})
+        text = report.captions.get(name, caption).format_map({**vars(report), "frames": narrative.frames(run)})
         plots.append(Plot(name, title, text, png, csv))
     return plots
 

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from analysis import summary, words
+from analysis import narrative, summary
 from analysis.figures import Plot, draw_all
 from analysis.workload import report_of, workload_of
 from testbed.core.errors import TestbedError, limit_reached
@@ -43,11 +43,11 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
         run=run,
         manifest=run.manifest,
         scenario=run.manifest["scenario"],
-        answer=words.answer(run),
-        offloads=words.offloads(run),
+        answer=narrative.answer(run),
+        offloads=narrative.offloads(run),
         again=again(place or path),
         plots=plots,
-        kind=report_of(run),
+        report=report_of(run),
         lanes=run.manifest["scenario"][workload_of(run).table]["lanes"],
         about=report_of(run).about(run),
         checks=found,
@@ -99,7 +99,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
                 "backend": name,
                 **{key: row[key] for key in ("communication", "straggler", "exchange", "cpu")},
                 "share": row["communication"] / row["epoch"],
-                "step": words.duration(row["exchange"] / steps[name]),
+                "step": narrative.duration(row["exchange"] / steps[name]),
                 "ratio": split.loc[base, "exchange"] / row["exchange"],
                 "best": row["exchange"] == split["exchange"].min(),
             }
@@ -129,7 +129,7 @@ def learned(run: Run) -> list[dict[str, Any]]:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Return the circumstances as rows of key and value."""
+    """Return the environment of a run as rows of key and value."""
     manifest = run.manifest
     data = manifest.get("dataset")
     return [

@@ -13,7 +13,7 @@ def workload_of(run: Run) -> Workload:
 
     :raises SpecError: It is another package's, which is not there any more.
     """
-    return WORKLOADS[run.kind]
+    return WORKLOADS[run.workload]
 
 
 def report_of(run: Run) -> Report:

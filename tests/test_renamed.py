@@ -40,6 +40,9 @@ def test_scenarios() -> None:
     with pytest.raises(SpecError) as caught:
         parse_scenario({**least, "collective": {"transports": ["gloo"]}})
     assert str(caught.value) == "scenario: unknown key collective.transports: renamed to backends"
+    with pytest.raises(SpecError) as caught:
+        parse_scenario({**least, "scenario": {"name": "least", "kind": "gnn"}})
+    assert str(caught.value) == "scenario: unknown key scenario.kind: renamed to workload"
 
 
 @pytest.mark.parametrize("verb", ["allreduce", "faults"])

@@ -145,11 +145,11 @@ class Session:
                 count = options.iterations * (turn + 1) // turns - options.iterations * turn // turns
                 for name, cell in cells.items():
                     if cell.failure is None:
-                        progress(f"{_words(loss)}, turn {turn + 1} of {turns}: {name}")
+                        progress(f"{_text(loss)}, turn {turn + 1} of {turns}: {name}")
                         self._turn(name, cell, loss, count, turn)
             for name, cell in cells.items():
                 if loss and cell.failure is None and VARIANTS[name][0] == "xdp-ring":
-                    progress(f"{_words(loss)}, recoveries: {name}")
+                    progress(f"{_text(loss)}, recoveries: {name}")
                     self._trace(name, cell, loss)
                 yield self._cell(name, cell, loss)
 
@@ -193,13 +193,13 @@ class Session:
                 try:
                     self._turn_of_all(name, check=False, seconds=self.options.budget)
                 except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
-                    logger.warning("%s, %s: recoveries are not all measured: %s", name, _words(loss), error)
+                    logger.warning("%s, %s: recoveries are not all measured: %s", name, _text(loss), error)
                     broken = True
                     break
         if broken:
             self._shut(name)
         if injector.lost:
-            logger.warning("%s, %s: the log lacks %d frames", name, _words(loss), injector.lost)
+            logger.warning("%s, %s: the log lacks %d frames", name, _text(loss), injector.lost)
         cell.recoveries = recovery_times(injector.log())
 
     def _cell(self, name: str, cell: _Progress, loss: float | None) -> Cell:
@@ -270,7 +270,7 @@ class Session:
         return list(answers.values())
 
 
-def _words(loss: float | None) -> str:
+def _text(loss: float | None) -> str:
     return "no fault engine" if loss is None else f"{loss * 100:g} % loss"
 
 

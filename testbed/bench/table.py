@@ -38,12 +38,12 @@ def _line(cells: Sequence[str]) -> str:
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
     """One ``#`` line a key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
-    lines = [f"# {key:<{width}}  {_words(value)}" for key, value in environment.items()]
+    lines = [f"# {key:<{width}}  {_text(value)}" for key, value in environment.items()]
     warning = caution(environment["load_average"], environment["cpus"])
     return [*lines, f"# {warning}"] if warning else lines
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {entry}" for key, entry in value.items())
     return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -112,8 +112,8 @@ def default_folder(scenario: "Scenario") -> Path:
 
 def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
     """Print the answer, the tolerance checks, and where the report lies."""
+    from analysis.narrative import answer
     from analysis.summary import epoch_split
-    from analysis.words import answer
     from testbed.results import load_run
 
     run = load_run(folder)

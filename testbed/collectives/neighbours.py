@@ -15,7 +15,7 @@ import time
 from typing import Literal
 
 from testbed.comm.group import GroupSpec, Member
-from testbed.comm.rendezvous import Meeting
+from testbed.comm.rendezvous import Rendezvous
 from testbed.core.errors import CollectiveError
 
 __all__ = ["Neighbours"]
@@ -40,8 +40,8 @@ class Neighbours:
         left, right = spec.left.rank, spec.right.rank
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
-            self._meeting = Meeting("tcp-ring", spec, buffer_bytes, self._open)
-            called, came = self._meeting.meet([(right, _DATA), (right, _NOTES)], [(left, _DATA), (left, _NOTES)])
+            self._rendezvous = Rendezvous("tcp-ring", spec, buffer_bytes, self._open)
+            called, came = self._rendezvous.connect([(right, _DATA), (right, _NOTES)], [(left, _DATA), (left, _NOTES)])
             undo.pop_all()
         self.right, self._right_notes = called[right, _DATA], called[right, _NOTES]
         self.left, self._left_notes = came[left, _DATA], came[left, _NOTES]
@@ -59,10 +59,10 @@ class Neighbours:
         culprit = self._listen_to_notes(member)
         if culprit is None:
             # It waits as well, and nobody has found the cause: the clocks of the ranks are too far apart.
-            return self._meeting.error(member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}")
+            return self._rendezvous.error(member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}")
         self._tell(culprit.rank)
         how = f"was silent for {spec.timeout:g} s" if silent else "has closed its connection or died"
-        return self._meeting.error(culprit, how)
+        return self._rendezvous.error(culprit, how)
 
     def _tell(self, note: int) -> None:
         for sock in (self._left_notes, self._right_notes):

@@ -20,7 +20,7 @@ from testbed.comm.group import GroupSpec, Member
 from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
 
-__all__ = ["BASE_PORT", "MOST_STRANGERS", "Call", "Connections", "Meeting"]
+__all__ = ["BASE_PORT", "MOST_STRANGERS", "Call", "Connections", "Rendezvous"]
 
 Call = tuple[int, int]
 """A connection with another member: its rank, and the channel, what the connection is for, 0..255."""
@@ -35,8 +35,8 @@ _GREETING = struct.Struct("!8sQHBB")  # magic, cookie, group, rank, channel
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
 
-class Meeting:
-    """One rank at the meeting of a group. Its deadline is the group's timeout, from now on.
+class Rendezvous:
+    """One rank at the rendezvous of a group. Its deadline is the group's timeout, from now on.
 
     :param name: The backend's, for errors and in greetings; at most 8 letters count there.
     :param spec: The group, as this rank sees it.
@@ -55,7 +55,7 @@ class Meeting:
         self._stack = stack
         self._patience = spec.timeout if patience is None else patience
 
-    def meet(self, calls: Collection[Call], callers: Collection[Call]) -> tuple[Connections, Connections]:
+    def connect(self, calls: Collection[Call], callers: Collection[Call]) -> tuple[Connections, Connections]:
         """Call members, who need not listen yet, and answer others, until all connections are there.
 
         :param calls: Whom this rank calls; `callers`: who calls it.
@@ -119,24 +119,24 @@ class _Visit:
 class _Hall(Closing):
     """Where a rank waits: its door, and all connections on which greetings are still to be said."""
 
-    def __init__(self, meeting: Meeting, calls: Collection[Call], callers: Collection[Call]) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: Rendezvous, calls: Collection[Call], callers: Collection[Call]) -> None:
+        self._rendezvous = rendezvous
         self._calls, self._callers = calls, callers
         self._called: Connections = {}
         self._came: Connections = {}
         self._due = dict.fromkeys(calls, 0.0)  # when to call
         self._visits: list[_Visit] = []  # in the order in which they began
         self._selector = selectors.DefaultSelector()
-        self._door = meeting.open()  # connections inherit its buffers, early enough for the window scale
-        me = meeting.spec.me
+        self._door = rendezvous.open()  # connections inherit its buffers, early enough for the window scale
+        me = rendezvous.spec.me
         try:
             self._door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._door.bind(meeting.address(me))
+            self._door.bind(rendezvous.address(me))
             self._door.listen(socket.SOMAXCONN)
         except OSError as error:
             self.close()
-            where = ":".join(map(str, meeting.address(me)))
-            raise meeting.error(me, f"cannot listen on {where}: {error.strerror}") from error
+            where = ":".join(map(str, rendezvous.address(me)))
+            raise rendezvous.error(me, f"cannot listen on {where}: {error.strerror}") from error
         self._selector.register(self._door, selectors.EVENT_READ)
 
     def close(self) -> None:
@@ -147,16 +147,16 @@ class _Hall(Closing):
         self._selector.close()
 
     def wait(self) -> tuple[Connections, Connections]:
-        """Return all connections when they are there; see `Meeting.meet`."""
+        """Return all connections when they are there; see `Rendezvous.connect`."""
         while len(self._called) < len(self._calls) or len(self._came) < len(self._callers):
             now = time.monotonic()
-            if now >= self._meeting.deadline:
+            if now >= self._rendezvous.deadline:
                 raise self._absence()
             for call in [call for call, when in self._due.items() if when <= now]:
                 self._call(call)
             for visit in [visit for visit in self._visits if visit.until <= now]:
                 self._end(visit)
-            wake = min([self._meeting.deadline, *self._due.values(), *(visit.until for visit in self._visits)])
+            wake = min([self._rendezvous.deadline, *self._due.values(), *(visit.until for visit in self._visits)])
             for key, _ in self._selector.select(max(0.0, wake - now)):
                 if key.data is None:
                     self._admit()
@@ -165,12 +165,12 @@ class _Hall(Closing):
         return self._called, self._came
 
     def _call(self, call: Call) -> None:
-        sock = self._meeting.open()
-        visit = _Visit(sock, self._meeting.deadline, call)
+        sock = self._rendezvous.open()
+        visit = _Visit(sock, self._rendezvous.deadline, call)
         del self._due[call]
         self._visits.append(visit)
         self._selector.register(sock, selectors.EVENT_WRITE, visit)
-        if sock.connect_ex(self._meeting.address(self._meeting.spec.members[call[0]])) not in (0, errno.EINPROGRESS):
+        if sock.connect_ex(self._rendezvous.address(self._rendezvous.spec.members[call[0]])) not in (0, errno.EINPROGRESS):
             self._end(visit)
 
     def _admit(self) -> None:
@@ -192,7 +192,8 @@ class _Hall(Closing):
         """Say or hear a greeting, as far as it goes now."""
         try:
             if visit.call and not visit.greeted:
-                visit.sock.send(self._meeting.greeting(self._meeting.spec.rank, visit.call[1]))  # or why there is no connection
+                # Raises the reason where there is no connection.
+                visit.sock.send(self._rendezvous.greeting(self._rendezvous.spec.rank, visit.call[1]))
                 visit.greeted = True
                 self._selector.modify(visit.sock, selectors.EVENT_READ, visit)
                 return
@@ -203,7 +204,7 @@ class _Hall(Closing):
             said = b""
         visit.heard += said
         others = [visit.call] if visit.call else self._callers
-        awaited = {self._meeting.greeting(*other): other for other in others}
+        awaited = {self._rendezvous.greeting(*other): other for other in others}
         if not said or not any(greeting.startswith(visit.heard) for greeting in awaited):
             self._end(visit)
         elif visit.heard in awaited:
@@ -213,13 +214,13 @@ class _Hall(Closing):
         """Keep a connection, and greet who has come."""
         if not visit.call:
             try:
-                visit.sock.send(self._meeting.greeting(self._meeting.spec.rank, other[1]))
+                visit.sock.send(self._rendezvous.greeting(self._rendezvous.spec.rank, other[1]))
             except OSError:
                 self._end(visit)
                 return
         self._visits.remove(visit)
         self._selector.unregister(visit.sock)
-        (self._called if visit.call else self._came)[other] = self._meeting.keep(visit.sock)
+        (self._called if visit.call else self._came)[other] = self._rendezvous.keep(visit.sock)
 
     def _end(self, visit: _Visit) -> None:
         """Hang up; who was called is called again."""
@@ -231,8 +232,8 @@ class _Hall(Closing):
 
     def _absence(self) -> CollectiveError:
         """Name the first member that is not there."""
-        spec = self._meeting.spec
+        spec = self._rendezvous.spec
         for others, met, what in ((self._calls, self._called, "answer"), (self._callers, self._came, "come")):
             if missing := sorted(set(others) - met.keys()):
-                return self._meeting.error(spec.members[missing[0][0]], f"did not {what} within {spec.timeout:g} s")
+                return self._rendezvous.error(spec.members[missing[0][0]], f"did not {what} within {spec.timeout:g} s")
         raise AssertionError("nobody is missing")

@@ -7,6 +7,7 @@ present one.
 __all__ = ["RENAMED", "renamed"]
 
 RENAMED = {
+    "kind": "workload",
     "transport": "backend",
     "transports": "backends",
 }

@@ -74,16 +74,16 @@ class Table(BaseModel):
 class Named:
     """In an annotation: a string that is a name of a registry.
 
-    :param fits: Which of its objects are meant; None: all.
+    :param accepts: Which of its objects are meant; None: all.
     """
 
     registry: Registry[Any]
-    fits: Callable[[Any], bool] | None = None
+    accepts: Callable[[Any], bool] | None = None
 
     @property
     def names(self) -> list[str]:
         """What is allowed."""
-        return [name for name in self.registry if self.fits is None or self.fits(self.registry[name])]
+        return [name for name in self.registry if self.accepts is None or self.accepts(self.registry[name])]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Check the name after the type; see pydantic."""
@@ -96,7 +96,7 @@ class Named:
             found = self.registry[name]
         except SpecError as error:
             raise PydanticCustomError("bad_object", "bad object", {"text": str(error)}) from error
-        if self.fits and not self.fits(found):
+        if self.accepts and not self.accepts(found):
             raise PydanticCustomError("unknown_name", "unknown name", {"known": self.names})
         return name
 

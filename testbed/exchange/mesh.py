@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed import native
-from testbed.comm.rendezvous import Meeting
+from testbed.comm.rendezvous import Rendezvous
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.kernel.abi import Struct, constant, dtype
@@ -70,9 +70,9 @@ class Mesh(Closing):
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
-            self._meeting = Meeting(name, group, BUFFER_BYTES, self._open, patience)
+            self._rendezvous = Rendezvous(name, group, BUFFER_BYTES, self._open, patience)
             lower, higher = ([(rank, 0) for rank in self._ranks if (rank > group.rank) is late] for late in (False, True))
-            called, came = self._meeting.meet(lower, higher)
+            called, came = self._rendezvous.connect(lower, higher)
             undo.pop_all()
         self._sockets = [(called | came)[rank, 0] for rank in self._ranks]
         self._call = native.load("mesh").mesh_exchange
@@ -134,7 +134,7 @@ class Mesh(Closing):
         for sock in self._sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-        error = self._meeting.error(self._group.members[culprit], self._describe(outcome))
+        error = self._rendezvous.error(self._group.members[culprit], self._describe(outcome))
         raise error from (OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None)
 
     def _ask_why(self, index: int, waits: bool) -> tuple[_Outcome, int]:

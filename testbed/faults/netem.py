@@ -32,7 +32,7 @@ def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
     words: list[str] = []
     taken: dict[str, str] = {}
     for rule in rules:
-        first, *rest = _words(rule)
+        first, *rest = _text(rule)
         if first in taken:
             raise SpecError(f"netem: {rule.action} and {taken[first]} of one receiver: allowed is one of them")
         taken[first] = rule.action
@@ -97,7 +97,7 @@ class Netem(Closing):
         self._stack.close()
 
 
-def _words(rule: PacketRule) -> tuple[str, ...]:
+def _text(rule: PacketRule) -> tuple[str, ...]:
     """One rule's words, tc-netem(8)."""
     for key, field in Rule.model_fields.items():
         value = getattr(rule, key)

@@ -28,9 +28,9 @@ def check_replay(table: RuleTable, records: NDArray[Any]) -> None:
         if len(expected) != fired or (logged and expected[order] != logged):
             raise FaultError(
                 f"record {index} of the log: {kind_name(packet.kind)} frame {packet} of {length} bytes met {fired} rules, "
-                f"{_words(logged)} as number {order}; its fate is {' and '.join(map(_words, expected)) or 'to pass'}"
+                f"{_text(logged)} as number {order}; its fate is {' and '.join(map(_text, expected)) or 'to pass'}"
             )
 
 
-def _words(fired: Fired | None) -> str:
+def _text(fired: Fired | None) -> str:
     return f"{fired.action.name.lower()} by rule {fired.rule} with {fired.argument}" if fired else "none"

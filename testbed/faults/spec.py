@@ -15,13 +15,13 @@ __all__ = [
     "MODELS",
     "Fault",
     "events_of",
+    "format_fault",
     "hosts_of",
     "limits_of",
     "meet_frames",
     "parse_fault",
     "rules_of",
     "text_of",
-    "words",
 ]
 
 #: Keys of limits and events in the order of docs/scenarios.md; those of rules stand in the order of their models.
@@ -74,7 +74,7 @@ def parse_fault(text: str) -> Rule | Limit | Event:
         raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))) from None
 
 
-def words(fault: BaseModel) -> str:
+def format_fault(fault: BaseModel) -> str:
     """The words of a fault as a user would write them, which :func:`parse_fault` takes for an equal one."""
     fields = type(fault).model_fields
     names = [name for name, field in fields.items() if name != "action" and getattr(fault, name) != field.default]

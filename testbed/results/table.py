@@ -93,9 +93,9 @@ class Run:
     frame: pd.DataFrame
 
     @property
-    def kind(self) -> str:
+    def workload(self) -> str:
         """The name of the workload."""
-        return str(self.manifest["scenario"]["scenario"]["kind"])
+        return str(self.manifest["scenario"]["scenario"]["workload"])
 
     @property
     def backends(self) -> list[str]:

@@ -15,7 +15,7 @@ from testbed.faults.netem import Netem
 from testbed.faults.packet import kind_name
 from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
-from testbed.faults.spec import events_of, limits_of, meet_frames, rules_of, words
+from testbed.faults.spec import events_of, format_fault, limits_of, meet_frames, rules_of
 from testbed.faults.timeline import Timeline
 from testbed.results import FaultLog, Table
 from testbed.worker import Workers
@@ -97,13 +97,13 @@ class Faults:
         except TestbedError as error:
             for entry in timeline.log():
                 if isinstance(entry.event, Kill):
-                    error.also(f"the fault '{words(entry.event)}' had killed {' and '.join(entry.event.names)}")
+                    error.also(f"the fault '{format_fault(entry.event)}' had killed {' and '.join(entry.event.names)}")
             raise
         finally:
             entries = timeline.log()
             happened = [entry.number for entry in entries]
             for number, event in enumerate(self._events):
-                self._add(turn, "fault_events", happened.count(number), {"fault": words(event)}, unit="events")
+                self._add(turn, "fault_events", happened.count(number), {"fault": format_fault(event)}, unit="events")
             self._keep(
                 turn,
                 {
@@ -118,7 +118,7 @@ class Faults:
     def _record(self, turn: Turn, injector: Injector) -> None:
         names = [host.name for host in self._fabric.plan.hosts]
         for (rule, sender, receiver), count in injector.counters().items():
-            labels = {"fault": words(self._rules[rule]), "link": f"{names[sender]}->{names[receiver]}"}
+            labels = {"fault": format_fault(self._rules[rule]), "link": f"{names[sender]}->{names[receiver]}"}
             self._add(turn, "faults_fired", count, labels)
         links = injector.links()
         self._add(turn, "fault_frames", int(links["frames"].sum()))

@@ -11,7 +11,7 @@ from testbed.collectives.registry import check_mtu
 from testbed.core.errors import StorageError
 from testbed.fabric import Fabric
 from testbed.plan import FabricPlan
-from testbed.results import FaultLog, RunFolder, Table, circumstances, digest
+from testbed.results import FaultLog, RunFolder, Table, digest, environment
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.turns import take_turns
@@ -78,7 +78,7 @@ def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, comm
         table, log = Table(scenario.model_dump(mode="json")), FaultLog()
         outputs = (table, log) if scenario.faults else (table,)
         display.say("finding out what this machine can do")
-        with manifested(folder, {**facts(scenario, plan, command), **prepared, **circumstances()}, outputs):
+        with manifested(folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs):
             display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
             with Fabric(plan) as fabric, Workers(fabric, scenario.system.affinity, session.modules) as workers:
                 faults = Faults(scenario, fabric, workers, table, log)

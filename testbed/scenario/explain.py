@@ -14,33 +14,33 @@ from testbed.workloads.registry import WORKLOADS
 __all__ = ["explain"]
 
 
-def explain(error: ValidationError, source: str, kind: str) -> str:
+def explain(error: ValidationError, source: str, workload: str) -> str:
     """Say what is wrong, one finding a line, each starting with `source`.
 
     :param source: The scenario file's path.
-    :param kind: The scenario's workload.
+    :param workload: The scenario's workload.
     """
-    return "\n".join(f"{source}: {_line(detail, kind)}" for detail in findings(error))
+    return "\n".join(f"{source}: {_line(detail, workload)}" for detail in findings(error))
 
 
-def _line(detail: ErrorDetails, kind: str) -> str:
+def _line(detail: ErrorDetails, workload: str) -> str:
     place = detail["loc"]
     if len(place) >= 2 and place[0] == "faults":
         return _fault_line(detail)
-    if detail["type"] == "extra_forbidden" and (others := [name for name in _others(kind) if _has(name, place)]):
+    if detail["type"] == "extra_forbidden" and (others := [name for name in _others(workload) if _has(name, place)]):
         what = path_of(place) if len(place) > 1 else f"table [{path_of(place)}]"
-        return f"{what}: scenarios of kind {options(others)} have it, this one is of kind {kind}: leave it out"
-    return explain_table(detail, WORKLOADS[kind].scenario)
+        return f"{what}: belongs to workload {options(others)}, not to {workload}: leave it out"
+    return explain_table(detail, WORKLOADS[workload].scenario)
 
 
-def _others(kind: str) -> Iterator[str]:
-    return (name for name in WORKLOADS if name != kind)
+def _others(workload: str) -> Iterator[str]:
+    return (name for name in WORKLOADS if name != workload)
 
 
-def _has(kind: str, place: tuple[int | str, ...]) -> bool:
+def _has(workload: str, place: tuple[int | str, ...]) -> bool:
     """Tell whether a workload's scenarios have a table, or a table and its key."""
     try:
-        model: type[BaseModel] | None = WORKLOADS[kind].scenario
+        model: type[BaseModel] | None = WORKLOADS[workload].scenario
     except SpecError:  # another package's, which is broken
         return False
     for part in place:

@@ -78,13 +78,13 @@ def parse_scenario(table: dict[str, Any], source: str = "scenario") -> Scenario:
     :param source: Named at the start of errors; the file's path.
     :raises SpecError: A key or value is wrong; the text has one line for each.
     """
-    kind = choose(table)
+    workload = choose(table)
     if isinstance(named := table.get("scenario"), dict):
-        table = {**table, "scenario": {"kind": kind, **named}}
+        table = {**table, "scenario": {"workload": workload, **named}}
     try:
-        return WORKLOADS[kind].scenario.model_validate(table)
+        return WORKLOADS[workload].scenario.model_validate(table)
     except ValidationError as error:
-        raise SpecError(explain(error, source, kind)) from error
+        raise SpecError(explain(error, source, workload)) from error
 
 
 def load_scenario(

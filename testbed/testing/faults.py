@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from testbed.faults.events import Partition, check_events
 from testbed.faults.injector import Injector
-from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of, words
+from testbed.faults.spec import events_of, format_fault, limits_of, parse_fault, rules_of
 from testbed.worker import Workers
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ class FaultsInForce:
         lines = []
         for number, rule in enumerate(self.injector.table.sources):
             links = [f"{names[a]}->{names[b]} {count}" for (fired, a, b), count in counters.items() if fired == number]
-            lines.append(f"{words(rule)}: {', '.join(links) or 'no frame'}")
+            lines.append(f"{format_fault(rule)}: {', '.join(links) or 'no frame'}")
         for number, event in enumerate(self._events):
-            lines.append(f"{words(event)}: {'happened' if number in occurred else 'did not happen'}")
+            lines.append(f"{format_fault(event)}: {'happened' if number in occurred else 'did not happen'}")
         if self._limits:
-            lines.append(f"{'; '.join(map(words, self._limits))}: {self._limited()} frames dropped")
+            lines.append(f"{'; '.join(map(format_fault, self._limits))}: {self._limited()} frames dropped")
         return lines
 
     def _keep_count(self) -> None:

@@ -28,7 +28,7 @@ def traces(fabric: Fabric) -> set[str]:
         with suppress(OSError):  # it has ended
             inside = nodes.get(os.readlink(process / "ns/net"))
             if inside is not None:
-                found.add(f"{inside}: process {_words(process)}")
+                found.add(f"{inside}: process {_text(process)}")
                 found |= {f"{inside}: BPF {item} of process {process.name}" for item in _bpf(process)}
     return found
 
@@ -43,7 +43,7 @@ def _devices(links: object) -> list[str]:
     return found
 
 
-def _words(process: Path) -> str:
+def _text(process: Path) -> str:
     command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     state = (process / "stat").read_text().rpartition(")")[2].split()[0]
     return f"{process.name} ({command}){' is stopped' if state == 'T' else ''}"

@@ -30,7 +30,7 @@ STOP_TIMEOUT = 2.0  # seconds
 
 
 class Process:
-    """A process that a forkserver has forked: the part of :class:`subprocess.Popen` that works for a process that is no child."""
+    """A process that a forkserver has forked: what is used of :class:`subprocess.Popen`, though it is no child of this one."""
 
     def __init__(self, forkserver: "Forkserver", pid: int) -> None:
         self.pid = pid

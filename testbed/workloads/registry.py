@@ -1,4 +1,4 @@
-"""The workloads by name, which is a scenario's ``kind``."""
+"""The workloads by name, which a scenario's key ``workload`` gives."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,15 @@ DEFAULT = "ddp"
 
 
 def choose(tables: dict[str, Any]) -> str:
-    """Return what a scenario is to be read as: the kind that it names, else the workload whose table is there, else `DEFAULT`.
+    """Return what a scenario is to be read as: the one that it names, else the workload whose table is there, else `DEFAULT`.
 
     Workloads of other packages are imported only where they are named, or there is a table that the default does not know. A
-    kind that is none is as good as not named; the schema refuses it.
+    name of no workload counts as none; the schema refuses it.
     """
     named = tables.get("scenario")
-    kind = named.get("kind") if isinstance(named, dict) else None
+    name = named.get("workload") if isinstance(named, dict) else None
     with suppress(SpecError):
-        if isinstance(kind, str) and WORKLOADS[kind]:
-            return kind
+        if isinstance(name, str) and WORKLOADS[name]:
+            return name
     strange = tables.keys() - WORKLOADS[DEFAULT].scenario.model_fields.keys()
     return next((name for name in WORKLOADS if WORKLOADS[name].table in strange), DEFAULT) if strange else DEFAULT

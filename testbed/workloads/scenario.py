@@ -8,7 +8,7 @@ from pydantic import Field, field_serializer, model_validator
 
 from testbed.comm.options import AffinityOf, GroupOptions, Timeout
 from testbed.core.tables import Named, Table
-from testbed.faults.spec import Fault, words
+from testbed.faults.spec import Fault, format_fault
 from testbed.plan import FabricOptions
 from testbed.workloads.interface import Workload
 from testbed.workloads.registry import WORKLOADS
@@ -24,7 +24,7 @@ class ScenarioSpec(Table):
     """``[scenario]``: what is run, and how often."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
-    kind: Annotated[str, Named(WORKLOADS)] = Field(description="the workload; if not given, that whose table is there")
+    workload: Annotated[str, Named(WORKLOADS)] = Field(description="what is run; by default the workload whose table is there")
     description: str = ""
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
@@ -68,7 +68,7 @@ class Scenario(Table):
     @property
     def workload(self) -> Workload:
         """What is run."""
-        return WORKLOADS[self.scenario.kind]
+        return WORKLOADS[self.scenario.workload]
 
     @property
     def system(self) -> SystemTable:
@@ -96,7 +96,7 @@ class Scenario(Table):
 
     @field_serializer("faults")
     def _faults_in_words(self, faults: tuple[Fault, ...]) -> list[str]:
-        return [words(fault) for fault in faults]
+        return [format_fault(fault) for fault in faults]
 
     @model_validator(mode="after")
     def _shape_fits(self) -> Self:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.narrative import answer
 from analysis.report import make_report
 from analysis.summary import baseline, checks, counted, epoch_split, traffic
-from analysis.words import answer
 from analysis.workload import workload_of
 from testbed.results import load_run
 from testbed.workloads import data_parallel, full_graph

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis.narrative import answer, duration, times
 from analysis.summary import baseline, checks, epoch_split, traffic
-from analysis.words import answer, duration, times
 from testbed.results import Table, load_run
 from testbed.workloads.data_parallel import WORKLOAD
 

@@ -8,7 +8,7 @@ NEEDS = {"xdp-ring": "xdp", "tcp-ring": "sockets", "gloo": "sockets"}
 GOLDEN = """\
 # cpus          2
 # load_average  0.25
-# backend         size      count   type  redop        min     median        p99   algbw   busbw  #wrong   packets        wire retrans   syscalls
+# backend           size      count   type  redop        min     median        p99   algbw   busbw  #wrong   packets        wire retrans   syscalls
 #                    (B) (elements)                     (us)       (us)       (us)  (GB/s)  (GB/s)                           (B)         (per rank)
   xdp-ring         65536      16384  float    sum      100.0      200.0      298.0   0.328   0.492       0       276      401304       0       11.5
   tcp-ring         65536      16384  float    sum      400.0      500.0      599.0   0.131   0.197       3        46      396265       2          -

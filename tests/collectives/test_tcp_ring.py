@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from testbed.collectives import tcp_ring
-from testbed.comm import rendezvous as meeting
+from testbed.comm import rendezvous
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, SpecError
 from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
@@ -181,7 +181,7 @@ def test_strangers_of_all_kinds_at_several_doors():
 
 
 def test_the_first_of_too_many_strangers_makes_room(monkeypatch):
-    monkeypatch.setattr(meeting, "MOST_STRANGERS", 8)
+    monkeypatch.setattr(rendezvous, "MOST_STRANGERS", 8)
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.core.errors import SpecError
 from testbed.faults.events import Event, check_floods, check_overlap
-from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, meet_frames, parse_fault, rules_of, words
+from testbed.faults.spec import MODELS, events_of, format_fault, hosts_of, limits_of, meet_frames, parse_fault, rules_of
 from testbed.plan import plan_fabric
 
 HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
@@ -41,7 +41,7 @@ def refusal(text: str) -> str:
 @given(events())
 def test_words_are_taken_for_the_same_event(text: str) -> None:
     event = parse_fault(text)
-    assert parse_fault(words(event)) == event
+    assert parse_fault(format_fault(event)) == event
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_words_are_taken_for_the_same_event(text: str) -> None:
     ],
 )
 def test_words_are_those_of_a_user(text: str) -> None:
-    assert words(parse_fault(text)) == text
+    assert format_fault(parse_fault(text)) == text
 
 
 @given(st.integers(1, 86400 * 10**9))
 def test_times_of_events_go_there_and_back(nanoseconds: int) -> None:
     event = parse_fault(f"pause host=h2 at=1ns for={nanoseconds}ns")
-    assert parse_fault(words(event)) == event
+    assert parse_fault(format_fault(event)) == event
 
 
 @given(st.integers(64_000, 30 * 10**9), st.integers(576, 64 << 20))
 def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
     limit = parse_fault(f"limit host=h2 rate={rate}bit queue={queue}B")
-    assert parse_fault(words(limit)) == limit
+    assert parse_fault(format_fault(limit)) == limit
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_which_faults_take_the_engine(texts: tuple[str, ...], met: bool) -> None
 )
 def test_words_are_taken_for_the_same_rule(text: str) -> None:
     rule = parse_fault(text)
-    assert parse_fault(words(rule)) == rule
+    assert parse_fault(format_fault(rule)) == rule
 
 
 def test_times_have_units_or_are_seconds() -> None:

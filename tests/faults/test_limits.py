@@ -19,7 +19,7 @@ from testbed.faults.injector import Injector
 from testbed.faults.limits import Limit, bucket_table, tbf_options
 from testbed.faults.qdisc import Qdisc
 from testbed.faults.shaper import Shaper, limited
-from testbed.faults.spec import hosts_of, limits_of, parse_fault, words
+from testbed.faults.spec import format_fault, hosts_of, limits_of, parse_fault
 from testbed.kernel import XDP_DROP, BpfObject
 from testbed.kernel.abi import dtype
 from testbed.plan import plan_fabric
@@ -39,7 +39,7 @@ def make_limit(hosts: str = "h2", rate: str = "100mbit", **keys: Any) -> Limit:
 def test_a_limit_in_words(text: str) -> None:
     limit = parse_fault(text)
     assert limits_of([limit]) == [limit]
-    assert words(limit) == text
+    assert format_fault(limit) == text
     assert hosts_of(limit) == ("hosts", limit.hosts)
 
 

@@ -11,7 +11,7 @@ from testbed.core.errors import FaultError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults.netem import Netem, netem_options, netem_table
-from testbed.faults.spec import parse_fault, rules_of, words
+from testbed.faults.spec import format_fault, parse_fault, rules_of
 from testbed.faults.table import compile_rules
 from testbed.plan import plan_fabric
 from testbed.probes import Level, find
@@ -131,8 +131,8 @@ def test_scenarios_that_netem_can_do(faults: str, changes: dict[str, Any]) -> No
 
 def test_backends_are_words_and_tables_alike() -> None:
     rule = parse_fault("drop p=0.01 link=*->h2 backend=netem")
-    assert words(rule) == "drop link=*->h2 p=0.01 backend=netem"
-    assert words(parse_fault("drop backend=engine")) == "drop"
+    assert format_fault(rule) == "drop link=*->h2 p=0.01 backend=netem"
+    assert format_fault(parse_fault("drop backend=engine")) == "drop"
     with pytest.raises(SpecError, match="backend = tc: allowed is engine or netem"):
         parse_fault("drop backend=tc")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from testbed.core.errors import SpecError
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, Range, Reorder
-from testbed.faults.spec import words
+from testbed.faults.spec import format_fault
 from testbed.faults.table import CERTAIN, Action, compile_rules
 from testbed.faults.units import parse_bytes, parse_rate, parse_seconds, split_words
 from testbed.plan import plan_fabric
@@ -125,7 +125,7 @@ def test_units_that_are_too_fine(parse, text, allowed):
 def test_times_of_whole_nanoseconds_go_there_and_back(nanoseconds, key):
     rule = parse_rule(f"delay delay=1ms {key}={nanoseconds}ns" if key == "jitter" else f"delay delay={nanoseconds}ns")
     assert round(getattr(rule, key) * 1e9) == nanoseconds
-    assert parse_rule(words(rule)) == rule
+    assert parse_rule(format_fault(rule)) == rule
 
 
 @pytest.mark.parametrize(("parse", "noun"), [(parse_seconds, "a time"), (parse_rate, "a rate"), (parse_bytes, "a size")])

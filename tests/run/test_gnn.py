@@ -58,7 +58,7 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
     scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
     losses, accuracy = single_process(scenario)
-    assert run.kind == "gnn"
+    assert run.workload == "gnn"
     assert run.backends == ["pinch", "tcp-pull", "tcp-push", "gloo"]
     for backend in run.backends:
         assert len(values(run, "loss", backend)) == 50

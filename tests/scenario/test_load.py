@@ -30,7 +30,7 @@ def test_round_trip_through_json() -> None:
 
 def test_full_graph_training_has_keys_of_its_own() -> None:
     scenario = parse_scenario({**LEAST, "exchange": {"backends": ["gloo"]}, "model": {"name": "gcn", "layers": 3}})
-    assert scenario.scenario.kind == "gnn"
+    assert scenario.scenario.workload == "gnn"
     assert scenario.backends == ("gloo",)
     tables = scenario.model_dump(mode="json")
     assert "collective" not in tables
@@ -39,11 +39,11 @@ def test_full_graph_training_has_keys_of_its_own() -> None:
     assert "exchange" not in parse_scenario(LEAST).model_dump()
 
 
-def test_the_kind_alone_says_what_is_run() -> None:
-    named = parse_scenario({**LEAST, "scenario": {"name": "least", "kind": "gnn"}})
+def test_the_workload_alone_says_what_is_run() -> None:
+    named = parse_scenario({**LEAST, "scenario": {"name": "least", "workload": "gnn"}})
     assert named == parse_scenario({**LEAST, "exchange": {}})
     assert (named.workload.table, named.backends[0]) == ("exchange", "pinch")
-    assert parse_scenario(LEAST).scenario.kind == "ddp"
+    assert parse_scenario(LEAST).scenario.workload == "ddp"
 
 
 def test_override_parses_toml_and_bare_words() -> None:

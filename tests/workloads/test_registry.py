@@ -17,11 +17,11 @@ from testbed.run import run_scenario
 from testbed.scenario import Scenario, parse_scenario
 
 FOLDER = Path(__file__).parents[1] / "support" / "summing"
-KIND = "tests.support.summing:WORKLOAD"
+NAME = "tests.support.summing:WORKLOAD"
 
 
 def summing(**tables: dict[str, Any]) -> Scenario:
-    return parse_scenario({"scenario": {"name": "sums", "kind": KIND}, "fabric": {"hosts": 3}, **tables})
+    return parse_scenario({"scenario": {"name": "sums", "workload": NAME}, "fabric": {"hosts": 3}, **tables})
 
 
 @pytest.mark.net
@@ -29,7 +29,7 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
     scenario = summing(summing={"backends": ["xdp-ring", "tcp-ring"], "sums": 5, "timeout": 20.0})
     table = {**scenario.model_dump(mode="json"), "faults": ["drop p=0.01"]}
     run = load_run(run_scenario(parse_scenario(table), tmp_path / "run", quiet=True, command=["testbed", "run", "sums.toml"]))
-    assert (run.kind, run.backends, run.manifest["elements"]) == (KIND, ["xdp-ring", "tcp-ring"], 1000)
+    assert (run.workload, run.backends, run.manifest["elements"]) == (NAME, ["xdp-ring", "tcp-ring"], 1000)
     for backend in run.backends:
         rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         assert sorted(rows["epoch"].dropna().unique()) == [0, 1, 2]
@@ -60,8 +60,8 @@ def test_its_schema_is_its_own() -> None:
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: allowed is 1 to 100"),
         ({"summing": {"backends": ["udp"]}}, 'scenario: summing.backends[0] = "udp": allowed is '
                                                "xdp-ring, tcp-ring, gloo or mpi"),
-        ({"model": {}}, "scenario: table [model]: scenarios of kind ddp or gnn have it, this one is of kind "
-                        f"{KIND}: leave it out"),
+        ({"model": {}}, "scenario: table [model]: belongs to workload ddp or gnn, not to "
+                        f"{NAME}: leave it out"),
     ):  # fmt: skip
         with pytest.raises(SpecError) as caught:
             summing(**tables)
@@ -75,17 +75,17 @@ def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
+    ("name", "text"),
     [
-        ("sums", 'scenario.kind = "sums": allowed is ddp or gnn'),
+        ("sums", 'scenario.workload = "sums": allowed is ddp or gnn'),
         ("no.such:THING", "workload no.such:THING: cannot be loaded: No module named 'no'"),
         ("tests.support.summing:NONE", "cannot be loaded: module 'tests.support.summing' has no attribute 'NONE'"),
         ("tests.support.summing:Annotated", "workload tests.support.summing:Annotated: allowed is a Workload, not"),
     ],
 )
-def test_what_is_no_workload(kind: str, text: str) -> None:
+def test_what_is_no_workload(name: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_scenario({"scenario": {"name": "s", "kind": kind}, "dataset": {"name": "synthetic"}})
+        parse_scenario({"scenario": {"name": "s", "workload": name}, "dataset": {"name": "synthetic"}})
     assert text in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -95,12 +95,12 @@ import json, sys
 from testbed.scenario import parse_scenario
 from testbed.workloads.registry import WORKLOADS
 scenario = parse_scenario({"scenario": {"name": "s"}, "summing": {"sums": 2}})
-print(json.dumps([list(WORKLOADS), scenario.scenario.kind, scenario.workload.session, type(scenario).__module__]))
+print(json.dumps([list(WORKLOADS), scenario.scenario.workload, scenario.workload.session, type(scenario).__module__]))
 """
 
 
 def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
-    """And its table says what a scenario without a kind is."""
+    """And its table says what a scenario without a name is."""
     shutil.copytree(FOLDER, tmp_path / "summing")
     about = tmp_path / "summing-1.0.dist-info"
     about.mkdir()

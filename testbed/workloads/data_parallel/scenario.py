@@ -23,7 +23,7 @@ class CollectiveSpec(SystemTable, CollectiveOptions):
 
 
 class DataParallelScenario(TrainingScenario):
-    """A scenario of kind ``ddp``."""
+    """A scenario of workload ``ddp``."""
 
     collective: CollectiveSpec = CollectiveSpec()
     model: SampledModelSpec = SampledModelSpec()

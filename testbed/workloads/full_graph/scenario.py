@@ -27,7 +27,7 @@ class FullGraphSpec(SystemTable, ExchangeTerms):
 
 
 class FullGraphScenario(TrainingScenario):
-    """A scenario of kind ``gnn``."""
+    """A scenario of workload ``gnn``."""
 
     exchange: FullGraphSpec = FullGraphSpec()
 

@@ -55,7 +55,7 @@ def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
 
 
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
-    kind = report_of(run)
+    report = report_of(run)
     best = str(split["epoch"].idxmin())
     # What is asked is kernel against sockets, whoever won; without both, first against second.
     others = split["epoch"].drop(best)
@@ -69,18 +69,19 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         )
         return
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
-    compute = split.loc[rival, list(kind.compute)].sum() - split.loc[best, list(kind.compute)].sum()
+    compute = split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
     yield (
-        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in {kind.noun}, "
+        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in {report.noun}, "
         f"{signed(compute)} in computing, the same work in both cases, and {signed(gain - reduce - compute)} in neither."
     )
     yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
-        f"Within {kind.noun}, {signed(late)} are time until the last rank came, and {signed(exchange)} are the exchange itself."
+        f"Within {report.noun}, {signed(late)} are time until the last rank came, "
+        f"and {signed(exchange)} are the exchange itself."
     )
-    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in kind.communication}
+    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in report.communication}
     most = max(phases, key=lambda phase: phases[phase])
     blind = [name for name in (best, rival) if not entry_of(run, name).splits]
     if blind:
@@ -97,8 +98,9 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
-        f"{kind.every.capitalize()}'s {kind.noun} put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} "
-        f"and {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, of which {counts.loc[best, 'retransmissions']:.3g} "
+        f"{report.every.capitalize()}'s {report.noun} put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire "
+        f"with {best} and {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, "
+        f"of which {counts.loc[best, 'retransmissions']:.3g} "
         f"and {counts.loc[rival, 'retransmissions']:.3g} packets were sent again; and the ranks' processes spent "
         f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it an epoch."
     )

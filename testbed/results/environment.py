@@ -1,4 +1,4 @@
-"""Under what circumstances a run took place, for its manifest."""
+"""The environment of a run, for its manifest."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 from testbed.host import machine
 from testbed.results.findings import findings
 
-__all__ = ["circumstances", "digest"]
+__all__ = ["digest", "environment"]
 
 
 def digest(value: Any) -> str:
@@ -16,7 +16,7 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def circumstances() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Return what may explain a difference between two runs of one scenario."""
     found = machine.describe()
     return {**found, "doctor": findings(found["versions"])}
