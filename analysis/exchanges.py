@@ -18,7 +18,7 @@ MARKERS = "osv^Dx"  # receivers, or degrees
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw medians, one line an exchange and number of receivers (broadcast) or degree (aggregate).
+    """Draw medians, one line per exchange and number of receivers (broadcast) or degree (aggregate).
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
@@ -37,7 +37,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             table["kilovertices"] = table["vertices_per_second"] / 1e3
             _lines(left, table, "dim", "kilovertices", "degree", "degree {}")
             _lines(right, table, "dim", "added_gbps", "degree", "degree {}")
-            _label(left, "elements of an embedding", "thousands of vertices a second")
+            _label(left, "elements of an embedding", "thousands of vertices per second")
             _label(right, "elements of an embedding", "bytes added (GB/s)")
         left.legend(frameon=False, fontsize=7)
         figure.tight_layout()

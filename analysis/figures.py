@@ -69,7 +69,7 @@ class Plot:
 
 
 def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Stack the parts of an epoch's time, one bar a backend."""
+    """Stack the parts of an epoch's time, one bar per backend."""
     parts = list(report_of(run).parts)
     split = epoch_split(run)[parts]
     figure = Figure(figsize=(8, 0.9 + 0.55 * len(split)))
@@ -91,12 +91,12 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Draw training loss by epoch, one line a backend; they are meant to lie on each other."""
+    """Draw training loss by epoch, one line per backend; they are meant to lie on each other."""
     return _curves(run, "loss", "training loss (cross-entropy)")
 
 
 def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Draw validation accuracy by epoch, one line a backend."""
+    """Draw validation accuracy by epoch, one line per backend."""
     return _curves(run, "validation_accuracy", "validation accuracy")
 
 

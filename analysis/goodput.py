@@ -22,7 +22,7 @@ LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the cells, one line a backend and number of hosts; those without a fault engine are in the CSV alone.
+    """Draw the cells, one line per backend and number of hosts; those without a fault engine are in the CSV alone.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
@@ -39,7 +39,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}
             left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
             right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)
-        _axes(left, losses, "goodput (GB of tensor a second)")
+        _axes(left, losses, "goodput (GB of tensor per second)")
         _axes(right, losses, "extra bytes on the wire (%)")
         left.legend(frameon=False, fontsize=8)
         figure.tight_layout()

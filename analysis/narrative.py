@@ -71,7 +71,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
     compute = split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
     yield (
-        f"Where it lies: of the {duration(gain)} an epoch between {best} and {rival}, {signed(reduce)} are in {report.noun}, "
+        f"Where it lies: of the {duration(gain)} per epoch between {best} and {rival}, {signed(reduce)} are in {report.noun}, "
         f"{signed(compute)} in computing, the same work in both cases, and {signed(gain - reduce - compute)} in neither."
     )
     yield _noise(split, best, rival, gain)

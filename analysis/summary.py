@@ -42,7 +42,7 @@ class Check:
 
 
 def faults_fired(run: Run) -> pd.DataFrame:
-    """Return how many frames met each rule, over all turns: one row a fault, in words, one column a backend.
+    """Return how many frames met each rule, over all turns: one row per fault, in words, one column per backend.
 
     Empty of a run without rules that have fired.
     """
@@ -54,7 +54,7 @@ def faults_fired(run: Run) -> pd.DataFrame:
 
 
 def events(run: Run) -> pd.DataFrame:
-    """Return in how many turns each event has happened, and of how many: one row an event, in words, and backend.
+    """Return in how many turns each event has happened, and of how many: one row per event, in words, and backend.
 
     Columns `happened` and `turns`; empty of a run without events.
     """
@@ -73,7 +73,7 @@ def records_lost(run: Run) -> dict[str, int]:
 
 
 def epoch_split(run: Run) -> pd.DataFrame:
-    """Return seconds an epoch, one row a backend, one column a part, and further ones.
+    """Return seconds per epoch, one row per backend, one column per part, and further ones.
 
     The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the one whose
     `epoch_time` is in the middle (of an even number, the faster of the two). So the parts of a row belong together and
@@ -118,7 +118,7 @@ def reference(run: Run) -> str:
 
 
 def curve(run: Run, metric: str) -> pd.DataFrame:
-    """Return a group's metric by (trial, epoch), one column a backend."""
+    """Return a group's metric by (trial, epoch), one column per backend."""
     rows = run.metric(metric)
     rows = rows[rows["rank"].isna() & rows["epoch"].notna()]
     table = rows.pivot_table(index=["trial", "epoch"], columns="backend", values="value")
@@ -126,13 +126,13 @@ def curve(run: Run, metric: str) -> pd.DataFrame:
 
 
 def test_accuracy(run: Run) -> pd.DataFrame:
-    """Return test accuracy by trial, one column a backend."""
+    """Return test accuracy by trial, one column per backend."""
     table = run.metric("test_accuracy").pivot_table(index="trial", columns="backend", values="value")
     return table.reindex(columns=run.backends)
 
 
 def traffic(run: Run) -> pd.DataFrame:
-    """Return packets, bytes on the wire and retransmissions of all ranks a step, one row a backend."""
+    """Return packets, bytes on the wire and retransmissions of all ranks per step, one row per backend."""
     metrics = ("packets", "wire_bytes", "retransmissions")
     sums = run.frame[run.frame["metric"].isin(metrics)].pivot_table(
         index="backend", columns="metric", values="value", aggfunc="sum"
@@ -145,7 +145,7 @@ def traffic(run: Run) -> pd.DataFrame:
 
 
 def counted(run: Run) -> pd.DataFrame:
-    """Return what the workload counts besides, of all ranks together, one row a backend, mean over epochs and trials.
+    """Return what the workload counts besides, of all ranks together, one row per backend, mean over epochs and trials.
 
     Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`, `page_faults` and their sum
     `crossings`, counted in an epoch of its own; and what exchanges count, `redundant_bytes`, ... Empty where nothing is.

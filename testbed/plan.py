@@ -61,7 +61,7 @@ class FabricOptions(Table):
         description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP, of a switch or a backend",
     )
     offload: Literal["on", "off"] = Field(default="on", description="TSO, GSO, GRO and TX checksums of every link")
-    queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; one a CPU if not given")
+    queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; default: one per CPU")
 
     def plan(self, net: int = 0) -> "FabricPlan":
         """Plan the fabric; see `plan_fabric`."""
@@ -211,7 +211,7 @@ def plan_fabric(
     values = {"topology": topology, "hosts": hosts, "switch": switch, "mtu": mtu, "queues": queues, "k": k}
     options = checked(FabricOptions, values, lambda place: f"{place[0]}:")
     if not 0 <= net <= 255:
-        raise SpecError(f"net: {net}: allowed is 0 to 255")
+        raise SpecError(f"net: {net}: must be 0 to 255")
     if switch == "xdp" and mtu > MAX_XDP_MTU:
         raise SpecError(f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'")
     if queues is None:
@@ -220,7 +220,7 @@ def plan_fabric(
     if topology == "leaf-spine":
         parameters["k"] = min(2, hosts) if k is None else k
         if parameters["k"] > hosts:
-            raise SpecError(f"k: {k}: allowed is at most the number of hosts, {hosts}")
+            raise SpecError(f"k: {k}: must be at most the number of hosts, {hosts}")
     elif k is not None:
         raise SpecError(f"k: {k} has no meaning for topology {topology!r}, only for 'leaf-spine'")
 

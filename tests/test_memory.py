@@ -46,7 +46,7 @@ def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch
         memory.check({"a": 1 * GIB, "b": 5 * GIB, "c": 3 * GIB, "d": 2 * GIB}, "x = 1, y = 2")
     assert str(refused.value) == (
         "x = 1, y = 2: needs about 11.0 GiB of memory (b 5.0 GiB, c 3.0 GiB, d 2.0 GiB): "
-        "allowed is at most 8.0 GiB, 80% of what is available"
+        "must be at most 8.0 GiB, 80% of what is available"
     )
 
 
@@ -54,7 +54,7 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
     large = {"dataset": {"name": "synthetic", "scale": 22, "edge_factor": 64, "feature_dim": 8192}}
     keys = r"dataset\.scale = 22, dataset\.edge_factor = 64, dataset\.feature_dim = 8192"
     for tables in (large, {**large, "exchange": {}}):
-        with pytest.raises(SpecError, match=keys + r".*: needs about .*allowed is at most .* GiB, 80% of what is available"):
+        with pytest.raises(SpecError, match=keys + r".*: needs about .*must be at most .* GiB, 80% of what is available"):
             check(scenario(**tables))
     assert memory.Graph(1 << 22, 0, 8192, 0).mapped > 128 * GIB
     with pytest.raises(SpecError, match=r"needs about 168\.0 GiB of memory \(features 128\.0 GiB, edges 40\.0 GiB\)"):
@@ -106,8 +106,8 @@ def test_sparse_features_of_any_width_are_not_made_dense(tmp_path: Path) -> None
     [
         (["aggregate", "--vertices", str(1 << 26), "--dims", "512", "--degrees", "1"], "--dims: 512, --degrees: 1: needs"),
         (["broadcast", "-b", "1G", "-e", "1G", "--receivers", "31"], "-e: a message of 1073741824 bytes to 31 hosts: needs"),
-        (["allreduce", "-b", "4G", "-e", "4G"], "-e: 4G: allowed is at most"),
-        (["faults", "--size", "4G"], "--size: 4G: allowed is at most"),
+        (["allreduce", "-b", "4G", "-e", "4G"], "-e: 4G: must be at most"),
+        (["faults", "--size", "4G"], "--size: 4G: must be at most"),
     ],
 )
 def test_benches_are_refused(arguments: list[str], text: str) -> None:
@@ -127,7 +127,7 @@ def test_the_first_vertices_of_a_drawn_graph_have_most_edges() -> None:
         assert counts[0] / len(ends) == pytest.approx(crowding(16), rel=0.02)
 
 
-ALONE = {"backends": ["gloo"]}  # a model a backend is kept
+ALONE = {"backends": ["gloo"]}  # a model per backend is kept
 MEASURED = """
 import json, os, sys
 from pathlib import Path

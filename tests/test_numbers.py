@@ -34,11 +34,11 @@ def test_bounds_are_told():
     assert Whole(1, 32)("32") == Whole(1, 32)(32) == 32
     assert Real(0, 1)("0.5") == Real(0, 1)(0.5) == 0.5
     for call, text in [
-        (lambda: Whole(1, 32)("33"), "'33': allowed is a whole number from 1 to 32"),
-        (lambda: Whole()("1e3"), "'1e3': allowed is a whole number"),
-        (lambda: Real(0, 1)("1.5"), "'1.5': allowed is a finite number from 0 to 1"),
-        (lambda: Real()("nan"), "'nan': allowed is a finite number"),
-        (lambda: Real(0, 1)(float("nan")), "nan: allowed is a finite number from 0 to 1"),
+        (lambda: Whole(1, 32)("33"), "'33': must be a whole number from 1 to 32"),
+        (lambda: Whole()("1e3"), "'1e3': must be a whole number"),
+        (lambda: Real(0, 1)("1.5"), "'1.5': must be a finite number from 0 to 1"),
+        (lambda: Real()("nan"), "'nan': must be a finite number"),
+        (lambda: Real(0, 1)(float("nan")), "nan: must be a finite number from 0 to 1"),
     ]:
         with pytest.raises(SpecError) as refused:
             call()
@@ -49,9 +49,9 @@ def test_several():
     assert Whole(1, 8).several("1, 8,3", "--hosts") == [1, 8, 3]
     assert Real().several("0,0.5", "--loss") == [0.0, 0.5]
     for call, text in [
-        (lambda: Whole(1, 8).several("1,9", "-x"), "-x: '1,9': allowed are whole numbers from 1 to 8, comma-separated"),
-        (lambda: Whole().several("1,,2", "--hosts"), "--hosts: '1,,2': allowed are whole numbers, comma-separated"),
-        (lambda: Real().several("1e309", "--loss"), "--loss: '1e309': allowed are finite numbers, comma-separated"),
+        (lambda: Whole(1, 8).several("1,9", "-x"), "-x: '1,9': must be whole numbers from 1 to 8, comma-separated"),
+        (lambda: Whole().several("1,,2", "--hosts"), "--hosts: '1,,2': must be whole numbers, comma-separated"),
+        (lambda: Real().several("1e309", "--loss"), "--loss: '1e309': must be finite numbers, comma-separated"),
     ]:
         with pytest.raises(SpecError) as refused:
             call()

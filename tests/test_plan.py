@@ -21,19 +21,19 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 ERRORS = [
-    ({"topology": "mesh"}, 'topology: "mesh": allowed is star, ring or leaf-spine'),
-    ({"switch": "ovs"}, 'switch: "ovs": allowed is bridge or xdp'),
-    ({"hosts": 0}, "hosts: 0: allowed is 1 to 32"),
-    ({"hosts": 33}, "hosts: 33: allowed is 1 to 32"),
-    ({"hosts": True}, "hosts: true: allowed is a whole number"),
-    ({"hosts": 4.0}, "hosts: 4.0: allowed is a whole number"),
-    ({"mtu": 575}, "mtu: 575: allowed is 576 to 9000"),
-    ({"mtu": 9001}, "mtu: 9001: allowed is 576 to 9000"),
+    ({"topology": "mesh"}, 'topology: "mesh": must be star, ring or leaf-spine'),
+    ({"switch": "ovs"}, 'switch: "ovs": must be bridge or xdp'),
+    ({"hosts": 0}, "hosts: 0: must be 1 to 32"),
+    ({"hosts": 33}, "hosts: 33: must be 1 to 32"),
+    ({"hosts": True}, "hosts: true: must be a whole number"),
+    ({"hosts": 4.0}, "hosts: 4.0: must be a whole number"),
+    ({"mtu": 575}, "mtu: 575: must be 576 to 9000"),
+    ({"mtu": 9001}, "mtu: 9001: must be 576 to 9000"),
     ({"mtu": 3507}, "mtu: 3507 is too large for switch 'xdp', which takes at most 3506; use 'bridge'"),
-    ({"queues": 0}, "queues: 0: allowed is 1 to 64"),
-    ({"net": 256}, "net: 256: allowed is 0 to 255"),
+    ({"queues": 0}, "queues: 0: must be 1 to 64"),
+    ({"net": 256}, "net: 256: must be 0 to 255"),
     ({"k": 2}, "k: 2 has no meaning for topology 'star', only for 'leaf-spine'"),
-    ({"topology": "leaf-spine", "hosts": 4, "k": 5}, "k: 5: allowed is at most the number of hosts, 4"),
+    ({"topology": "leaf-spine", "hosts": 4, "k": 5}, "k: 5: must be at most the number of hosts, 4"),
 ]
 
 

@@ -31,7 +31,7 @@ def test_every_name_has_its_object(registry: Registry[object]) -> None:
     assert all(name in registry for name in registry)
     with pytest.raises(SpecError) as caught:
         registry["nonsense"]
-    assert str(caught.value) == f"{registry.noun} 'nonsense' does not exist: allowed is {', '.join(registry)}"
+    assert str(caught.value) == f"{registry.noun} 'nonsense' does not exist: must be one of {', '.join(registry)}"
 
 
 @pytest.mark.parametrize(("registry", "base"), [(BACKENDS, Backend), (EXCHANGES, Exchange)], ids=["backend", "exchange"])
@@ -63,7 +63,7 @@ def test_the_order_of_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("os:sep", "path os:sep: allowed is a PurePath, not '/'"),
+        ("os:sep", "path os:sep: must be a PurePath, not '/'"),
         ("os:nothing", "path os:nothing: cannot be loaded: module 'os' has no attribute 'nothing'"),
         (":sep", "path :sep: cannot be loaded: Empty module name"),
     ],

@@ -83,13 +83,13 @@ def check_grid(dims: Sequence[int], degrees: Sequence[int], vertices: int, hosts
     """
     for dim in dims or (0,):
         if not 1 <= dim <= MAX_DIM:
-            raise SpecError(f"--dims: {dim}: allowed is 1 to {MAX_DIM}")
+            raise SpecError(f"--dims: {dim}: must be 1 to {MAX_DIM}")
     if vertices < hosts - 1:
-        raise SpecError(f"--vertices: {vertices}: allowed is {hosts - 1} or more, one a host that sends")
+        raise SpecError(f"--vertices: {vertices}: must be {hosts - 1} or more, one per sending host")
     for degree in degrees or (0,):
         if degree < 1 or degree * vertices > MOST_ENTRIES:
             raise SpecError(
-                f"--degrees: {degree}: allowed is 1 to {MOST_ENTRIES // vertices} with {vertices} vertices, at most "
+                f"--degrees: {degree}: must be 1 to {MOST_ENTRIES // vertices} with {vertices} vertices, at most "
                 f"{MOST_ENTRIES} additions"
             )
 

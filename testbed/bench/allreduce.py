@@ -56,9 +56,9 @@ class Options:
     def __post_init__(self) -> None:
         check_names(self.backends)
         if not 1 <= self.iterations <= MAX_ITERATIONS:
-            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+            raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
-            raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
+            raise SpecError(f"-w: {self.warmup}: must be 0 to {MAX_ITERATIONS}")
         check_mtu(self.plan.mtu, self.backends, "--mtu")
         check_room(max(self.sizes), len(self.plan.hosts), self.backends, allowance())
 

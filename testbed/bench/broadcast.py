@@ -64,7 +64,7 @@ def check_receivers(receivers: Sequence[int]) -> Sequence[int]:
     """
     for count in receivers or (0,):
         if not 1 <= count <= MOST:
-            raise SpecError(f"--receivers: {count}: allowed is 1 to {MOST}")
+            raise SpecError(f"--receivers: {count}: must be 1 to {MOST}")
     return receivers
 
 
@@ -74,7 +74,7 @@ def message_shape(size: int) -> tuple[int, int]:
     :raises SpecError: A message of that size does not consist of embeddings.
     """
     if size < 4 or size % 4:
-        raise SpecError(f"-b: {size}: allowed are multiples of 4 bytes, a float32, from 4")
+        raise SpecError(f"-b: {size}: must be a multiple of 4 bytes, a float32, and at least 4")
     count = size // 4
     dim = max(width for width in range(1, MAX_DIM + 1) if count % width == 0)
     return count // dim, dim

@@ -23,7 +23,7 @@ from testbed.worker import WorkerContext, Workers
 
 __all__ = ["MOST_RATE", "Row", "header_line", "hold", "measure", "row_line"]
 
-MOST_RATE = 10_000_000  # frames a second; 64 bytes each are 5 Gb/s
+MOST_RATE = 10_000_000  # frames per second; 64 bytes each are 5 Gb/s
 MOST_SECONDS = 3600
 _MTU = 1500
 _ETHERTYPE = 0x88B5  # IEEE 802: local experimental; the host where the frames arrive drops it
@@ -76,13 +76,13 @@ def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> It
     :raises SpecError: A number is out of range.
     """
     if not rates or not 1 <= min(rates) <= max(rates) <= MOST_RATE:
-        raise SpecError(f"--rates: {','.join(map(str, rates))!r}: allowed are 1 to {MOST_RATE} frames a second")
+        raise SpecError(f"--rates: {','.join(map(str, rates))!r}: must be 1 to {MOST_RATE} frames per second")
     if not 0 < seconds <= MOST_SECONDS:
-        raise SpecError(f"--seconds: {seconds:g}: allowed is more than 0, at most {MOST_SECONDS}")
+        raise SpecError(f"--seconds: {seconds:g}: must be more than 0, at most {MOST_SECONDS}")
     if not delay <= MAX_DELAY:
-        raise SpecError(f"--delay: {delay:g} s: allowed is at most {MAX_DELAY:g} s")
+        raise SpecError(f"--delay: {delay:g} s: must be at most {MAX_DELAY:g} s")
     if not 0 <= jitter <= delay:
-        raise SpecError(f"--jitter: {jitter:g}: allowed is 0 up to the delay, {delay:g} s")
+        raise SpecError(f"--jitter: {jitter:g}: must be 0 up to the delay, {delay:g} s")
     with Fabric(plan_fabric("star", 2, "bridge", _MTU)) as fabric, Workers(fabric) as workers:
         for rate in rates:
             yield workers["s1"].call(hold, rate=rate, seconds=seconds, delay=delay, jitter=jitter)

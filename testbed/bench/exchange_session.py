@@ -55,13 +55,13 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.exchanges or ("",):
             if name not in EXCHANGES:
-                raise SpecError(f"--exchanges: {name!r}: allowed are {', '.join(EXCHANGES)}")
+                raise SpecError(f"--exchanges: {name!r}: must be one or more of {', '.join(EXCHANGES)}")
         if not 1 <= self.iterations <= MAX_ITERATIONS:
-            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+            raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
-            raise SpecError(f"-w: {self.warmup}: allowed is 0 to {MAX_ITERATIONS}")
+            raise SpecError(f"-w: {self.warmup}: must be 0 to {MAX_ITERATIONS}")
         if len(self.plan.hosts) < 2:
-            raise SpecError("--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing")
+            raise SpecError("--hosts: 1: must be 2 to 32, as one rank exchanges nothing")
         check_mtu(self.plan.mtu, self.exchanges, "--mtu", EXCHANGES)
 
     @property
@@ -80,7 +80,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """What is exchanged: `halos`, one a rank, on as many of the first hosts; `dim` elements an embedding; `words` says it.
+    """What is exchanged: `halos`, one per rank, on as many of the first hosts; `dim` elements per embedding; `words` says it.
 
     :param exponent: Of `ExchangeSpec`: known beforehand, or None.
     """
@@ -247,7 +247,7 @@ class Session:
         return self._call(function, [{"name": name, **arguments}] * self._ranks)
 
     def _call(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Call a function in the first hosts' workers, one a call.
+        """Call a function in the first hosts' workers, one per call.
 
         :raises Exception: What a rank has raised; a mistake of the program's own before what others then met, and last who only
             heard of a failure.

@@ -71,17 +71,17 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
             if name not in VARIANTS:
-                raise SpecError(f"--backends: {name!r}: allowed are {', '.join(VARIANTS)}")
+                raise SpecError(f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}")
         if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
-            raise SpecError(f"--loss: {bad[0] * 100:g}: allowed is 0 to 50 percent")
+            raise SpecError(f"--loss: {bad[0] * 100:g}: must be 0 to 50 percent")
         if self.size <= 0:
-            raise SpecError(f"--size: {self.size}: allowed is a float32 at least")
+            raise SpecError(f"--size: {self.size}: must be at least a float32")
         if len(self.plan.hosts) < 2:
-            raise SpecError("--hosts: 1: allowed is at least 2, as one rank sends nothing that could be lost")
+            raise SpecError("--hosts: 1: must be at least 2, as one rank sends nothing that could be lost")
         if not 1 <= self.iterations <= MAX_ITERATIONS:
-            raise SpecError(f"-n: {self.iterations}: allowed is 1 to {MAX_ITERATIONS} iterations")
+            raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
-            raise SpecError(f"--budget: {self.budget:g}: allowed is 1 to 600 seconds")
+            raise SpecError(f"--budget: {self.budget:g}: must be 1 to 600 seconds")
         backends = [VARIANTS[name][0] for name in self.variants]
         check_mtu(self.plan.mtu, backends, "--mtu")
         check_room(self.size, len(self.plan.hosts), backends, allowance(), "--size")

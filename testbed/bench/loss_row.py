@@ -21,7 +21,7 @@ class Cell:
 
     :param backend: With what tells its variants apart, such as ``xdp-ring/origin``.
     :param size: Bytes of the tensor.
-    :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which itself takes time a frame.
+    :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which itself takes time per frame.
     :param times: Of iterations, seconds.
     :param sent: By all ranks, in all iterations.
     :param lost: Frames that were dropped in all iterations.

@@ -23,10 +23,10 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise SpecError(f"{flag}: {shown(text)} is no size: allowed is a number of bytes, with K, M or G, such as 64K")
+        raise SpecError(f"{flag}: {shown(text)} is no size: must be a number of bytes, with K, M or G, such as 64K")
     size = int(match[1]) << _POWERS[match[2].upper()]
     if size % ELEMENT:
-        raise SpecError(f"{flag}: {text!r} is {size} bytes: allowed are multiples of {ELEMENT}, a float32")
+        raise SpecError(f"{flag}: {text!r} is {size} bytes: must be a multiple of {ELEMENT}, a float32")
     return size
 
 
@@ -36,9 +36,9 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
     :raises SpecError: The series would be empty or endless.
     """
     if factor < 2:
-        raise SpecError(f"-f: {factor}: allowed is a factor of at least 2")
+        raise SpecError(f"-f: {factor}: must be a factor of at least 2")
     if first > last:
-        raise SpecError(f"-b: {first} bytes are more than -e, {last} bytes: allowed is at most as much")
+        raise SpecError(f"-b: {first} bytes: must be at most -e, {last} bytes")
     if first == 0:
         return [0] if last == 0 else [0, *size_series(ELEMENT, last, factor)]
     sizes = []
@@ -57,10 +57,10 @@ def check_room(last: int, hosts: int, backends: Sequence[str], most: int, flag: 
     :raises SpecError: It does not; the text names the largest that does.
     """
     if last > MAX_SIZE:
-        raise SpecError(f"{flag}: {format_size(last)}: allowed is at most {MAX_SIZE} bytes, 2^31 - 1 elements")
+        raise SpecError(f"{flag}: {format_size(last)}: must be at most {MAX_SIZE} bytes, 2^31 - 1 elements")
     times = tensor_copies(hosts, len(backends))
     if last * times > most:
         raise SpecError(
-            f"{flag}: {format_size(last)}: allowed is at most {most // times >> 20}M: {hosts} hosts with {len(backends)} "
+            f"{flag}: {format_size(last)}: must be at most {most // times >> 20}M: {hosts} hosts with {len(backends)} "
             f"backends hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
         )

@@ -36,7 +36,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def environment_lines(environment: Mapping[str, Any]) -> list[str]:
-    """One ``#`` line a key, and one more where the machine was busy."""
+    """One ``#`` line per key, and one more where the machine was busy."""
     width = max(map(len, environment), default=0)
     lines = [f"# {key:<{width}}  {_text(value)}" for key, value in environment.items()]
     warning = caution(environment["load_average"], environment["cpus"])

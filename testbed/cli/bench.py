@@ -88,7 +88,7 @@ def allreduce(
     from testbed.host.rights import require_root
 
     if check not in (0, 1):
-        raise SpecError(f"-c: {check}: allowed is 0 or 1")
+        raise SpecError(f"-c: {check}: must be 0 or 1")
     chosen = controller.Options(
         plan=fabric.plan(),
         backends=check_names(name.strip() for name in backends.split(",") if name.strip()),

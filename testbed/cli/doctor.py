@@ -1,4 +1,4 @@
-"""``testbed doctor``: what this machine can do, and how to mend what it cannot."""
+"""``testbed doctor``: what this machine can do, and how to fix what it cannot."""
 
 import dataclasses
 
@@ -15,9 +15,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
-    """Try every capability that the testbed uses, and say how to mend what is missing.
+    """Try every capability that the testbed uses, and say how to fix what is missing.
 
-    One line a capability: OK; WARN where something optional is missing; FAIL where the testbed cannot
+    One line per capability: OK; WARN where something optional is missing; FAIL where the testbed cannot
     work. The exit status is 1 after a FAIL.
     """
     from testbed.probes import PROBES, Finding, findings
@@ -28,7 +28,7 @@ def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
         found.append(finding)
         if not json:
             level = typer.style(f"{finding.level:4}", fg=COLOURS[finding.level], bold=True)
-            remedy = f"; mend: {finding.remedy}" if finding.remedy else ""
+            remedy = f"; fix: {finding.remedy}" if finding.remedy else ""
             typer.echo(f"{level}  {finding.name:{width}}  {finding.detail}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in COLOURS}
     if json:

@@ -85,7 +85,7 @@ def _writable(path: Path | None) -> Path | None:
     """Refuse a file that could not be written before anything is measured for it."""
     if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
         what = "is not writable" if path.parent.is_dir() else "does not exist"
-        raise typer.BadParameter(f"{path}: the folder {path.parent} {what}; allowed is a file in a folder that is there, or -")
+        raise typer.BadParameter(f"{path}: the folder {path.parent} {what}; must be a file in an existing folder, or -")
     return path
 
 

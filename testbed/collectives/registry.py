@@ -43,7 +43,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     for name in chosen:
         BACKENDS[name]
     if not chosen:
-        raise SpecError(f"no backend given: allowed is any of {', '.join(BACKENDS)}")
+        raise SpecError(f"no backend given: must be one or more of {', '.join(BACKENDS)}")
     return chosen
 
 
@@ -56,7 +56,7 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] 
     """
     for name in names:
         if registry[name].in_kernel and mtu > MAX_XDP_MTU:
-            raise SpecError(f"{key}: {mtu}: allowed is {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
+            raise SpecError(f"{key}: {mtu}: must be {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
 
 
 def modules_of(names: Iterable[str]) -> list[str]:

@@ -19,11 +19,11 @@ def check_array(where: str, key: str, array: Any, shape: tuple[int, ...] | None 
     """
     allowed = f"float32{f' of shape {shape}' if shape is not None else ''}, C-contiguous"
     if not isinstance(array, np.ndarray):
-        raise SpecError(f"{where}: {key} is {type(array).__name__}: allowed is a numpy array of {allowed}")
+        raise SpecError(f"{where}: {key} is {type(array).__name__}: must be a numpy array of {allowed}")
     if array.dtype != np.float32 or not array.flags.c_contiguous or (shape is not None and array.shape != shape):
         what = f"{array.dtype} of shape {array.shape} with strides {array.strides}"
-        raise SpecError(f"{where}: {key} is {what}: allowed is {allowed}")
+        raise SpecError(f"{where}: {key} is {what}: must be {allowed}")
     if not array.flags.aligned:
-        raise SpecError(f"{where}: {key} begins at {array.ctypes.data:#x}: allowed are multiples of {array.itemsize} bytes")
+        raise SpecError(f"{where}: {key} begins at {array.ctypes.data:#x}: must be a multiple of {array.itemsize} bytes")
     if written and not array.flags.writeable:
-        raise SpecError(f"{where}: {key} is read-only: allowed is an array that can be written")
+        raise SpecError(f"{where}: {key} is read-only: must be an array that can be written")

@@ -99,12 +99,12 @@ class Backend(Closing):
             out = np.empty(tensor.shape, np.float32)
         check_array("all_reduce", "out", out, written=True)
         if out.shape != tensor.shape:
-            raise SpecError(f"all_reduce: out has shape {out.shape}: allowed is tensor's, {tensor.shape}")
+            raise SpecError(f"all_reduce: out has shape {out.shape}: must be the tensor's, {tensor.shape}")
         if tensor.size > self.spec.capacity:
-            raise SpecError(f"all_reduce: tensor has {tensor.size} elements: allowed is at most the group's "
+            raise SpecError(f"all_reduce: tensor has {tensor.size} elements: must be at most the group's "
                             f"capacity, {self.spec.capacity}")  # fmt: skip
         if out is not tensor and np.may_share_memory(out, tensor) and out.ctypes.data != tensor.ctypes.data:
-            raise SpecError("all_reduce: out overlaps tensor: allowed is the same memory or memory of its own")
+            raise SpecError("all_reduce: out overlaps tensor: must be the same memory or memory of its own")
         self._all_reduce(np.asarray(tensor).reshape(-1), np.asarray(out).reshape(-1))
         return out
 

@@ -74,13 +74,13 @@ class GroupSpec(CollectiveOptions):
     @model_validator(mode="after")
     def _members_fit(self) -> Self:
         if not 1 <= len(self.members) <= MAX_HOSTS:
-            raise ValueError(f"{len(self.members)} members: allowed is 1..{MAX_HOSTS}")
+            raise ValueError(f"{len(self.members)} members: must be 1..{MAX_HOSTS}")
         if [member.rank for member in self.members] != list(range(len(self.members))):
-            raise ValueError(f"members have ranks {[m.rank for m in self.members]}: allowed is 0..n-1 in order")
+            raise ValueError(f"members have ranks {[m.rank for m in self.members]}: must be 0 to n-1 in order")
         if len({member.ip for member in self.members}) != len(self.members):
             raise ValueError("two members share an IP address")
         if not 0 <= self.rank < len(self.members):
-            raise ValueError(f"rank = {self.rank}: allowed is 0..{len(self.members) - 1}")
+            raise ValueError(f"rank = {self.rank}: must be 0..{len(self.members) - 1}")
         return self
 
     @property

@@ -24,7 +24,7 @@ def check_rendezvous(spec: GroupSpec) -> None:
     """
     if not Path(spec.rendezvous).is_dir():
         where = f"group: rendezvous = {spec.rendezvous!r}"
-        raise SpecError(f"{where}: allowed is a directory that all ranks can write")
+        raise SpecError(f"{where}: must be a directory that all ranks can write")
 
 
 def make_process_group(spec: GroupSpec, ifname: str) -> Any:

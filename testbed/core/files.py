@@ -45,10 +45,10 @@ def read_regular(path: Path, most: int) -> bytes:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > most:
-        raise SpecError(f"{path}: has more than {most >> 10} KiB: allowed is at most as much")
+        raise SpecError(f"{path}: must have at most {most >> 10} KiB")
     return data
 
 
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise SpecError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}: allowed is a regular file")
+        raise SpecError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}: must be a regular file")

@@ -57,11 +57,11 @@ class Whole:
     def __call__(self, value: str | int) -> int:
         """Return the number that a text stands for.
 
-        :raises SpecError: It is none of these; the text has the value and what is allowed, but not what it was given to.
+        :raises SpecError: It is none of these; the text has the value and what it must be, but not what it was given to.
         """
         number = value if isinstance(value, int) else read_whole(value)
         if number is None or not self.least <= number <= self.most:
-            raise SpecError(f"{shown(value)}: allowed is {self._allowed('a whole number')}")
+            raise SpecError(f"{shown(value)}: must be {self._allowed('a whole number')}")
         return number
 
     def several(self, text: str, flag: str) -> list[int]:
@@ -73,7 +73,7 @@ class Whole:
         numbers = [read_whole(word.strip()) for word in text.split(",")]
         found = [number for number in numbers if number is not None and self.least <= number <= self.most]
         if len(found) < len(numbers):
-            raise SpecError(f"{flag}: {shown(text)}: allowed are {self._allowed('whole numbers')}, comma-separated")
+            raise SpecError(f"{flag}: {shown(text)}: must be {self._allowed('whole numbers')}, comma-separated")
         return found
 
     def _allowed(self, noun: str) -> str:
@@ -91,7 +91,7 @@ class Real:
         """Return the number that a text stands for; see `Whole`."""
         number = read_real(value) if isinstance(value, str) else value
         if number is None or not self.least <= number <= self.most:
-            raise SpecError(f"{shown(value)}: allowed is {self._allowed('a finite number')}")
+            raise SpecError(f"{shown(value)}: must be {self._allowed('a finite number')}")
         return float(number)
 
     def several(self, text: str, flag: str) -> list[float]:
@@ -99,7 +99,7 @@ class Real:
         numbers = [read_real(word.strip()) for word in text.split(",")]
         found = [number for number in numbers if number is not None and self.least <= number <= self.most]
         if len(found) < len(numbers):
-            raise SpecError(f"{flag}: {shown(text)}: allowed are {self._allowed('finite numbers')}, comma-separated")
+            raise SpecError(f"{flag}: {shown(text)}: must be {self._allowed('finite numbers')}, comma-separated")
         return found
 
     def _allowed(self, noun: str) -> str:

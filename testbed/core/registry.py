@@ -84,7 +84,7 @@ class Registry(Generic[T]):
             found = self._own[name]
             return cast("T", load(found)) if isinstance(found, str) else found
         if name not in self:
-            raise SpecError(f"{self.noun} {shown(name)} does not exist: allowed is {', '.join(self)}")
+            raise SpecError(f"{self.noun} {shown(name)} does not exist: must be one of {', '.join(self)}")
         try:
             found = load(self._installed.get(name, name))
         except SpecError as error:
@@ -93,5 +93,5 @@ class Registry(Generic[T]):
         if not isinstance(found, base) and self._adapt:
             found = self._adapt(found)
         if not (isinstance(found, base) or (isinstance(found, type) and issubclass(found, base))):
-            raise SpecError(f"{self.noun} {name}: allowed is a {base.__name__}, not {shown(found)}")
+            raise SpecError(f"{self.noun} {name}: must be a {base.__name__}, not {shown(found)}")
         return cast("T", found)

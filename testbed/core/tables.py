@@ -82,7 +82,7 @@ class Named:
 
     @property
     def names(self) -> list[str]:
-        """What is allowed."""
+        """The names that are accepted."""
         return [name for name in self.registry if self.accepts is None or self.accepts(self.registry[name])]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -172,7 +172,7 @@ def explain(
         case "missing":
             return f"table [{place[0]}] is missing" if _holds_tables(model) else f"{path_of(place)} is missing"
         case "no_tag":
-            return f"{path_of(place)}.name is missing: allowed is {options(context['known'])}"
+            return f"{path_of(place)}.name is missing: must be {options(context['known'])}"
         case "unknown_tag":
             return wrong(write([*place, "name"]), context["tag"], options(context["known"]), context["known"])
         case "unknown_name":
@@ -286,14 +286,14 @@ def unknown(place: Location, known: Sequence[str], is_table: bool = False) -> st
         return f"unknown {noun} {shown}: renamed to {now}"
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown {noun} {shown}: allowed is {options(known)}{hint}"
+    return f"unknown {noun} {shown}: must be {options(known)}{hint}"
 
 
 def wrong(begin: str, value: Any, allowed: str, known: Sequence[str] | None = None) -> str:
     """Write an error: how it begins, the value, what is allowed, and the nearest that is."""
     near = difflib.get_close_matches(value, known, n=1) if known and isinstance(value, str) else []
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{begin} {show(value)}: allowed is {allowed}{hint}"
+    return f"{begin} {show(value)}: must be {allowed}{hint}"
 
 
 def path_of(place: Location) -> str:

@@ -25,7 +25,7 @@ BELL_FAR = "bell1"
 
 
 class Dispatcher:
-    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once a worker; closed with the worker."""
+    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once per worker; closed with the worker."""
 
     def __init__(self) -> None:
         self._object = BpfObject("dispatch")

@@ -26,7 +26,7 @@ def set_datapath(fabric: Fabric, kind: Datapath) -> None:
     :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
     """
     if kind not in ("xdp", "sockets"):
-        raise SpecError(f"datapath: {kind!r} is unknown; allowed are xdp, sockets")
+        raise SpecError(f"datapath: {kind!r} is unknown: must be one of xdp, sockets")
     if kind == "xdp" and fabric.plan.mtu > MAX_XDP_MTU:
         raise SpecError(f"mtu: {fabric.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
     workers = Workers.of(fabric)

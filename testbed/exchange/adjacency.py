@@ -21,7 +21,7 @@ class Adjacency:
 
     :param indptr: int64, shape (n + 1,).
     :param indices: int32: rows of the matrix that is aggregated.
-    :param weights: float32, one an entry of `indices`, or None: only for ``weighted``.
+    :param weights: float32, one per entry of `indices`, or None: only for ``weighted``.
     :param dim: Columns of that matrix.
     """
 

@@ -27,10 +27,10 @@ class Halo:
     :param sizes: For each rank, the number of vertices that it owns.
     :param indptr: int64, shape (n + 1,): the halo neighbours of position v are ``indices[indptr[v]:indptr[v + 1]]``.
     :param indices: int32: numbers of halo vertices.
-    :param weights: float32, one an entry of `indices`, or None.
+    :param weights: float32, one per entry of `indices`, or None.
     :param local_indptr: int64, shape (n + 1,): the same for neighbours that this rank owns.
     :param local_indices: int32: positions.
-    :param local_weights: float32, one an entry of `local_indices`, or None.
+    :param local_weights: float32, one per entry of `local_indices`, or None.
     """
 
     rank: int
@@ -69,12 +69,12 @@ def make_halos(
 
     :param indptr: int64, shape (n + 1,): vertex v takes in messages of ``indices[indptr[v]:indptr[v + 1]]``.
     :param owner: Shape (n,): the rank that owns each vertex.
-    :param weights: float32, one an entry of `indices`.
+    :param weights: float32, one per entry of `indices`.
     :raises SpecError: The owner of a vertex is no rank.
     """
     n = len(indptr) - 1
     if len(owner) != n or (n and not 0 <= int(owner.min()) <= int(owner.max()) < world):
-        raise SpecError(f"halo: owner has {len(owner)} entries: allowed is one for each of {n} vertices, each 0..{world - 1}")
+        raise SpecError(f"halo: owner has {len(owner)} entries: must be one for each of {n} vertices, each 0..{world - 1}")
     position = np.empty(n, np.int64)
     owned = [np.flatnonzero(owner == rank) for rank in range(world)]
     for vertices in owned:

@@ -59,15 +59,15 @@ class ExchangeSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim <= MAX_DIM:
-            raise SpecError(f"exchange: dim = {self.dim}: allowed is 1..{MAX_DIM}")
+            raise SpecError(f"exchange: dim = {self.dim}: must be 1..{MAX_DIM}")
         terms = {key: getattr(self, key) for key in ExchangeTerms.model_fields}
         checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
         if self.bound is not None and self.aggregation == "max":
-            raise SpecError("exchange: bound: allowed with aggregation sum or weighted: a maximum cannot be taken back")
+            raise SpecError("exchange: bound: aggregation must be sum or weighted, since a maximum cannot be taken back")
         if self.aggregation == "weighted" and self.halo.weights is None:
-            raise SpecError("exchange: aggregation = 'weighted': allowed is a halo with weights")
+            raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
         if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
-            raise SpecError(f"exchange: exponent = {self.exponent}: allowed is -126..127, without bound")
+            raise SpecError(f"exchange: exponent = {self.exponent}: must be -126..127, without bound")
 
 
 class Exchange(Closing):
@@ -113,7 +113,7 @@ class Exchange(Closing):
             out = np.empty(shape, np.float32)
         check_array("aggregate", "out", out, shape, written=True)
         if np.may_share_memory(out, x):
-            raise SpecError("aggregate: out overlaps x: allowed is memory of its own")
+            raise SpecError("aggregate: out overlaps x: must be memory of its own")
         self._aggregate(np.asarray(x), np.asarray(out))
         return out
 

@@ -1,6 +1,6 @@
 """`Mesh`: TCP connections between ranks that need each other's vertices, and the exchange of rows over them.
 
-There is one connection a pair, opened once. The loop is C (``testbed/native/mesh.c``): it gathers, sends and receives for all
+There is one connection per pair, opened once. The loop is C (``testbed/native/mesh.c``): it gathers, sends and receives for all
 peers at once, and what it receives goes straight to its place in the matrix of halo vertices.
 
 A rank that gives up says on all its connections whom it blames, so that the others name the same rank and not the one that

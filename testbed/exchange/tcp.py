@@ -100,7 +100,7 @@ class TcpPull(TcpExchange):
 class TcpPush(TcpExchange):
     """``tcp-push``: every rank sends its rows to those that need them, over plain TCP: the rival that `pinch` has to beat.
 
-    One message a peer and exchange; who needs what was settled with the halo.
+    One message per peer and exchange; who needs what was settled with the halo.
     """
 
     name: ClassVar[str] = "tcp-push"

@@ -264,7 +264,7 @@ class VethLink(Link):  # type: ignore[misc]
 
         Its ends get different indices, the second the next one that is free, from 2. With equal ones, as
         their own namespaces number them, the kernel takes a veth for a device of the lowest layer and looks
-        at its carrier only once a second (``linkwatch_urgent_event`` in net/core/link_watch.c), and the link
+        at its carrier only once per second (``linkwatch_urgent_event`` in net/core/link_watch.c), and the link
         is dead for as long.
         """
         plan = node1.fabric.plan

@@ -160,7 +160,7 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
         file = StateFile(run_id, root)
         if not file.path.exists():
             known = ", ".join(known.run_id for known in state_files(root))
-            raise SpecError(f"there is no run {run_id!r}: {f'allowed is {known}' if known else 'none is up'}")
+            raise SpecError(f"there is no run {run_id!r}: {f'must be one of {known}' if known else 'none is up'}")
         return Run(file, file.read())
     every = runs(root)
     found = [run for run in every if run.alive and run.state.kept]

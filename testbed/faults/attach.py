@@ -111,7 +111,7 @@ class Engine(Closing):
 
     @property
     def blocked(self) -> Map:
-        """The map of blocked links: by sender, a bit a receiver."""
+        """The map of blocked links: by sender, a bit per receiver."""
         return self._maps["blocked"]
 
     def set_limits(self, limits: Mapping[int, bytes]) -> None:

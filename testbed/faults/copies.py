@@ -107,5 +107,5 @@ def check_bounded(plan: FabricPlan, floods: Collection[str]) -> None:
         if cycle := Walk(plan, floods, receiver.mac).cycle(senders):
             raise SpecError(
                 f"flood of {', '.join(sorted(floods))} at once: a frame for {receiver.name} would go round "
-                f"{', '.join(cycle)} for ever; allowed is one of them at a time"
+                f"{', '.join(cycle)} for ever: flood one of them at a time"
             )

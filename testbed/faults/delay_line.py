@@ -72,7 +72,7 @@ class DelayLine(Closing):
         capacity: int = CAPACITY,
     ) -> None:
         if not 1 <= capacity <= _MAX_CAPACITY:
-            raise FaultError(f"capacity of a delay line: {capacity}: allowed are 1 to {_MAX_CAPACITY} frames")
+            raise FaultError(f"capacity of a delay line: {capacity}: must be 1 to {_MAX_CAPACITY} frames")
         self._lost = self._dropped = 0
         with ExitStack() as stack:
             self._namespace = stack.enter_context(NetworkNamespace(os.getpid()))

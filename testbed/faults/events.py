@@ -1,4 +1,4 @@
-"""Events: what happens to hosts and links at a time, whatever is sent then. One model an action. Pure."""
+"""Events: what happens to hosts and links at a time, whatever is sent then. One model per action. Pure."""
 
 import re
 from abc import abstractmethod
@@ -196,7 +196,7 @@ def check_overlap(events: Sequence[Event]) -> None:
             if both and _holds(first) == _holds(second) != "kill" and _at_once(first, second):
                 raise SpecError(
                     f"{second.action} of {', '.join(sorted(both))} at {second.at:g} s and {first.action} at {first.at:g} s are "
-                    "in force at once: the end of one would end the other; allowed is one at a time"
+                    "in force at once: must not overlap, since the end of one would end the other"
                 )
 
 

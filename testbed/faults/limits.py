@@ -98,7 +98,7 @@ def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
     for limit, host, direction in each_limited(limits, plan):
         if direction == "down" and len({other.switch for other in plan.hosts}) > 1:
             raise SpecError(
-                f"limit of {host.name}: direction = {limit.direction}: allowed is up, since under XDP senders at different "
+                f"limit of {host.name}: direction = {limit.direction}: must be up, since under XDP senders at different "
                 "switches would not share the rate"
             )
         burst = round(limit.queue * 8e9 / limit.rate)
@@ -117,9 +117,9 @@ def each_limited(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Li
             host = plan.host(name)
             for direction in limit.directions:
                 if (name, direction) in seen:
-                    raise SpecError(f"limit of {name}: direction = {direction}: there are two; allowed is one a direction")
+                    raise SpecError(f"limit of {name}: direction = {direction}: there are two: must be one per direction")
                 seen.add((name, direction))
                 if limit.queue < plan.mtu + _ETHERNET:
                     frame = plan.mtu + _ETHERNET
-                    raise SpecError(f"limit of {name}: queue = {limit.queue} B: allowed is a frame at least, {frame} B")
+                    raise SpecError(f"limit of {name}: queue = {limit.queue} B: must be at least a frame, {frame} B")
                 yield limit, host, direction

@@ -34,7 +34,7 @@ def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
     for rule in rules:
         first, *rest = _text(rule)
         if first in taken:
-            raise SpecError(f"netem: {rule.action} and {taken[first]} of one receiver: allowed is one of them")
+            raise SpecError(f"netem: {rule.action} and {taken[first]} of one receiver: must be one of them")
         taken[first] = rule.action
         words += [first, *rest]
     return ("netem", "limit", str(LIMIT), *words)
@@ -52,12 +52,12 @@ def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, 
         for sender, receiver in rule.link:
             if sender != "*":
                 raise SpecError(
-                    f"netem: {rule.action}: link = {sender}->{receiver}: allowed is *->{receiver}, since a port's qdisc sees "
+                    f"netem: {rule.action}: link = {sender}->{receiver}: must be *->{receiver}, since a port's qdisc sees "
                     "what all hosts send"
                 )
             if receiver not in ("*", *hosts):
                 allowed = ", ".join(hosts)
-                raise SpecError(f"netem: {rule.action}: link = *->{receiver}: allowed are receivers of this fabric: {allowed}")
+                raise SpecError(f"netem: {rule.action}: link = *->{receiver}: must be a receiver of this fabric: {allowed}")
             receivers |= by_host.keys() if receiver == "*" else {receiver}
         for name in receivers:
             by_host[name].append(rule)
@@ -76,7 +76,7 @@ class Netem(Closing):
     def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
         table = netem_table(rules, [host.name for host in fabric.plan.hosts])
         if fabric.datapath == fabric.plan.switch_kind == "xdp":
-            raise FaultError("netem: frames that XDP redirects pass no qdisc: allowed on the datapath xdp is the fault engine")
+            raise FaultError("netem: frames that XDP redirects pass no qdisc: use the fault engine on the datapath xdp")
         self._qdiscs: dict[str, Qdisc] = {}
         with ExitStack() as stack:
             if not fabric.faults:
@@ -103,7 +103,7 @@ def _text(rule: PacketRule) -> tuple[str, ...]:
         value = getattr(rule, key)
         if key not in ("link", "p", "backend") and value != field.get_default():
             given = f"{key} = {text_of(value, key)}"
-            raise SpecError(f"netem: {rule.action}: {given}: allowed are link and p, since netem reads no such header")
+            raise SpecError(f"netem: {rule.action}: {given}: only link and p can be set, since netem reads no such header")
     match rule:
         case Drop():
             return "loss", "random", _percent(rule.p)
@@ -128,7 +128,7 @@ def _delay(rule: Delay) -> tuple[str, ...]:
         return (_time(rule.delay),)
     distribution = rule.distribution or "uniform"
     if distribution == "pareto":
-        raise SpecError("netem: delay: distribution = pareto: allowed is constant, uniform or normal, since its own is another")
+        raise SpecError("netem: delay: distribution = pareto: must be constant, uniform or normal, since its pareto differs")
     named = () if distribution == "uniform" else ("distribution", distribution)
     return _time(rule.delay), _time(rule.jitter), *named
 
@@ -140,7 +140,7 @@ def _undelayed(p: float) -> tuple[str, ...]:
 
 def _only(rule: PacketRule, key: str, value: int, allowed: int) -> None:
     if value != allowed:
-        raise SpecError(f"netem: {rule.action}: {key} = {value}: allowed is {allowed}, netem knows no other")
+        raise SpecError(f"netem: {rule.action}: {key} = {value}: must be {allowed}, since netem knows no other")
 
 
 def _percent(p: float) -> str:

@@ -55,7 +55,7 @@ class Blockade(Closing):
         """
         names = [name for part in sets for name in part]
         if len(set(names)) < len(names):
-            raise SpecError(f"partition: {'|'.join(map(','.join, sets))}: allowed is each host once")
+            raise SpecError(f"partition: {'|'.join(map(','.join, sets))}: must name each host once")
         added: list[tuple[int, int]] = []  # sender and bit; those that another partition has set stay when this one ends
         for one, other in itertools.permutations(sets, 2):
             for sender, receiver in itertools.product(one, other):

@@ -56,7 +56,7 @@ def slow(fabric: Fabric, host: str, share: float) -> Iterator[str]:
     """
     fabric.plan.host(host)
     if not LEAST_SHARE <= share <= 1:
-        raise SpecError(f"share = {share}: allowed is a number from {LEAST_SHARE} to 1")
+        raise SpecError(f"share = {share}: must be a number from {LEAST_SHARE} to 1")
     hierarchy = find_hierarchy()
     if hierarchy is None:
         with duty_cycle(fabric, host, share):

@@ -47,7 +47,7 @@ class Qdisc(Closing):
         self._there = not done.returncode
         if not self._there:
             words = " ".join(done.stderr.split())
-            raise FaultError(f"{' '.join(command)}: {words} (`testbed doctor` tries every discipline, and says what mends it)")
+            raise FaultError(f"{' '.join(command)}: {words} (`testbed doctor` tries every discipline, and says what fixes it)")
 
     def counters(self) -> QdiscCounters:
         """Count up to now.

@@ -1,4 +1,4 @@
-"""Rules: which frames, with which probability, and what happens to them. One model an action."""
+"""Rules: which frames, with which probability, and what happens to them. One model per action."""
 
 import re
 from collections.abc import Sequence
@@ -157,7 +157,7 @@ class Delay(Rule):
     @model_validator(mode="after")
     def _jitter_has_a_shape(self) -> "Delay":
         if self.distribution == "constant" and self.jitter:
-            raise ValueError("distribution = constant: has no jitter; allowed with jitter is uniform, normal or pareto")
+            raise ValueError("distribution = constant: must be uniform, normal or pareto with jitter")
         if self.distribution not in (None, "constant") and not self.jitter:
             raise ValueError(f"jitter: is missing, which distribution {self.distribution} needs")
         return self
@@ -185,7 +185,7 @@ class Burst(Rule):
     @model_validator(mode="after")
     def _states_mix(self) -> "Burst":
         if not LEAST_MIXING <= self.enter + self.leave <= 1:
-            raise ValueError(f"enter + leave = {self.enter + self.leave:g}: allowed is {LEAST_MIXING} to 1")
+            raise ValueError(f"enter + leave = {self.enter + self.leave:g}: must be {LEAST_MIXING} to 1")
         return self
 
 
@@ -198,7 +198,7 @@ def check_number(rules: Sequence[object]) -> None:
     :raises SpecError: It has not.
     """
     if len(rules) > MAX_RULES:
-        raise SpecError(f"faults: {len(rules)} rules on packets: allowed are at most {MAX_RULES}")
+        raise SpecError(f"faults: {len(rules)} rules on packets: must be at most {MAX_RULES}")
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -217,13 +217,13 @@ def _finding(detail: dict[str, Any], model: type[BaseModel]) -> str:
         name, known = str(detail["loc"][-1]), _keys(model)
         if (now := renamed(name)) in known:
             return f"{name} is unknown: renamed to {now}"
-        return f"{name} is unknown; allowed are {', '.join(known)}"
+        return f"{name} is unknown: must be one of {', '.join(known)}"
     if key is None:  # a validator of the whole rule: its text starts with the key
         return str(detail.get("ctx", {}).get("error", detail["msg"]))
     allowed = fields[key].description
     if detail["type"] == "missing":
-        return f"{key} is missing: allowed is {allowed}"
-    return f"{key} = {detail['input']}: allowed is {allowed}"
+        return f"{key} is missing: must be {allowed}"
+    return f"{key} = {detail['input']}: must be {allowed}"
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

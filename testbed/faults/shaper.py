@@ -27,7 +27,7 @@ class Shaper(Closing):
 
     def __init__(self, fabric: Fabric, limits: Sequence[Limit]) -> None:
         if fabric.datapath == "xdp":
-            raise FaultError("limit: frames that XDP redirects pass no qdisc: allowed on the datapath xdp are the injector's")
+            raise FaultError("limit: frames that XDP redirects pass no qdisc: on the datapath xdp, use an injector's limits")
         self._qdiscs: dict[tuple[str, Direction], Qdisc] = {}
         with ExitStack() as stack:
             for limit, host, direction in list(each_limited(limits, fabric.plan)):
@@ -58,7 +58,7 @@ def limited(fabric: Fabric, limits: Sequence[Limit], injector: Injector | None =
     """
     if fabric.datapath == "xdp":
         if injector is None:
-            raise FaultError("limit: allowed on the datapath xdp with an injector only, whose programs keep the rates")
+            raise FaultError("limit: the datapath xdp needs an injector, whose programs keep the rates")
         injector.set_limits(bucket_table(limits, fabric.plan))
         try:
             yield lambda: int(injector.links()["limited"].sum())

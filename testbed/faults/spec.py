@@ -63,11 +63,11 @@ _ADAPTER: TypeAdapter[Rule | Limit | Event] = TypeAdapter(Fault)
 def parse_fault(text: str) -> Rule | Limit | Event:
     """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s for=500ms``.
 
-    :raises SpecError: With a line a finding: key, value, and what is allowed.
+    :raises SpecError: With a line per finding: key, value, and what is allowed.
     """
     action, _ = split_words(text)
     if action not in MODELS:
-        raise SpecError(f"fault {text!r}: action {action!r} is unknown; allowed are {', '.join(MODELS)}")
+        raise SpecError(f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}")
     try:
         return _ADAPTER.validate_python(text)
     except ValidationError as error:

@@ -109,7 +109,7 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
     for rule in rules:
         if rule.backend != "engine":
             given = f"{rule.action}: backend = {rule.backend}"
-            raise SpecError(f"faults: {given}: allowed is engine where fates are counted and replayed")
+            raise SpecError(f"faults: {given}: must be engine where fates are counted and replayed")
     check_number(rules)
     tables: dict[tuple[int, ...], int] = {}
     compiled = tuple(_compile(rule, plan, tables) for rule in rules)

@@ -17,7 +17,7 @@ __all__ = [
     "split_words",
 ]
 
-# Each unit in the least one: nanoseconds, bits a second (tc(8), in powers of ten), bytes.
+# Each unit in the least one: nanoseconds, bits per second (tc(8), in powers of ten), bytes.
 _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
@@ -79,7 +79,7 @@ def seconds_text(value: float) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Write bits a second so that :func:`parse_rate` takes them for the same, such as ``100mbit``."""
+    """Write bits per second so that :func:`parse_rate` takes them for the same, such as ``100mbit``."""
     return _text(round(value), _RATES, tuple(_RATES))
 
 
@@ -102,11 +102,11 @@ def _parse(text: object, units: Mapping[str, int], noun: str, example: str, leas
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].lower() not in units:
         raise SpecError(
-            f"{shown(text)} is not {noun}: allowed is a number with one of the units {', '.join(units)}, such as {example}"
+            f"{shown(text)} is not {noun}: must be a number with one of the units {', '.join(units)}, such as {example}"
         )
     amount = Fraction(match[1]) * units[match[2].lower()]
     if amount.denominator != 1:
-        raise SpecError(f"{shown(text)} is not {noun}: allowed is a whole number of {least}, such as {example}")
+        raise SpecError(f"{shown(text)} is not {noun}: must be a whole number of {least}, such as {example}")
     return amount.numerator
 
 

@@ -34,7 +34,7 @@ class SampledModelSpec(ModelSpec):
     @model_validator(mode="after")
     def _fanout_a_layer(self) -> Self:
         if len(self.fanout) != self.layers:
-            raise ValueError(f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one a layer")
+            raise ValueError(f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one per layer")
         return self
 
 
@@ -50,7 +50,7 @@ class TrainingSpec(Table):
 class MinibatchSpec(TrainingSpec):
     """``[training]`` by minibatches."""
 
-    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices a rank and step")
+    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices per rank and step")
     steps: int | None = Field(
-        default=None, ge=1, le=1 << 31, description="steps an epoch at most; without it, one pass over the set"
+        default=None, ge=1, le=1 << 31, description="steps per epoch at most; without it, one pass over the set"
     )

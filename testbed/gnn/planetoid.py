@@ -81,15 +81,15 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
         ("test.index", len(test), "tx", tx.shape[0], "rows"),
     ):
         if count != allowed:
-            raise SpecError(f"{files[part]}: has {count} {noun}: allowed is as many as {files[other].name} has, {allowed}")
+            raise SpecError(f"{files[part]}: has {count} {noun}: must be as many as {files[other].name} has, {allowed}")
     known = len(ally)
     if len(y) > known:
-        raise SpecError(f"{files['y']}: has {len(y)} rows: allowed is at most as many as {files['ally'].name} has, {known}")
+        raise SpecError(f"{files['y']}: has {len(y)} rows: must be at most as many as {files['ally'].name} has, {known}")
     if n < known:
-        raise SpecError(f"{files['graph']}: has {n} vertices: allowed are those of {files['ally'].name} at least, {known}")
+        raise SpecError(f"{files['graph']}: has {n} vertices: must be at least those of {files['ally'].name}, {known}")
     if len(np.unique(test)) < len(test) or not all(known <= vertex < n for vertex in test.tolist()):
         raise SpecError(
-            f"{files['test.index']}: allowed is each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
+            f"{files['test.index']}: must name each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
         )
 
     memory.check(memory.read(n, allx.shape[1]), f"{files['allx']}: {allx.shape[1]} features")
@@ -121,21 +121,21 @@ def _unpickled(path: Path) -> Any:
 
 
 def _features(path: Path) -> csr_matrix:
-    """Read a matrix of features: float32, a row a vertex."""
+    """Read a matrix of features: float32, a row per vertex."""
     matrix = _unpickled(path)
     if not isinstance(matrix, csr_matrix) or not matrix.shape[1]:
-        raise SpecError(f"{path}: holds no CSR matrix: allowed is one of a row a vertex, a column a feature")
+        raise SpecError(f"{path}: holds no CSR matrix: must be one with a row per vertex and a column per feature")
     matrix = matrix.astype(np.float32)
     if not (np.isfinite(matrix.data).all() and (matrix.data >= 0).all()):
-        raise SpecError(f"{path}: has features that are negative or not finite: allowed are numbers from 0")
+        raise SpecError(f"{path}: has features that are negative or not finite: must be at least 0")
     return matrix
 
 
 def _labels(path: Path) -> NDArray[Any]:
-    """Read one-hot labels: a row a vertex, a column a label."""
+    """Read one-hot labels: a row per vertex, a column per label."""
     labels = _unpickled(path)
     if not isinstance(labels, np.ndarray) or labels.ndim != 2 or not labels.shape[1] or labels.dtype.kind not in "iu":
-        raise SpecError(f"{path}: holds no matrix of whole numbers: allowed is one of a row a vertex, a column a label")
+        raise SpecError(f"{path}: holds no matrix of whole numbers: must be one with a row per vertex and a column per label")
     return labels
 
 
@@ -143,7 +143,7 @@ def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
     """Read neighbours by vertex; return the number of vertices, and sources and targets of edges."""
     neighbours = _unpickled(path)
     if not isinstance(neighbours, dict) or not all(isinstance(row, list) for row in neighbours.values()):
-        raise SpecError(f"{path}: holds no dictionary of lists: allowed is one of the neighbours of each vertex")
+        raise SpecError(f"{path}: holds no dictionary of lists: must be one of each vertex's neighbours")
     targets = list(chain.from_iterable(neighbours.values()))
     # Before any is hashed: what is no number may take any time for that.
     strange = [each for each in chain(neighbours, targets) if type(each) is not int]
@@ -151,7 +151,7 @@ def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
     n = len(vertices)
     if strange := strange or sorted(vertices - set(range(n))):
         what = shown(strange[0]) if isinstance(strange[0], int | float | str) else type(strange[0]).__name__
-        raise SpecError(f"{path}: has a vertex {what}: allowed are all numbers from 0 up to the last")
+        raise SpecError(f"{path}: has a vertex {what}: must be all numbers from 0 up to the last")
     source = np.repeat(np.fromiter(neighbours, np.int64, len(neighbours)), [len(row) for row in neighbours.values()])
     return n, source, np.fromiter(targets, np.int64, len(targets))
 
@@ -162,5 +162,5 @@ def _test_index(path: Path) -> NDArray[np.int64]:
     numbers = [read_whole(line) for line in lines]
     for line, number in zip(lines, numbers, strict=True):
         if number is None or not 0 <= number < 1 << 31:
-            raise SpecError(f"{path}: {shown(line)}: allowed are numbers of vertices, one a line")
+            raise SpecError(f"{path}: {shown(line)}: must be numbers of vertices, one per line")
     return np.asarray(numbers, np.int64)

@@ -1,4 +1,4 @@
-"""Neighbour sampling on a CSR adjacency, vectorised: minibatches as bipartite blocks, one a layer.
+"""Neighbour sampling on a CSR adjacency, vectorised: minibatches as bipartite blocks, one per layer.
 
 GraphSAGE's sampling (Hamilton, Ying and Leskovec, NeurIPS 2017): each target takes at most `fanout` of its
 neighbours, drawn without replacement by Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987), all targets
@@ -63,7 +63,7 @@ def _floyd(degree: NDArray[np.int64], count: int, rng: np.random.Generator) -> N
 
 
 class Sampler:
-    """Makes blocks from a graph; keeps a scratch array of one number a vertex."""
+    """Makes blocks from a graph; keeps a scratch array of one number per vertex."""
 
     def __init__(self, graph: GraphData) -> None:
         self.graph = graph
@@ -85,7 +85,7 @@ class Sampler:
         """Return a minibatch's blocks in the order in which layers use them.
 
         :param seeds: Vertices whose labels are learned, distinct.
-        :param fanout: Neighbours a vertex takes, from the seeds outwards, one a layer.
+        :param fanout: Neighbours a vertex takes, from the seeds outwards, one per layer.
         """
         made: list[Block] = []
         targets = seeds

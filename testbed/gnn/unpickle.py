@@ -161,7 +161,7 @@ def _run(data: bytes) -> Any:
 
 def _named(name: str) -> _Name:
     if name not in NAMES:
-        raise RefusedPickle(f"names {shown('.'.join(name.split()))}: allowed are arrays, CSR matrices, dictionaries and lists")
+        raise RefusedPickle(f"names {shown('.'.join(name.split()))}: must be arrays, CSR matrices, dictionaries and lists")
     return NAMES[name]
 
 

@@ -73,7 +73,7 @@ class Model:
     """Sizes of a model.
 
     :param widths: Of the rows between layers: features, hidden, ..., classes.
-    :param copies: Models that a rank keeps, one a backend.
+    :param copies: Models that a rank keeps, one per backend.
     """
 
     parameters: int
@@ -98,7 +98,7 @@ def check(need: Mapping[str, int], cause: str) -> None:
         largest = sorted(need.items(), key=lambda part: -part[1])[:3]
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
         raise SpecError(
-            f"{cause}: needs about {_gib(sum(need.values()))} of memory ({parts}): allowed is at most {_gib(most)}, "
+            f"{cause}: needs about {_gib(sum(need.values()))} of memory ({parts}): must be at most {_gib(most)}, "
             f"{SHARE:.0%} of what is available"
         )
 
@@ -127,7 +127,7 @@ def data_parallel(graph: Graph, model: Model, hosts: int, workers: int, batch: i
     """Estimate what data-parallel training takes, on all ranks.
 
     :param workers: Processes of the ranks; mpi has its own.
-    Minibatches: sampled neighbourhoods without a vertex that is in it twice, gathered, with a message an edge. Evaluation is on
+    Minibatches: sampled neighbourhoods without duplicate vertices, gathered, with a message per edge. Evaluation is on
     one rank, and has a copy of all features.
     """
     targets, minibatch = min(graph.vertices, max(batch, VALIDATION_BATCH)), 0

@@ -53,7 +53,7 @@ def compile_native(name: str) -> Path:
     """
     source = SOURCES / f"{name}.c"
     if not source.is_file():
-        raise TestbedError(f"native library {name!r} does not exist: allowed is {', '.join(names())}")
+        raise TestbedError(f"native library {name!r} does not exist: must be one of {', '.join(names())}")
     compiler, identity = _toolchain()
     flags = FLAGS if name in PROGRAMS else (*FLAGS, *LIBRARY)
     parts = [compiler.encode(), identity, " ".join(flags).encode(), source.read_bytes()]

@@ -26,7 +26,7 @@ class Finding:
     :param name: The capability.
     :param level: How it stands.
     :param detail: What was seen; where it is missing the kernel's, compiler's or library's own words.
-    :param remedy: The command, or the kernel's configuration, that mends it; empty where nothing is to mend.
+    :param remedy: The command, or the kernel's configuration, that fixes it; empty where nothing is to fix.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.detail}" + (f"; mend: {self.remedy}" if self.remedy else "")
+        return f"{self.name}: {self.detail}" + (f"; fix: {self.remedy}" if self.remedy else "")
 
 
 class Missing(TestbedError):
     """A capability is not there.
 
     :param detail: Why, in the words of whoever refused it.
-    :param remedy: What mends this very case; else the probe's general remedy holds.
+    :param remedy: What fixes this very case; else the probe's general remedy holds.
     """
 
     def __init__(self, detail: str, remedy: str = "") -> None:
@@ -56,7 +56,7 @@ class Probe:
 
     :param name: The capability.
     :param check: Uses the capability; returns what to say about it, or raises what hindered it.
-    :param remedy: What mends it.
+    :param remedy: What fixes it.
     :param purpose: What is lost without it, where the main job can do without; empty where it cannot.
     :param needs: Names of the probes without which this one cannot even be tried.
     """

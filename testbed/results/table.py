@@ -1,4 +1,4 @@
-"""The tidy table of a run: one row a measurement."""
+"""The tidy table of a run: one row per measurement."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a user sees of a run: a bar on a terminal, else a line an epoch; on stderr: stdout is for results."""
+"""What a user sees of a run: a bar on a terminal, else a line per epoch; on stderr: stdout is for results."""
 
 import sys
 from collections.abc import Iterable

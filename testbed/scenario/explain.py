@@ -15,7 +15,7 @@ __all__ = ["explain"]
 
 
 def explain(error: ValidationError, source: str, workload: str) -> str:
-    """Say what is wrong, one finding a line, each starting with `source`.
+    """Say what is wrong, one finding per line, each starting with `source`.
 
     :param source: The scenario file's path.
     :param workload: The scenario's workload.
@@ -58,7 +58,7 @@ def _fault_line(detail: ErrorDetails) -> str:
     path = path_of(["faults", index])
     value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})
     if kind == "union_tag_not_found":
-        return f"{path}.action is missing: allowed is {options(list(FAULTS))}"
+        return f"{path}.action is missing: must be {options(list(FAULTS))}"
     if kind == "union_tag_invalid":
         return wrong(f"{path}.action =", context["tag"], options(list(FAULTS)), list(FAULTS))
     if not rest:  # neither a table nor words
@@ -73,4 +73,4 @@ def _fault_line(detail: ErrorDetails) -> str:
         known = [key for key in fields if key != "action"]
         return unknown(["faults", index, keys[0]], known)
     allowed = fields[str(keys[0])].description or ""
-    return f"{path} is missing: allowed is {allowed}" if kind == "missing" else wrong(f"{path} =", value, allowed)
+    return f"{path} is missing: must be {allowed}" if kind == "missing" else wrong(f"{path} =", value, allowed)

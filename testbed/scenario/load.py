@@ -53,7 +53,7 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         name, dot, key = target.strip().partition(".")
         whole = name == "faults" and not dot
         if not equals or not name or not (key or whole):
-            raise SpecError(f"--set {shown(setting)}: allowed is table.key=value, such as training.epochs=2, or faults=[...]")
+            raise SpecError(f"--set {shown(setting)}: must be table.key=value, such as training.epochs=2, or faults=[...]")
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
         except RecursionError as error:
@@ -62,7 +62,7 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             value = text.strip()
         if whole:
             if not isinstance(value, list):
-                raise SpecError(f"--set {shown(setting)}: allowed is an array of faults, such as [] or ['drop p=0.01']")
+                raise SpecError(f"--set {shown(setting)}: must be an array of faults, such as [] or ['drop p=0.01']")
             changed[name] = value
             continue
         section = changed.setdefault(name, {})

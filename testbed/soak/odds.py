@@ -20,8 +20,8 @@ LEAST_LAP = 0.02
 """With ``origin`` a lap that breaks begins again at the owner of its chunk, so it takes (1-p)^-(N-1) tries in the mean, each as
 long as a round trip or more. It ends, whatever the odds; in time for a soak where a lap gets through once in fifty tries."""
 
-_RANK = 60e-6  # seconds a rank and collective: two cores serve all ranks
-_FRAME = 3e-6  # seconds a frame and hop
+_RANK = 60e-6  # seconds per rank and collective: two cores serve all ranks
+_FRAME = 3e-6  # seconds per frame and hop
 _LOSS = 1.5e-3  # seconds until a frame that is lost has been sent again
 _TRY = 4e-3  # seconds of a lap that an owner begins anew
 _TOKENS = 192  # frames under way

@@ -70,7 +70,7 @@ def prepare(context: WorkerContext) -> None:
 def open_tasks(context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]) -> None:
     """Draw what this rank works on, and open and connect what is opened only once.
 
-    :param specs: By index of the task: one a round.
+    :param specs: By index of the task: one per round.
     """
     ranks = context.keep(_Ranks())
     for index, rounds in specs.items():

@@ -16,7 +16,7 @@ class Report:
     """One scenario that has passed.
 
     :param collectives: All-reduces and aggregations that all their ranks have done.
-    :param results: That were compared, one a rank and collective.
+    :param results: That were compared, one per rank and collective.
     :param given_up: Ranks' collectives that ended with an error, as they had to.
     :param sent: By all ranks.
     :param fired: Frames that met a fault, and events that happened, by action.
@@ -78,7 +78,7 @@ class Coverage:
         yield "scenarios", _parts(self.scenarios)
         yield "time", f"{self.seconds / 60:.1f} min; the longest scenario {self.longest:.1f} s"
         yield "collectives", _parts(self.collectives)
-        yield "results compared", f"{self.results:,}, one a rank and collective"
+        yield "results compared", f"{self.results:,}, one per rank and collective"
         yield "errors, as they had to be", f"{self.given_up:,}"
         yield "frames sent", f"{self.sent.packets:,} ({self.sent.wire_bytes / 1e9:.1f} GB)"
         yield "sent again", f"{self.sent.retransmissions:,}"

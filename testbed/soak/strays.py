@@ -120,7 +120,7 @@ class Strays:
         """
         workers = Workers.of(self._fabric)
         if self._fabric.datapath != "xdp":
-            raise FabricError(f"strays: the datapath is {self._fabric.datapath}: allowed is xdp, where programs copy frames")
+            raise FabricError(f"strays: the datapath is {self._fabric.datapath}: must be xdp, where programs copy frames")
         with ExitStack() as stack:
             frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
             stack.callback(os.close, frames.fd)

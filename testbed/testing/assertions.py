@@ -30,7 +30,7 @@ class WrongSum(AssertionError):
 def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lanes) -> None:
     """Check that every rank holds the sum of all inputs, bit for bit.
 
-    :param results: One tensor a rank.
+    :param results: One tensor per rank.
     :param inputs: What the ranks have put in.
     :param lanes: ``int16`` or ``int32``, as the group has.
     :raises WrongSum: A rank holds something else; the text names the first wrong element.

@@ -77,7 +77,7 @@ class Group(Closing):
     def all_reduce(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor]:
         """Sum tensors over all ranks.
 
-        :param tensors: One float32 tensor a rank, all of one shape.
+        :param tensors: One float32 tensor per rank, all of one shape.
         :param within: Seconds until all ranks have to be done.
         :returns: What each rank holds, in rank order.
         :raises CollectiveError: The collective could not complete.

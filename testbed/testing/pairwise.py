@@ -27,7 +27,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> list[dict[s
     """
     for name, values in factors.items():
         if not values:
-            raise ValueError(f"pairwise: factor {name!r} has no values: allowed is one or more")
+            raise ValueError(f"pairwise: factor {name!r} has no values: must be one or more")
     if len(factors) < 2:
         return [{name: value} for name, values in factors.items() for value in values]
     choices = {name: [(name, index) for index in range(len(values))] for name, values in factors.items()}

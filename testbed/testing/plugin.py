@@ -128,7 +128,7 @@ def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> I
     known = _keys("fabric")
     if unknown := options.keys() - set(known):
         allowed = ", ".join(known)
-        raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown; allowed are {allowed}")
+        raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown: must be one of {allowed}")
     datapath = options.pop("datapath", None)
     if datapath is None and "group" in request.fixturenames:
         backend = _options(request.node, "group").get("backend", "xdp-ring")
@@ -216,7 +216,7 @@ def _options(item: pytest.Item, marker: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for mark in item.iter_markers(marker):
         if mark.args:
-            raise pytest.UsageError(f"marker {marker}: {mark.args!r}: allowed are keywords only")
+            raise pytest.UsageError(f"marker {marker}: {mark.args!r}: must be keywords only")
         options = {**mark.kwargs, **options}
     return options
 

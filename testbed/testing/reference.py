@@ -32,7 +32,7 @@ def agree(guess: ScaleGuess, seen: int) -> int:
 def exact_sum(inputs: Sequence[Tensor], lanes: LaneType, exponent: int | None = None) -> Tensor:
     """Quantize, add integers, dequantize.
 
-    :param inputs: One finite tensor a rank, all of one shape. One rank's own is its sum.
+    :param inputs: One finite tensor per rank, all of one shape. One rank's own is its sum.
     :param exponent: To quantize with; that of the largest magnitude, if not given.
     :returns: The same shape.
     """

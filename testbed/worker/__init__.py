@@ -1,4 +1,4 @@
-"""One worker process a host: started, watched and called by the controller."""
+"""One worker process per host: started, watched and called by the controller."""
 
 from testbed.worker.context import WorkerContext
 from testbed.worker.controller import Workers

@@ -53,7 +53,7 @@ class Workers(Mapping[str, Worker]):
 
     def __init__(self, fabric: "Fabric", affinity: Affinity = "none", modules: Iterable[str] = ()) -> None:
         if affinity not in get_args(Affinity):
-            raise SpecError(f"affinity: {affinity!r} is unknown; allowed are {', '.join(get_args(Affinity))}")
+            raise SpecError(f"affinity: {affinity!r} is unknown: must be one of {', '.join(get_args(Affinity))}")
         self.fabric = fabric
         #: The socket that workers connect to.
         self.path = fabric.directory / "workers.sock"
@@ -218,7 +218,7 @@ class Workers(Mapping[str, Worker]):
         """
         found = [worker for worker in self._workers.values() if worker.node == node]
         if not found:
-            raise SpecError(f"node: {node!r} has no worker; allowed are {', '.join(self.fabric.nodes)}")
+            raise SpecError(f"node: {node!r} has no worker: must be one of {', '.join(self.fabric.nodes)}")
         for worker in found:
             worker.may_die = True
         return [worker.name for worker in found]

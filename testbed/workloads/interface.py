@@ -110,7 +110,7 @@ class Stage:
         return [host.name for host in self.fabric.plan.hosts]
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
-        """Return a new group of all hosts, one copy a rank; no other that is open has its number.
+        """Return a new group of all hosts, one copy per rank; no other that is open has its number.
 
         :param options: Further fields of `GroupSpec`.
         """

@@ -40,18 +40,18 @@ def check_faults(fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[
     for limit in limits_of(faults):
         if (both := ports.keys() & set(limit.hosts)) and "down" in limit.directions:
             raise ValueError(
-                f"faults: limit of {min(both)}: direction = {limit.direction}: allowed is up beside netem, which has the "
+                f"faults: limit of {min(both)}: direction = {limit.direction}: must be up beside netem, which has the "
                 "only queue of the port towards the host"
             )
     if emulated and floods:
         raise ValueError(
-            f"faults: {emulated[0].action}: backend = netem: allowed is engine beside a flood, since netem would meet "
+            f"faults: {emulated[0].action}: backend = netem: must be engine beside a flood, since netem would meet "
             "what is flooded to the port, too"
         )
     redirected = [name for name, datapath in needs.items() if datapath == fabric.switch == "xdp"]
     if emulated and redirected:
         raise ValueError(
-            f"faults: {emulated[0].action}: backend = netem: allowed is engine with switch xdp and {redirected[0]}, whose "
+            f"faults: {emulated[0].action}: backend = netem: must be engine with switch xdp and {redirected[0]}, whose "
             "frames pass no qdisc"
         )
 
@@ -62,7 +62,7 @@ def _check_hosts(fabric: FabricOptions, faults: Sequence[Fault]) -> None:
         key, names = hosts_of(fault)
         if strangers := [name for name in names if name not in known]:
             allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
-            raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: allowed is {allowed}")
+            raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: must be {allowed}")
 
 
 def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
@@ -70,7 +70,7 @@ def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
     for index, fault in enumerate(faults):
         for name in fault.switches if isinstance(fault, Flood) else ():
             if name not in known:
-                raise ValueError(f"faults[{index}].switches: {name} is no switch of this fabric: allowed is {', '.join(known)}")
+                raise ValueError(f"faults[{index}].switches: {name} is no switch of this fabric: must be {', '.join(known)}")
 
 
 def _plan(fabric: FabricOptions) -> FabricPlan | None:

@@ -10,7 +10,7 @@ from testbed.results import RunFolder, Table
 from testbed.scenario import parse_scenario
 
 SECONDS = {"xdp-ring": 0.2, "tcp-ring": 0.4, "gloo": 0.8}
-"""Time in all-reduce an epoch; computing takes one second, whatever the backend."""
+"""Time in all-reduce per epoch; computing takes one second, whatever the backend."""
 
 RunMaker = Callable[..., Path]
 

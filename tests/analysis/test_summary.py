@@ -53,7 +53,7 @@ def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
     assert "xdp-ring was fastest: its median epoch took 1.2 s, that with tcp-ring 1.4 s (1.17×)" in text
     assert "best socket baseline, tcp-ring, an epoch with xdp-ring was 1.17× as fast" in text
     assert "its all-reduce 2.00× as fast" in text
-    assert "of the 200 ms an epoch between xdp-ring and tcp-ring, +200 ms are in all-reduce, 0 s in computing" in text
+    assert "of the 200 ms per epoch between xdp-ring and tcp-ring, +200 ms are in all-reduce, 0 s in computing" in text
     assert "the largest part of it is moving and adding data (+120 ms)" in text
     assert "and so holds their noise." in text
 
@@ -79,7 +79,7 @@ def test_answer_when_sockets_win(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3, "gloo": 0.5}))))
     assert text.startswith("tcp-ring was fastest")
     assert "an epoch with xdp-ring was 1.46× as slow and its all-reduce 3.00× as slow" in text
-    assert "of the 600 ms an epoch between tcp-ring and xdp-ring, +600 ms are in all-reduce" in text
+    assert "of the 600 ms per epoch between tcp-ring and xdp-ring, +600 ms are in all-reduce" in text
 
 
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:

@@ -49,12 +49,12 @@ def test_inputs_are_whole_numbers_of_their_place():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (([0], [1], 9, 2), "--dims: 0: allowed is 1 to 512"),
-        (([], [1], 9, 2), "--dims: 0: allowed is 1 to 512"),
-        (([513], [1], 9, 2), "--dims: 513: allowed is 1 to 512"),
-        (([4], [1], 2, 4), "--vertices: 2: allowed is 3 or more, one a host that sends"),
-        (([4], [0], 8, 2), "--degrees: 0: allowed is 1 to 8388608 with 8 vertices, at most 67108864 additions"),
-        (([4], [9], 1 << 24, 2), "--degrees: 9: allowed is 1 to 4 with 16777216 vertices, at most 67108864 additions"),
+        (([0], [1], 9, 2), "--dims: 0: must be 1 to 512"),
+        (([], [1], 9, 2), "--dims: 0: must be 1 to 512"),
+        (([513], [1], 9, 2), "--dims: 513: must be 1 to 512"),
+        (([4], [1], 2, 4), "--vertices: 2: must be 3 or more, one per sending host"),
+        (([4], [0], 8, 2), "--degrees: 0: must be 1 to 8388608 with 8 vertices, at most 67108864 additions"),
+        (([4], [9], 1 << 24, 2), "--degrees: 9: must be 1 to 4 with 16777216 vertices, at most 67108864 additions"),
     ],
 )
 def test_refusals(arguments, text):

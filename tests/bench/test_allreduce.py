@@ -32,16 +32,16 @@ def test_turns_share_the_iterations():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"iterations": 0}, "-n: 0: allowed is 1 to 1000000 iterations"),
-        ({"warmup": -1}, "-w: -1: allowed is 0 to 1000000"),
-        ({"sizes": [4, 1 << 33]}, "-e: 8G: allowed is at most 8589934588 bytes, 2^31 - 1 elements"),
+        ({"iterations": 0}, "-n: 0: must be 1 to 1000000 iterations"),
+        ({"warmup": -1}, "-w: -1: must be 0 to 1000000"),
+        ({"sizes": [4, 1 << 33]}, "-e: 8G: must be at most 8589934588 bytes, 2^31 - 1 elements"),
         (
             {"backends": ["gloo", "xdp-ring"], "plan": plan_fabric(switch="bridge", mtu=9000)},
-            "--mtu: 9000: allowed is 576 to 3506 with xdp-ring, which needs native XDP",
+            "--mtu: 9000: must be 576 to 3506 with xdp-ring, which needs native XDP",
         ),
         (
             {"backends": ["nccl"]},
-            "backend 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi",
+            "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi",
         ),
     ],
 )
@@ -54,11 +54,11 @@ def test_refusals(changes, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["-b", "64T"], "-b: '64T' is no size: allowed is a number of bytes, with K, M or G, such as 64K"),
-        (["--lanes", "int8"], '--lanes: "int8": allowed is int16 or int32; did you mean int32?'),
-        (["-n", "0"], "-n: 0: allowed is 1 to 1000000 iterations"),
-        (["--hosts", "33"], "--hosts: 33: allowed is 1 to 32"),
-        (["--backends", "nccl"], "backend 'nccl' does not exist: allowed is xdp-ring, tcp-ring, gloo, mpi"),
+        (["-b", "64T"], "-b: '64T' is no size: must be a number of bytes, with K, M or G, such as 64K"),
+        (["--lanes", "int8"], '--lanes: "int8": must be int16 or int32; did you mean int32?'),
+        (["-n", "0"], "-n: 0: must be 1 to 1000000 iterations"),
+        (["--hosts", "33"], "--hosts: 33: must be 1 to 32"),
+        (["--backends", "nccl"], "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi"),
     ],
 )
 def test_refusal_by_the_command(arguments, text):

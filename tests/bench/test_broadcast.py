@@ -46,14 +46,14 @@ def test_a_message_is_the_embeddings_of_some_vertices(size, dim, vertices):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: make_case(0, 1), "-b: 0: allowed are multiples of 4 bytes, a float32, from 4"),
-        (lambda: make_case(6, 1), "-b: 6: allowed are multiples of 4 bytes, a float32, from 4"),
-        (lambda: check_receivers([1, 32]), "--receivers: 32: allowed is 1 to 31"),
-        (lambda: check_receivers([]), "--receivers: 0: allowed is 1 to 31"),
-        (lambda: Options(plan_fabric(), []), "--exchanges: '': allowed are pinch, tcp-pull, tcp-push, gloo"),
-        (lambda: Options(plan_fabric(), ["gloo"], iterations=0), "-n: 0: allowed is 1 to 1000000 iterations"),
-        (lambda: Options(plan_fabric(), ["gloo"], warmup=-1), "-w: -1: allowed is 0 to 1000000"),
-        (lambda: Options(plan_fabric(hosts=1), ["gloo"]), "--hosts: 1: allowed is 2 to 32, as one rank exchanges nothing"),
+        (lambda: make_case(0, 1), "-b: 0: must be a multiple of 4 bytes, a float32, and at least 4"),
+        (lambda: make_case(6, 1), "-b: 6: must be a multiple of 4 bytes, a float32, and at least 4"),
+        (lambda: check_receivers([1, 32]), "--receivers: 32: must be 1 to 31"),
+        (lambda: check_receivers([]), "--receivers: 0: must be 1 to 31"),
+        (lambda: Options(plan_fabric(), []), "--exchanges: '': must be one or more of pinch, tcp-pull, tcp-push, gloo"),
+        (lambda: Options(plan_fabric(), ["gloo"], iterations=0), "-n: 0: must be 1 to 1000000 iterations"),
+        (lambda: Options(plan_fabric(), ["gloo"], warmup=-1), "-w: -1: must be 0 to 1000000"),
+        (lambda: Options(plan_fabric(hosts=1), ["gloo"]), "--hosts: 1: must be 2 to 32, as one rank exchanges nothing"),
     ],
 )
 def test_refusals(call, text):
@@ -111,7 +111,7 @@ def test_a_broadcast_that_is_not_twice_as_fast_fails():
 def test_refusal_by_the_command():
     done = bench("--receivers", "three")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --receivers: 'three': allowed are whole numbers, comma-separated\n"
+    assert done.stderr == "error: --receivers: 'three': must be whole numbers, comma-separated\n"
 
 
 @pytest.mark.net

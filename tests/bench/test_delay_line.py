@@ -21,11 +21,11 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (([], 1, 0, 0), "--rates: '': allowed are 1 to 10000000 frames a second"),
-        (([10, 0], 1, 0, 0), "--rates: '10,0': allowed are 1 to 10000000 frames a second"),
-        (([10], 0, 0, 0), "--seconds: 0: allowed is more than 0, at most 3600"),
-        (([10], 1, 61.0, 0), "--delay: 61 s: allowed is at most 60 s"),
-        (([10], 1, 0.001, 0.002), "--jitter: 0.002: allowed is 0 up to the delay, 0.001 s"),
+        (([], 1, 0, 0), "--rates: '': must be 1 to 10000000 frames per second"),
+        (([10, 0], 1, 0, 0), "--rates: '10,0': must be 1 to 10000000 frames per second"),
+        (([10], 0, 0, 0), "--seconds: 0: must be more than 0, at most 3600"),
+        (([10], 1, 61.0, 0), "--delay: 61 s: must be at most 60 s"),
+        (([10], 1, 0.001, 0.002), "--jitter: 0.002: must be 0 up to the delay, 0.001 s"),
     ],
 )
 def test_refusals(arguments: tuple[list[int], float, float, float], text: str) -> None:
@@ -37,7 +37,7 @@ def test_refusals(arguments: tuple[list[int], float, float, float], text: str) -
 def test_refusal_by_the_command() -> None:
     done = bench("--rates", "10,fast")
     assert done.returncode == SpecError.exit_status
-    assert done.stderr.strip() == "error: --rates: '10,fast': allowed are whole numbers, comma-separated"
+    assert done.stderr.strip() == "error: --rates: '10,fast': must be whole numbers, comma-separated"
 
 
 def test_a_row() -> None:

@@ -8,7 +8,7 @@ from testbed.bench.sizes import check_room, parse_size, size_series
 from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size
 
-ALLOWED = "allowed is a number of bytes, with K, M or G, such as 64K"
+ALLOWED = "must be a number of bytes, with K, M or G, such as 64K"
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_format_is_the_inverse(size):
     [
         (lambda: parse_size("64T", "-b"), "-b: '64T' is no size: " + ALLOWED),
         (lambda: parse_size("-4", "-e"), "-e: '-4' is no size: " + ALLOWED),
-        (lambda: parse_size("6", "-b"), "-b: '6' is 6 bytes: allowed are multiples of 4, a float32"),
-        (lambda: size_series(4, 64, 1), "-f: 1: allowed is a factor of at least 2"),
-        (lambda: size_series(64, 4, 2), "-b: 64 bytes are more than -e, 4 bytes: allowed is at most as much"),
+        (lambda: parse_size("6", "-b"), "-b: '6' is 6 bytes: must be a multiple of 4, a float32"),
+        (lambda: size_series(4, 64, 1), "-f: 1: must be a factor of at least 2"),
+        (lambda: size_series(64, 4, 2), "-b: 64 bytes: must be at most -e, 4 bytes"),
     ],
 )  # fmt: skip
 def test_refusals(call, text):
@@ -60,6 +60,6 @@ def test_tensors_that_memory_does_not_hold():
     with pytest.raises(SpecError) as caught:
         check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 260)
     assert str(caught.value) == (
-        "-e: 1G: allowed is at most 10M: 4 hosts with 2 backends hold a tensor 26 times, in 260 MiB of memory, "
+        "-e: 1G: must be at most 10M: 4 hosts with 2 backends hold a tensor 26 times, in 260 MiB of memory, "
         "80% of what is available"
     )

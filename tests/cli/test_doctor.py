@@ -22,7 +22,7 @@ def test_one_line_a_capability() -> None:
     counts = [sum(line.startswith(level) for line in lines) for level in ("OK", "WARN", "FAIL")]
     assert totals == "{} OK, {} WARN, {} FAIL".format(*counts)
     assert done.returncode == (1 if counts[2] else 0)
-    assert all("; mend: " in line for line in lines if not line.startswith("OK"))
+    assert all("; fix: " in line for line in lines if not line.startswith("OK"))
     assert "\x1b" not in done.stdout  # no colours into a file
 
 

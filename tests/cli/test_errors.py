@@ -58,8 +58,8 @@ def test_testbed_error_is_one_line(error: str, status: int) -> None:
 
 
 def test_each_finding_is_an_error_and_a_log_is_not() -> None:
-    done = act("raise errors.SpecError('hosts = 0: allowed is 1 to 32\\nmtu = 1: allowed is 576 to 9000')")
-    assert done.stderr == "error: hosts = 0: allowed is 1 to 32\nerror: mtu = 1: allowed is 576 to 9000\n"
+    done = act("raise errors.SpecError('hosts = 0: must be 1 to 32\\nmtu = 1: must be 576 to 9000')")
+    assert done.stderr == "error: hosts = 0: must be 1 to 32\nerror: mtu = 1: must be 576 to 9000\n"
     done = act("raise errors.WorkerDied('h2', 1, 'first\\nlast')")
     assert done.stderr == "error: worker h2 exited with 1 before its work was done; its last words:\nfirst\nlast\n"
 
@@ -107,7 +107,7 @@ def test_verbose_before_and_after_the_verb() -> None:
         (["exec"], "Missing argument 'HOST'; see testbed exec --help"),
         (
             ["bench", "allreduce", "--json", "/nonexistent/out.json"],
-            "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does not exist; allowed is a file in a "
+            "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does not exist; must be a file in an "
             "folder that is there, or -; see testbed bench allreduce --help",
         ),
     ],

@@ -112,8 +112,8 @@ def test_an_error_after_up_is_shown_until_clean() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["up", "--hosts", "40"], 2, "--hosts: 40: allowed is 1 to 32"),
-        (["up", "--offload", "maybe"], 2, '--offload: "maybe": allowed is on or off'),
+        (["up", "--hosts", "40"], 2, "--hosts: 40: must be 1 to 32"),
+        (["up", "--offload", "maybe"], 2, '--offload: "maybe": must be on or off'),
         (["up", "--run-id", "a/b"], 2, "run id: 'a/b' is not 1 to 32 letters, digits, '-' or '_'"),
         (["exec", "--run", "none", "h1", "--", "true"], 2, "there is no run 'none': "),
         (["down", "none"], 2, "there is no run 'none': "),
@@ -144,7 +144,7 @@ def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
         with Fabric(plan, "lab", tmp_path, kept=True):
             assert find_run(root=tmp_path).run_id == "lab"
             assert find_run("mine", tmp_path).run_id == "mine"
-            with pytest.raises(SpecError, match=r"^there is no run 'none': allowed is lab, mine$"):
+            with pytest.raises(SpecError, match=r"^there is no run 'none': must be one of lab, mine$"):
                 find_run("none", tmp_path)
     with pytest.raises(SpecError, match=r"^there is no run 'none': none is up$"):
         find_run("none", tmp_path)

@@ -61,10 +61,10 @@ def test_help_is_the_models() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--wide-open", "6"], "--wide-open: 6: allowed is 2 to 5"),
-        (["--share", "1"], "--share: 1.0: allowed is more than 0, less than 1"),
-        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: allowed is 2 to 5\n--share: 1.0: "
-         "allowed is more than 0, less than 1"),
+        (["--wide-open", "6"], "--wide-open: 6: must be 2 to 5"),
+        (["--share", "1"], "--share: 1.0: must be more than 0, less than 1"),
+        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: must be 2 to 5\n--share: 1.0: "
+         "must be more than 0, less than 1"),
     ],
 )  # fmt: skip
 def test_what_is_refused(arguments: list[str], text: str) -> None:
@@ -89,14 +89,14 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--lanes", "int8"], '--lanes: "int8": allowed is int16 or int32; did you mean int32?'),
-        (["--window", "257"], "--window: 257: allowed is 1 to 256"),
-        (["--recovery", "owner"], '--recovery: "owner": allowed is origin or upstream'),
-        (["--gap", "4097"], "--gap: 4097: allowed is 0 to 4096"),
-        (["--affinity", "core"], '--affinity: "core": allowed is none or rank'),
-        (["--mtu", "100"], "--mtu: 100: allowed is 576 to 9000"),
-        (["--offload", "no"], '--offload: "no": allowed is on or off'),
-        (["--topology", "mesh"], '--topology: "mesh": allowed is star, ring or leaf-spine'),
+        (["--lanes", "int8"], '--lanes: "int8": must be int16 or int32; did you mean int32?'),
+        (["--window", "257"], "--window: 257: must be 1 to 256"),
+        (["--recovery", "owner"], '--recovery: "owner": must be origin or upstream'),
+        (["--gap", "4097"], "--gap: 4097: must be 0 to 4096"),
+        (["--affinity", "core"], '--affinity: "core": must be none or rank'),
+        (["--mtu", "100"], "--mtu: 100: must be 576 to 9000"),
+        (["--offload", "no"], '--offload: "no": must be on or off'),
+        (["--topology", "mesh"], '--topology: "mesh": must be star, ring or leaf-spine'),
     ],
 )
 def test_options_of_a_bench_are_refused_by_their_flags(arguments: list[str], text: str) -> None:

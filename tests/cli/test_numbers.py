@@ -63,7 +63,7 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario: Path) -> None:
-    """Check that a command refuses a value by one line that names the option, the value and what is allowed."""
+    """Check that a command refuses a value by one line that names the option, the value and what it must be."""
     arguments = {("run",): [str(scenario)], ("up",): ["--topology", "leaf-spine"]}.get(path, [])
     result = CliRunner().invoke(app, [*path, *arguments, option[-1], value], env={"COLUMNS": "10000"})
     error = result.exception
@@ -71,7 +71,7 @@ def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario:
     assert (error.code if isinstance(error, SystemExit) else error.exit_status) == 2
     text = str(error) if isinstance(error, SpecError) else result.stderr
     names = {*option, *(name.strip("-").replace("-", "_") for name in option)}
-    lines = [line for line in text.splitlines() if "allowed" in line]
+    lines = [line for line in text.splitlines() if "must be" in line]
     assert len(lines) == 1, (value, text)
     assert any(name in lines[0] for name in names), (value, text)
     assert value[:40] in lines[0] or f" {float(value):g}:" in lines[0], (value, text)

@@ -293,7 +293,7 @@ def test_32_ranks_sum_exactly() -> None:
 
 def test_33_ranks_are_refused() -> None:
     hosts = list(plan_fabric(hosts=32).hosts)
-    with pytest.raises(SpecError, match=r"^group: 33 members: allowed is 1\.\.32$"):
+    with pytest.raises(SpecError, match=r"^group: 33 members: must be 1\.\.32$"):
         make_groups([*hosts, hosts[0]])
     with pytest.raises(SpecError, match="33"):
         plan_fabric(hosts=33)

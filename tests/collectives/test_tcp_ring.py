@@ -25,7 +25,7 @@ def make_specs(ranks, **options):
 
 
 def on_all_ranks(specs, work):
-    """Run work(rank, backend) in a thread a rank; return the results or raise the first error."""
+    """Run work(rank, backend) in a thread per rank; return the results or raise the first error."""
 
     def one(spec):
         with tcp_ring.TcpRing(CONTEXT, spec) as backend:
@@ -220,16 +220,16 @@ def connect_and_sum(spec):
     ("tensor", "out", "text"),
     [
         (np.zeros(4), None, "tensor is float64"),
-        (np.zeros((4, 4), np.float32).T, None, "allowed is float32, C-contiguous"),
+        (np.zeros((4, 4), np.float32).T, None, "must be float32, C-contiguous"),
         (
             np.zeros(4, np.float32),
             np.zeros(5, np.float32),
-            r"out has shape \(5,\): allowed is tensor's, \(4,\)",
+            r"out has shape \(5,\): must be the tensor's, \(4,\)",
         ),
         (
             np.zeros(17, np.float32),
             None,
-            "tensor has 17 elements: allowed is at most the group's capacity, 16",
+            "tensor has 17 elements: must be at most the group's capacity, 16",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_p
     def work(rank, backend):
         mine = np.full(mapped.shape, rank + 1, np.float32)
         for tensor, out in [(mine, mapped), (mapped, mapped)] if rank == 0 else []:
-            with pytest.raises(SpecError, match="all_reduce: out is read-only: allowed is an array that can be written"):
+            with pytest.raises(SpecError, match="all_reduce: out is read-only: must be an array that can be written"):
                 backend.all_reduce(tensor, out)
         return backend.all_reduce(mapped if rank == 0 else mine)[-1]
 

@@ -89,8 +89,8 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
         "group": 7,
         "row": 5,
         "wrong": [
-            "scenario: collective.pace = 10: allowed is 1 to 9",
-            "group: pace = 10: allowed is 1 to 9",
-            "--pace: 10: allowed is 1 to 9",
+            "scenario: collective.pace = 10: must be 1 to 9",
+            "group: pace = 10: must be 1 to 9",
+            "--pace: 10: must be 1 to 9",
         ],
     }

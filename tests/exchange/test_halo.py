@@ -97,6 +97,6 @@ def test_types_are_those_of_maps_and_views(given: tuple[Adjacency, np.ndarray, i
 @pytest.mark.parametrize("owner", [[0, 1], [0, 1, 2], [0, -1, 1]])
 def test_owners_that_are_no_ranks(owner: list[int]) -> None:
     graph = np.array([0, 1, 2, 2]), np.array([1, 0], np.int32)
-    text = rf"^halo: owner has {len(owner)} entries: allowed is one for each of 3 vertices, each 0\.\.1$"
+    text = rf"^halo: owner has {len(owner)} entries: must be one for each of 3 vertices, each 0\.\.1$"
     with pytest.raises(SpecError, match=text):
         make_halos(*graph, np.array(owner, np.int32), 2)

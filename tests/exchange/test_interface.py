@@ -18,21 +18,21 @@ BARE = make_halos(GRAPH.indptr, GRAPH.indices, GRAPH.owner, 2)[0]
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"dim": 0}, "dim = 0: allowed is 1..512"),
-        ({"dim": 513}, "dim = 513: allowed is 1..512"),
-        ({"bound": -0.5}, "bound = -0.5: allowed is at least 0"),
-        ({"bound": float("inf")}, "bound = inf: allowed is at least 0, finite"),
-        ({"bound": float("nan")}, "bound = nan: allowed is at least 0, finite"),
+        ({"dim": 0}, "dim = 0: must be 1..512"),
+        ({"dim": 513}, "dim = 513: must be 1..512"),
+        ({"bound": -0.5}, "bound = -0.5: must be at least 0"),
+        ({"bound": float("inf")}, "bound = inf: must be at least 0, finite"),
+        ({"bound": float("nan")}, "bound = nan: must be at least 0, finite"),
         (
             {"bound": 0.0, "aggregation": "max"},
-            "bound: allowed with aggregation sum or weighted: a maximum cannot be taken back",
+            "bound: aggregation must be sum or weighted, since a maximum cannot be taken back",
         ),
-        ({"aggregation": "weighted", "halo": BARE}, "aggregation = 'weighted': allowed is a halo with weights"),
-        ({"staleness": 0}, "staleness = 0: allowed is 1 to 2147483648"),
-        ({"staleness": 1 << 40}, "staleness = 1099511627776: allowed is 1 to 2147483648"),
-        ({"exponent": 128}, "exponent = 128: allowed is -126..127, without bound"),
-        ({"exponent": -127}, "exponent = -127: allowed is -126..127, without bound"),
-        ({"exponent": 1, "bound": 0.0}, "exponent = 1: allowed is -126..127, without bound"),
+        ({"aggregation": "weighted", "halo": BARE}, "aggregation = 'weighted': needs a halo with weights"),
+        ({"staleness": 0}, "staleness = 0: must be 1 to 2147483648"),
+        ({"staleness": 1 << 40}, "staleness = 1099511627776: must be 1 to 2147483648"),
+        ({"exponent": 128}, "exponent = 128: must be -126..127, without bound"),
+        ({"exponent": -127}, "exponent = -127: must be -126..127, without bound"),
+        ({"exponent": 1, "bound": 0.0}, "exponent = 1: must be -126..127, without bound"),
     ],
 )
 def test_specs_outside_of_what_is_allowed(options, text) -> None:

@@ -47,7 +47,7 @@ def test_what_a_payload_of_some_vertices_takes() -> None:
 def test_links_too_small_for_a_row() -> None:
     assert RowLayout.plan(2, 32, 90).payload == 16
     assert RowLayout.plan(512, 32, 90).parts == 256
-    with pytest.raises(SpecError, match=r"^mtu: 89 is too small for embeddings: allowed is 90 or more$"):
+    with pytest.raises(SpecError, match=r"^mtu: 89 is too small for embeddings: must be 90 or more$"):
         RowLayout.plan(2, 32, 89)
 
 

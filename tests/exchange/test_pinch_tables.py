@@ -107,7 +107,7 @@ def test_the_largest_number_of_weights_that_an_accumulator_takes() -> None:
     scale = weight_scale(halo, 16)
     assert scale > 0
     assert round(scale) * most * ((1 << 15) - 1) < 1 << 31
-    text = rf"^exchange: a vertex has {most + 1} weighted neighbours: allowed is at most {most}$"
+    text = rf"^exchange: a vertex has {most + 1} weighted neighbours: must be at most {most}$"
     with pytest.raises(SpecError, match=text):
         weight_scale(star(most + 1).halos[0], 16)
 
@@ -117,7 +117,7 @@ def test_a_vertex_with_more_neighbours_than_an_accumulator_adds_up() -> None:
     most = 65538
     assert most * ((1 << 15) - 1) < 1 << 31 <= (most + 1) * ((1 << 15) - 1)
     assert make_tables(star(most).halos[0], layout, "sum").edges.size == most
-    text = f"a vertex has {most + 1} neighbours on other ranks: allowed is at most {most} with lanes = int16; use int32"
+    text = f"a vertex has {most + 1} neighbours on other ranks: must be at most {most} with lanes = int16; use int32"
     with pytest.raises(SpecError, match=f"^exchange: {text}$"):
         make_tables(star(most + 1).halos[0], layout, "sum")
     make_tables(star(most + 1).halos[0], layout, "max")

@@ -38,7 +38,7 @@ def make_specs(graph: Partitioned, dim: int = 3, kind: Aggregation = "weighted",
 
 
 def on_all_ranks(name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, Exchange], Any]) -> list[Any]:
-    """Run work(rank, exchange) in a thread a rank; each one's result, or the CollectiveError that it met."""
+    """Run work(rank, exchange) in a thread per rank; each one's result, or the CollectiveError that it met."""
     left = threading.Barrier(len(specs))
 
     def one(spec: ExchangeSpec) -> Any:
@@ -320,7 +320,7 @@ def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str)
     spec = make_specs(draw_partitioned(0, 4, 9, 1))[0]
     with pytest.raises(SpecError) as caught:
         open_exchange(name, CONTEXT, spec).aggregate(x, out)
-    assert str(caught.value) == f"aggregate: {text}: allowed is float32 of shape (4, 3), C-contiguous"
+    assert str(caught.value) == f"aggregate: {text}: must be float32 of shape (4, 3), C-contiguous"
 
 
 @both
@@ -335,9 +335,9 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(name:
     def work(rank: int, exchange: Exchange) -> np.ndarray:
         mine = x[: exchange.spec.halo.num_owned]
         if rank == 0:
-            with pytest.raises(SpecError, match="aggregate: out is read-only: allowed is an array that can be written"):
+            with pytest.raises(SpecError, match="aggregate: out is read-only: must be an array that can be written"):
                 exchange.aggregate(mine, mapped)
-            with pytest.raises(SpecError, match="aggregate: out overlaps x: allowed is memory of its own"):
+            with pytest.raises(SpecError, match="aggregate: out overlaps x: must be memory of its own"):
                 exchange.aggregate(mine, mine)
         return exchange.aggregate(mine)
 

@@ -169,7 +169,7 @@ def test_datapath_errors() -> None:
     with Fabric(plan_fabric("star", 1, "xdp")) as fabric:
         with pytest.raises(FabricError, match=r"programs are owned by the .*workers"):
             set_datapath(fabric, "xdp")
-        with pytest.raises(SpecError, match="datapath: 'dpdk' is unknown; allowed are xdp, sockets"):
+        with pytest.raises(SpecError, match="datapath: 'dpdk' is unknown: must be one of xdp, sockets"):
             set_datapath(fabric, "dpdk")  # type: ignore[arg-type]
     with (
         Fabric(plan_fabric("star", 1, "bridge", mtu=9000)) as fabric,

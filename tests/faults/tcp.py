@@ -9,7 +9,7 @@ PORT = 5201
 
 
 def transfer(context: WorkerContext, receiver: str, size: int) -> float:
-    """Send or receive ``size`` bytes, by who this is; the receiver returns bits a second from its first byte on."""
+    """Send or receive ``size`` bytes, by who this is; the receiver returns bits per second from its first byte on."""
     deadline = time.monotonic() + 30
     if context.name == receiver:
         with socket.create_server(("", PORT)) as server:

@@ -273,7 +273,7 @@ class TestLine:
 
     @pytest.mark.parametrize("capacity", [0, 1 << 21])
     def test_capacity(self, capacity: int) -> None:
-        with pytest.raises(FaultError, match=f"capacity of a delay line: {capacity}: allowed are 1 to 1048576 frames"):
+        with pytest.raises(FaultError, match=f"capacity of a delay line: {capacity}: must be 1 to 1048576 frames"):
             DelayLine(1500, capacity=capacity)
 
     def test_it_dies_with_its_parent(self) -> None:

@@ -97,7 +97,7 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
         assert blocked[0, 1] > 0
         assert blocked[1, 2] == 0
         with (
-            pytest.raises(SpecError, match=r"partition: h1\|h1,h2: allowed is each host once"),
+            pytest.raises(SpecError, match=r"partition: h1\|h1,h2: must name each host once"),
             partition(fabric, [["h1"], ["h1", "h2"]]),
         ):
             pass
@@ -176,7 +176,7 @@ def test_turns_of_stopping_hold_a_host_to_its_share(fabric: Fabric, workers: Wor
 @pytest.mark.parametrize("share", [0.0, 0.001, 1.5])
 def test_a_share_is_part_of_a_cpu(fabric: Fabric, share: float) -> None:
     with (
-        pytest.raises(SpecError, match=rf"share = {share}: allowed is a number from 0.01 to 1"),
+        pytest.raises(SpecError, match=rf"share = {share}: must be a number from 0.01 to 1"),
         slow(fabric, "h1", share),
     ):
         pass

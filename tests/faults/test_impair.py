@@ -207,7 +207,7 @@ def test_blocked_links_lose_before_any_rule(program):
 def test_limits_let_a_bucket_pass(program, index):
     """So slow a rate that nothing flows into the bucket during the test."""
     programs = Programs()
-    rate, frames = 8, 5  # bits a second
+    rate, frames = 8, 5  # bits per second
     burst = frames * len(ring()) * 8 * 10**9 // rate
     programs.maps["limits"].update(index, bytes(Struct("fault_limit", rate=rate, burst=burst)))
     verdicts = [programs.run(program, ring())[0] for _ in range(8)]

@@ -44,7 +44,7 @@ def test_a_limit_in_words(text: str) -> None:
 
 
 def test_a_limit_says_what_it_takes() -> None:
-    text = "rate = 9: allowed is a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to 30gbit"
+    text = "rate = 9: must be a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to 30gbit"
     with pytest.raises(SpecError, match=text):
         parse_fault("limit hosts=h2 rate=9")
 
@@ -94,8 +94,8 @@ def test_refused_values(keys: dict[str, Any], key: str) -> None:
     ("limits", "text"),
     [
         ([make_limit("h7")], "host: 'h7' is not in this fabric; hosts are h1, h2, h3"),
-        ([make_limit(), make_limit(direction="up")], "limit of h2: direction = up: there are two; allowed is one a direction"),
-        ([make_limit(queue="1000B")], "limit of h2: queue = 1000 B: allowed is a frame at least, 1514 B"),
+        ([make_limit(), make_limit(direction="up")], "limit of h2: direction = up: there are two: must be one per direction"),
+        ([make_limit(queue="1000B")], "limit of h2: queue = 1000 B: must be at least a frame, 1514 B"),
     ],
 )
 def test_refused_limits(limits: list[Limit], text: str) -> None:
@@ -110,7 +110,7 @@ def test_a_bucket_is_not_shared_by_switches() -> None:
     with pytest.raises(SpecError) as caught:
         bucket_table([make_limit()], plan)
     assert str(caught.value) == (
-        "limit of h2: direction = both: allowed is up, since under XDP senders at different switches would not share the rate"
+        "limit of h2: direction = both: must be up, since under XDP senders at different switches would not share the rate"
     )
 
 
@@ -190,7 +190,7 @@ def test_limits_on_both_datapaths(datapath: Datapath) -> None:
             answer = fabric.run("h1", ["ping", "-f", "-c", "100", "-s", "1000", "-W", "1", "h2"])
             assert " 0% packet loss" in answer.stdout
         if datapath == "xdp":
-            with pytest.raises(FaultError, match="limit: allowed on the datapath xdp with an injector only"):
+            with pytest.raises(FaultError, match="limit: the datapath xdp needs an injector"):
                 limited(fabric, limits).__enter__()
             with pytest.raises(FaultError, match="limit: frames that XDP redirects pass no qdisc"):
                 Shaper(fabric, limits)

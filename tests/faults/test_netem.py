@@ -74,19 +74,19 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ("drop kind=tcp,udp", "netem: drop: kind = tcp,udp: allowed are link and p, since netem reads no such header"),
-        ("drop attempt=0", "netem: drop: attempt = 0: allowed are link and p, since netem reads no such header"),
-        ("drop link=h1->h2", "netem: drop: link = h1->h2: allowed is *->h2, since a port's qdisc sees what all hosts send"),
-        ("duplicate copies=2", "netem: duplicate: copies = 2: allowed is 1, netem knows no other"),
-        ("corrupt bits=8", "netem: corrupt: bits = 8: allowed is 1, netem knows no other"),
-        ("reorder behind=3", "netem: reorder: behind = 3: allowed is 1, netem knows no other"),
+        ("drop kind=tcp,udp", "netem: drop: kind = tcp,udp: only link and p can be set, since netem reads no such header"),
+        ("drop attempt=0", "netem: drop: attempt = 0: only link and p can be set, since netem reads no such header"),
+        ("drop link=h1->h2", "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees what all hosts send"),
+        ("duplicate copies=2", "netem: duplicate: copies = 2: must be 1, since netem knows no other"),
+        ("corrupt bits=8", "netem: corrupt: bits = 8: must be 1, since netem knows no other"),
+        ("reorder behind=3", "netem: reorder: behind = 3: must be 1, since netem knows no other"),
         (
             "delay delay=2ms jitter=1ms distribution=pareto",
-            "netem: delay: distribution = pareto: allowed is constant, uniform or normal, since its own is another",
+            "netem: delay: distribution = pareto: must be constant, uniform or normal, since its pareto differs",
         ),
-        ("drop; drop p=0.5 link=*->h2", "netem: drop and drop of one receiver: allowed is one of them"),
-        ("delay delay=1ms; reorder", "netem: reorder and delay of one receiver: allowed is one of them"),
-        ("drop link=*->h9", "netem: drop: link = *->h9: allowed are receivers of this fabric: h1, h2, h3"),
+        ("drop; drop p=0.5 link=*->h2", "netem: drop and drop of one receiver: must be one of them"),
+        ("delay delay=1ms; reorder", "netem: reorder and delay of one receiver: must be one of them"),
+        ("drop link=*->h9", "netem: drop: link = *->h9: must be a receiver of this fabric: h1, h2, h3"),
     ],
 )
 def test_what_netem_cannot_do(rules: str, text: str) -> None:
@@ -102,12 +102,12 @@ XDP = {"switch": "xdp"}
 @pytest.mark.parametrize(
     ("faults", "changes", "text"),
     [
-        ("drop kind=tcp backend=netem", {}, "netem: drop: kind = tcp: allowed are link and p, since netem "),
-        ("drop link=h1->h2 backend=netem", {}, "netem: drop: link = h1->h2: allowed is *->h2, since a port's qdisc sees "),
+        ("drop kind=tcp backend=netem", {}, "netem: drop: kind = tcp: only link and p can be set, since netem "),
+        ("drop link=h1->h2 backend=netem", {}, "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees "),
         ("drop backend=netem; burst enter=0.1 leave=0.5 backend=netem", {}, "netem: burst and drop of one receiver: "),
-        ("drop backend=netem", XDP | RING, "drop: backend = netem: allowed is engine with switch xdp and xdp-ring, "),
-        ("drop backend=netem; flood switch=s1 at=1s", {}, "drop: backend = netem: allowed is engine beside a flood, since "),
-        ("drop backend=netem; limit host=h2 rate=1mbit", {}, "limit of h2: direction = both: allowed is up beside netem, "),
+        ("drop backend=netem", XDP | RING, "drop: backend = netem: must be engine with switch xdp and xdp-ring, "),
+        ("drop backend=netem; flood switch=s1 at=1s", {}, "drop: backend = netem: must be engine beside a flood, since "),
+        ("drop backend=netem; limit host=h2 rate=1mbit", {}, "limit of h2: direction = both: must be up beside netem, "),
     ],
 )
 def test_scenarios_that_netem_cannot_do_are_refused(faults: str, changes: dict[str, Any], text: str) -> None:
@@ -133,12 +133,12 @@ def test_backends_are_words_and_tables_alike() -> None:
     rule = parse_fault("drop p=0.01 link=*->h2 backend=netem")
     assert format_fault(rule) == "drop link=*->h2 p=0.01 backend=netem"
     assert format_fault(parse_fault("drop backend=engine")) == "drop"
-    with pytest.raises(SpecError, match="backend = tc: allowed is engine or netem"):
+    with pytest.raises(SpecError, match="backend = tc: must be engine or netem"):
         parse_fault("drop backend=tc")
 
 
 def test_the_engine_takes_no_rule_of_netems() -> None:
-    with pytest.raises(SpecError, match="drop: backend = netem: allowed is engine where fates are counted and"):
+    with pytest.raises(SpecError, match="drop: backend = netem: must be engine where fates are counted and"):
         compile_rules([parse_rule("drop backend=netem")], plan_fabric("star", 2))
 
 

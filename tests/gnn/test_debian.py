@@ -102,5 +102,5 @@ def test_broken_lists(paragraph: bytes, text: str) -> None:
 @pytest.mark.timeout(30)
 def test_lists_that_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "host_Packages")
-    with pytest.raises(SpecError, match="host_Packages: is a FIFO: allowed is a regular file"):
+    with pytest.raises(SpecError, match="host_Packages: is a FIFO: must be a regular file"):
         DebianSpec(name="debian", lists=str(tmp_path)).prepare()

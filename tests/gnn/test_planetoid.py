@@ -45,28 +45,28 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     [
         ("x", b"", "is no pickle, or a broken one: pickle exhausted before seeing STOP"),
         ("allx", python2.dumps(csr_matrix(FEATURES))[:-40], "is no pickle, or a broken one: "),
-        ("tx", TESTED, "holds no CSR matrix: allowed is one of a row a vertex, a column a feature"),
-        ("tx", csr_matrix(TESTED[:, :2]), "has 2 features: allowed is as many as ind.citeseer.allx has, 3"),
-        ("tx", csr_matrix(TESTED * np.nan), "has features that are negative or not finite: allowed are numbers from 0"),
-        ("tx", csr_matrix(-TESTED), "has features that are negative or not finite: allowed are numbers from 0"),
-        ("y", LABELS[:3], "has 3 rows: allowed is as many as ind.citeseer.x has, 2"),
-        ("y", LABELS[:2].astype(float), "holds no matrix of whole numbers: allowed is one of a row a vertex, a column a label"),
+        ("tx", TESTED, "holds no CSR matrix: must be one with a row per vertex and a column per feature"),
+        ("tx", csr_matrix(TESTED[:, :2]), "has 2 features: must be as many as ind.citeseer.allx has, 3"),
+        ("tx", csr_matrix(TESTED * np.nan), "has features that are negative or not finite: must be at least 0"),
+        ("tx", csr_matrix(-TESTED), "has features that are negative or not finite: must be at least 0"),
+        ("y", LABELS[:3], "has 3 rows: must be as many as ind.citeseer.x has, 2"),
+        ("y", LABELS[:2].astype(float), "holds no matrix of whole numbers: must be one with a row per vertex"),
         ("ty", LABELS[0], "holds no matrix of whole numbers: "),
-        ("ty", np.eye(3, dtype=np.int32)[:2], "has 3 labels: allowed is as many as ind.citeseer.ally has, 2"),
-        ("graph", [1, 2], "holds no dictionary of lists: allowed is one of the neighbours of each vertex"),
+        ("ty", np.eye(3, dtype=np.int32)[:2], "has 3 labels: must be as many as ind.citeseer.ally has, 2"),
+        ("graph", [1, 2], "holds no dictionary of lists: must be one of each vertex's neighbours"),
         ("graph", {0: 1}, "holds no dictionary of lists: "),
-        ("graph", {**GRAPH, 7: [0, 9]}, "has a vertex 9: allowed are all numbers from 0 up to the last"),
+        ("graph", {**GRAPH, 7: [0, 9]}, "has a vertex 9: must be all numbers from 0 up to the last"),
         ("graph", {**GRAPH, 7: [-1]}, "has a vertex -1: "),
         ("graph", {**GRAPH, 7: [0.5]}, "has a vertex 0.5: "),
         ("graph", {**GRAPH, 7: [()]}, "has a vertex tuple: "),
         ("graph", {**GRAPH, "a\nb": []}, r"has a vertex 'a\nb': "),
-        ("graph", {0: [1, 2, 3]}, "has 4 vertices: allowed are those of ind.citeseer.ally at least, 5"),
-        ("test.index", b"7\n", "has 1 rows: allowed is as many as ind.citeseer.tx has, 2"),
-        ("test.index", b"7\n7\n", "allowed is each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
-        ("test.index", b"7\n4\n", "allowed is each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
-        ("test.index", b"7\n8\n", "allowed is each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
-        ("test.index", b"7\n\xff\n", "allowed are numbers of vertices, one a line"),
-        ("test.index", b"7\n" + b"9" * 5000, "allowed are numbers of vertices, one a line"),
+        ("graph", {0: [1, 2, 3]}, "has 4 vertices: must be at least those of ind.citeseer.ally, 5"),
+        ("test.index", b"7\n", "has 1 rows: must be as many as ind.citeseer.tx has, 2"),
+        ("test.index", b"7\n7\n", "must name each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
+        ("test.index", b"7\n4\n", "must name each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
+        ("test.index", b"7\n8\n", "must name each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
+        ("test.index", b"7\n\xff\n", "must be numbers of vertices, one per line"),
+        ("test.index", b"7\n" + b"9" * 5000, "must be numbers of vertices, one per line"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, part: str, value: Any, text: str) -> None:
@@ -79,7 +79,7 @@ def test_broken_files_are_named(tmp_path: Path, part: str, value: Any, text: str
 
 
 def test_files_that_need_one_another_are_checked_before_they_are_used(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"\.y: has 6 rows: allowed is at most as many as ind\.citeseer\.ally has, 5"):
+    with pytest.raises(SpecError, match=r"\.y: has 6 rows: must be at most as many as ind\.citeseer\.ally has, 5"):
         planetoid_graph(write(tmp_path, x=csr_matrix((6, 3), dtype=np.float32), y=np.tile(LABELS[:2], (3, 1))))
 
 
@@ -94,7 +94,7 @@ class Intruder:
 @pytest.mark.parametrize("part", ["x", "tx", "allx", "y", "ty", "ally", "graph"])
 def test_code_in_files_is_not_run(tmp_path: Path, part: str) -> None:
     spec = write(tmp_path, **{part: pickle.dumps(Intruder(f"touch {tmp_path}/ran"), 2)})
-    with pytest.raises(SpecError, match=rf"ind\.citeseer\.{part}: names 'posix\.system': allowed are arrays, CSR matrices, "):
+    with pytest.raises(SpecError, match=rf"ind\.citeseer\.{part}: names 'posix\.system': must be arrays, CSR matrices, "):
         planetoid_graph(spec)
     assert not (tmp_path / "ran").exists()
 
@@ -105,11 +105,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "CiteSeer" / "raw" / "ind.citeseer.graph"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SpecError, match=r"ind\.citeseer\.graph: is a FIFO: allowed is a regular file"):
+    with pytest.raises(SpecError, match=r"ind\.citeseer\.graph: is a FIFO: must be a regular file"):
         planetoid_graph(spec)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(SpecError, match=r"ind\.citeseer\.graph: is a character device: allowed is a regular file"):
+    with pytest.raises(SpecError, match=r"ind\.citeseer\.graph: is a character device: must be a regular file"):
         planetoid_graph(spec)
 
 
@@ -129,7 +129,7 @@ main()
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"error: {tmp_path}/CiteSeer/raw/ind.citeseer.allx: names 'os.system': allowed are arrays, CSR matrices, dictionaries "
+        f"error: {tmp_path}/CiteSeer/raw/ind.citeseer.allx: names 'os.system': must be arrays, CSR matrices, dictionaries "
         "and lists"
     )
     assert "Traceback" not in done.stderr

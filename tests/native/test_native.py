@@ -36,5 +36,5 @@ def test_refusals(sources):
     with pytest.raises(TestbedError, match=r"(?s)exited with 1:.*undeclared identifier 'nothing'"):
         native.compile_native("broken")
     assert not list((sources / "build").rglob("*.so"))
-    with pytest.raises(TestbedError, match="'absent' does not exist: allowed is broken"):
+    with pytest.raises(TestbedError, match="'absent' does not exist: must be one of broken"):
         native.load("absent")

@@ -85,7 +85,7 @@ def test_failed_run_says_so_in_its_manifest(tmp_path: Path) -> None:
 
 def test_more_hosts_than_training_vertices(tmp_path: Path) -> None:
     scenario = tiny(fabric={"hosts": 8}, dataset={"scale": 4, "train_fraction": 0.25})
-    with pytest.raises(SpecError, match=r"fabric\.hosts = 8: allowed is at most the size of the training set, 4"):
+    with pytest.raises(SpecError, match=r"fabric\.hosts = 8: must be at most the size of the training set, 4"):
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 

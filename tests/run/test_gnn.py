@@ -105,11 +105,11 @@ def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> No
 
 def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
     scenario = tiny(model={"hidden": 1024, "layers": 3})
-    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: allowed is 512$"):
+    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: must be 512$"):
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 
 def test_graph_that_cannot_be_dealt_out(tmp_path: Path) -> None:
     scenario = tiny(fabric={"hosts": 12}, dataset={"scale": 4, "train_fraction": 0.8}, exchange={"partitioner": "hash"})
-    with pytest.raises(SpecError, match=r"^partitioner hash: part \d+ of 12 has no vertex of 16: allowed are fewer parts"):
+    with pytest.raises(SpecError, match=r"^partitioner hash: part \d+ of 12 has no vertex of 16: use fewer parts"):
         run_scenario(scenario, tmp_path / "run", quiet=True)

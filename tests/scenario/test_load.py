@@ -64,7 +64,7 @@ def test_override_parses_toml_and_bare_words() -> None:
 
 @pytest.mark.parametrize("setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2", "faults"])
 def test_override_of_another_form_is_refused(setting: str) -> None:
-    with pytest.raises(SpecError, match=r"allowed is table\.key=value"):
+    with pytest.raises(SpecError, match=r"must be table\.key=value"):
         override(LEAST, [setting])
 
 
@@ -101,11 +101,11 @@ def test_unreadable_file(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_only_regular_files_of_a_scenarios_size(tmp_path: Path) -> None:
     for path in (Path("/dev/zero"), tmp_path):
-        with pytest.raises(SpecError, match=r": is a (character device|directory): allowed is a regular file"):
+        with pytest.raises(SpecError, match=r": is a (character device|directory): must be a regular file"):
             load_scenario(path)
     long = tmp_path / "long.toml"
     long.write_text("#" * (LARGEST + 1))
-    with pytest.raises(SpecError, match=r"long\.toml: has more than 64 KiB: allowed is at most as much"):
+    with pytest.raises(SpecError, match=r"long\.toml: must have at most 64 KiB"):
         load_scenario(long)
 
 
@@ -139,16 +139,16 @@ def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
 
 WRONG_FAULTS = {
     "drop p=2 hop=256": [
-        "hop = 256: allowed is a number or a range such as 3..9, up to 255",
-        "p = 2: allowed is a number from 0 to 1",
+        "hop = 256: must be a number or a range such as 3..9, up to 255",
+        "p = 2: must be a number from 0 to 1",
     ],
-    "shake": ["action 'shake' is unknown; allowed are drop, duplicate, corrupt, delay, reorder, burst, limit, link-down, "
+    "shake": ["action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay, reorder, burst, limit, link-down, "
               "partition, kill, pause, slow, flood"],
-    "drop link=*->h7": ["link: h7 is no host of this fabric: allowed is h1 to h4"],
-    "flood switch=s2": ["switches: s2 is no switch of this fabric: allowed is s1"],
-    "pause host=h2": ["pause of h2 at 0 s and pause at 1 s are in force at once: the end of one would end the other; "
-                      "allowed is one at a time"],
-    "limit host=h1 rate=1mbit queue=576B": ["limit of h1: queue = 576 B: allowed is a frame at least, 1514 B"],
+    "drop link=*->h7": ["link: h7 is no host of this fabric: must be h1 to h4"],
+    "flood switch=s2": ["switches: s2 is no switch of this fabric: must be s1"],
+    "pause host=h2": ["pause of h2 at 0 s and pause at 1 s are in force at once: must not overlap, "
+                      "since the end of one would end the other"],
+    "limit host=h1 rate=1mbit queue=576B": ["limit of h1: queue = 576 B: must be at least a frame, 1514 B"],
 }  # fmt: skip
 
 
@@ -163,5 +163,5 @@ def test_wrong_faults_of_the_command_line_are_all_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["faults=3", "faults=drop p=0.1", "faults={}"])
 def test_faults_are_replaced_by_an_array(setting: str) -> None:
-    with pytest.raises(SpecError, match=r"allowed is an array of faults, such as \[\] or \['drop p=0\.01'\]"):
+    with pytest.raises(SpecError, match=r"must be an array of faults, such as \[\] or \['drop p=0\.01'\]"):
         override(LEAST, [setting])

@@ -118,7 +118,7 @@ def test_strays_need_workers_and_the_datapath():
             pass
         with (
             Workers(fabric, modules=("testbed.soak.tap",)),
-            pytest.raises(FabricError, match="the datapath is sockets: allowed is xdp"),
+            pytest.raises(FabricError, match="the datapath is sockets: must be xdp"),
             Strays(fabric, 100, 1),
         ):
             pass

@@ -16,11 +16,11 @@ MODELS = {str(model.model_fields["action"].default): model for model in get_args
 def parse_rule(text: str) -> PacketRule:
     """A rule.
 
-    :raises SpecError: With a line a finding: key, value, and what is allowed.
+    :raises SpecError: With a line per finding: key, value, and what is allowed.
     """
     action, keys = split_words(text)
     if action not in MODELS:
-        raise SpecError(f"fault {text!r}: action {action!r} is unknown; allowed are {', '.join(MODELS)}")
+        raise SpecError(f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}")
     try:
         return TypeAdapter(PacketRule).validate_python({"action": action, **keys})
     except ValidationError as error:

@@ -36,5 +36,5 @@ def test_equal_values_are_values_of_their_own():
 def test_few_factors():
     assert pairwise({}) == []
     assert pairwise({"a": "xyz"}) == [{"a": "x"}, {"a": "y"}, {"a": "z"}]
-    with pytest.raises(ValueError, match="factor 'b' has no values: allowed is one or more"):
+    with pytest.raises(ValueError, match="factor 'b' has no values: must be one or more"):
         pairwise({"a": [1], "b": []})

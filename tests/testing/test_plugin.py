@@ -140,7 +140,7 @@ def test_a_seed_is_a_whole_number(tmp_path, seed):
     done = run_pytest(tmp_path, WRONG, f"--fault-seed={seed}")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     allowed = "a whole number from 0 to 18446744073709551615"
-    assert f"argument --fault-seed: '{seed}': allowed is {allowed}" in done.stderr
+    assert f"argument --fault-seed: '{seed}': must be {allowed}" in done.stderr
 
 
 def test_the_fabric_of_a_failure_is_kept(tmp_path):
@@ -165,8 +165,8 @@ def test_without_a_failure_nothing_is_kept(tmp_path):
 def test_markers_are_checked(tmp_path):
     source = "import pytest\n@pytest.mark.fabric({})\ndef test_it(fabric): pass\n"
     done = run_pytest(tmp_path, source.format("host=3"))
-    assert "marker fabric: host is unknown; allowed are hosts, topology, k, switch," in done.stdout
-    assert "marker fabric: (3,): allowed are keywords only" in run_pytest(tmp_path, source.format("3")).stdout
+    assert "marker fabric: host is unknown: must be one of hosts, topology, k, switch," in done.stdout
+    assert "marker fabric: (3,): must be keywords only" in run_pytest(tmp_path, source.format("3")).stdout
 
 
 def test_exactness_is_to_the_bit():

@@ -171,7 +171,7 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
     assert bound["h1"] == {available[0]}
     assert bound["h2"] == {available[1 % len(available)]}
     assert bound["s1"] == set(available)
-    with pytest.raises(SpecError, match="affinity: 'core' is unknown; allowed are none, rank"):
+    with pytest.raises(SpecError, match="affinity: 'core' is unknown: must be one of none, rank"):
         Workers(fabric, affinity="core")  # type: ignore[arg-type]
 
 
@@ -284,5 +284,5 @@ def test_a_joined_worker_dies_with_its_node(workers: Workers) -> None:
 
 
 def test_the_death_of_a_stranger_cannot_be_expected(workers: Workers) -> None:
-    with pytest.raises(SpecError, match="node: 'h9' has no worker; allowed are h1, h2, s1"):
+    with pytest.raises(SpecError, match="node: 'h9' has no worker: must be one of h1, h2, s1"):
         workers.kill("h9")

@@ -57,8 +57,8 @@ def test_its_schema_is_its_own() -> None:
     assert (scenario.epochs, scenario.backends, scenario.needs("gloo")) == (7, ("gloo",), "sockets")
     assert set(scenario.model_dump()) == {"scenario", "fabric", "faults", "summing"}
     for tables, text in (
-        ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: allowed is 1 to 100"),
-        ({"summing": {"backends": ["udp"]}}, 'scenario: summing.backends[0] = "udp": allowed is '
+        ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
+        ({"summing": {"backends": ["udp"]}}, 'scenario: summing.backends[0] = "udp": must be '
                                                "xdp-ring, tcp-ring, gloo or mpi"),
         ({"model": {}}, "scenario: table [model]: belongs to workload ddp or gnn, not to "
                         f"{NAME}: leave it out"),
@@ -69,7 +69,7 @@ def test_its_schema_is_its_own() -> None:
 
 
 def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"^summing\.sums = 1000: allowed is 2\^24 elements in all$"):
+    with pytest.raises(SpecError, match=r"^summing\.sums = 1000: must be at most 2\^24 elements in all$"):
         run_scenario(summing(summing={"sums": 1000, "elements": 1 << 20}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -77,10 +77,10 @@ def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sums", 'scenario.workload = "sums": allowed is ddp or gnn'),
+        ("sums", 'scenario.workload = "sums": must be ddp or gnn'),
         ("no.such:THING", "workload no.such:THING: cannot be loaded: No module named 'no'"),
         ("tests.support.summing:NONE", "cannot be loaded: module 'tests.support.summing' has no attribute 'NONE'"),
-        ("tests.support.summing:Annotated", "workload tests.support.summing:Annotated: allowed is a Workload, not"),
+        ("tests.support.summing:Annotated", "workload tests.support.summing:Annotated: must be a Workload, not"),
     ],
 )
 def test_what_is_no_workload(name: str, text: str) -> None:

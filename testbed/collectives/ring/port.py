@@ -76,7 +76,7 @@ class RingPort:
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(
-                f"group: capacity = {spec.capacity}: allowed is at most what {MAX_CHUNKS} frames carry, of {self.chunk_bytes} "
+                f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames carry, of {self.chunk_bytes} "
                 f"bytes each with mtu = {spec.mtu}; this takes {chunks}"
             )
         cpus = sorted(os.sched_getaffinity(1))

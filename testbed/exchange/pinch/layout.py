@@ -46,7 +46,7 @@ class RowLayout:
         """
         room = min((mtu + _ETHERNET - FRAME_BYTES) // 8, MAX_WORDS)
         if room < 2:
-            raise SpecError(f"mtu: {mtu} is too small for embeddings: allowed is {FRAME_BYTES - _ETHERNET + 16} or more")
+            raise SpecError(f"mtu: {mtu} is too small for embeddings: must be {FRAME_BYTES - _ETHERNET + 16} or more")
         words = -(-dim * bits // 64)
         if words < room:
             rows = 2 * room // (2 * words + 1)

@@ -59,7 +59,7 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     most = (1 << (2 * layout.bits - 1)) // ((1 << (layout.bits - 1)) - 1)
     if aggregation == "sum" and halo.num_owned and int(degree.max()) > most:
         raise SpecError(
-            f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: allowed is at most {most} with lanes = "
+            f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: must be at most {most} with lanes = "
             f"int{layout.bits}; use int32"
         )
     masks = np.zeros(halo.num_owned, np.uint32)
@@ -125,5 +125,5 @@ def weight_scale(halo: Halo, bits: int) -> float:
     sums = np.add.reduceat(np.append(magnitude, 0.0), np.minimum(halo.indptr[:-1], len(magnitude)))[degree > 0]
     room = (1 << bits) - degree[degree > 0] / 2
     if (room <= 0).any():
-        raise SpecError(f"exchange: a vertex has {int(degree.max())} weighted neighbours: allowed is at most {(2 << bits) - 1}")
+        raise SpecError(f"exchange: a vertex has {int(degree.max())} weighted neighbours: must be at most {(2 << bits) - 1}")
     return float(min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max()))

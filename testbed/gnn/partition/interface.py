@@ -29,7 +29,7 @@ class Partitioner(ABC):
 
     def __init__(self, num_vertices: int, parts: int, seed: int = 0) -> None:
         if not 1 <= parts <= num_vertices:
-            raise SpecError(f"partitioner {self.name}: {parts} parts of {num_vertices} vertices: allowed is 1 to one a vertex")
+            raise SpecError(f"partitioner {self.name}: {parts} parts of {num_vertices} vertices: must be 1 to one per vertex")
         self.num_vertices, self.parts, self.seed = num_vertices, parts, seed
 
     @abstractmethod

@@ -26,7 +26,7 @@ class Metis(Partitioner):
 
         if not np.array_equal(vertices, np.arange(self.num_vertices)):
             raise SpecError(
-                f"partitioner metis: {len(vertices)} vertices of {self.num_vertices} came: allowed is all at once, ascending"
+                f"partitioner metis: {len(vertices)} vertices of {self.num_vertices} came: must come all at once, ascending"
             )
         if self.parts == 1:
             return np.zeros(self.num_vertices, np.int32)

@@ -45,7 +45,7 @@ def make_owners(
         owners[first:last] = partitioner.assign(np.arange(first, last), rows - rows[0], indices[rows[0] : rows[-1]])
     if empty := np.flatnonzero(np.bincount(owners, minlength=parts) == 0).tolist():
         where = f"partitioner {name}: part {empty[0]} of {parts} has no vertex of {n}"
-        raise SpecError(f"{where}: allowed are fewer parts, or range")
+        raise SpecError(f"{where}: use fewer parts, or range")
     return owners
 
 

@@ -60,7 +60,7 @@ def prepare_rank(
         return Trainer(data, scenario.model, scenario.training, rank, scenario.fabric.hosts, seed)
 
     if not state.warm:
-        make().warm_up()  # once a process
+        make().warm_up()  # once per process
         state.warm = True
     state.trainers[backend] = make()
 

@@ -64,7 +64,7 @@ def prepare_rank(context: WorkerContext, backend: str, scenario: FullGraphScenar
         return FullTrainer(part, data.num_classes, scenario.model, scenario.training, seed)
 
     if not state.warm:
-        make().warm_up()  # once a process
+        make().warm_up()  # once per process
         state.warm = True
     state.trainers[backend] = make()
 

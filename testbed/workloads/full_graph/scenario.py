@@ -39,5 +39,5 @@ class FullGraphScenario(TrainingScenario):
     @model_validator(mode="after")
     def _somebody_to_exchange_with(self) -> Self:
         if self.fabric.hosts == 1:
-            raise ValueError("fabric.hosts = 1: allowed is at least 2 with [exchange]")
+            raise ValueError("fabric.hosts = 1: must be at least 2 with [exchange]")
         return self

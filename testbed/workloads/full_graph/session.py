@@ -52,7 +52,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         owners = rank.partition(self.scenario, self.folder)
         self.planned = self.plan(data.feature_dim, data.num_classes)
         if (longest := max(self.planned.values())) > MAX_DIM:
-            raise SpecError(f"model.hidden = {hidden}: embeddings of {longest} elements travel: allowed is {MAX_DIM}")
+            raise SpecError(f"model.hidden = {hidden}: embeddings of {longest} elements travel: must be at most {MAX_DIM}")
         self.quality = measure(data.indptr, data.indices, owners, self.scenario.fabric.hosts)
         return facts
 

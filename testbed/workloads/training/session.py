@@ -18,7 +18,7 @@ S = TypeVar("S", bound=TrainingScenario)
 
 
 class TrainingSession(Session[S]):
-    """Trains one model a backend from the same seed.
+    """Trains one model per backend from the same seed.
 
     :ivar folder: Of the graph, which workers map; `data`: the graph. Both after `prepare`.
     """
@@ -58,7 +58,7 @@ class TrainingSession(Session[S]):
         self.data = data = GraphData.load(self.folder)
         if len(data.train) < scenario.fabric.hosts:
             raise SpecError(
-                f"fabric.hosts = {scenario.fabric.hosts}: allowed is at most the size of the training set, {len(data.train)}"
+                f"fabric.hosts = {scenario.fabric.hosts}: must be at most the size of the training set, {len(data.train)}"
             )
         self.check(data)
         return {

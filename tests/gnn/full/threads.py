@@ -96,7 +96,7 @@ def channel(ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached
 def train(
     graph: GraphData, owners: Owners, model: ModelSpec, training: TrainingSpec, seed: int = 1, cached: bool = False
 ) -> tuple[list[FullTrainer], list[list[FullResult]]]:
-    """Train with a thread a rank; one rank has no channel at all.
+    """Train with a thread per rank; one rank has no channel at all.
 
     :returns: Each rank's trainer, and its results by epoch.
     """

@@ -81,10 +81,10 @@ def test_measures_of_a_ring_in_halves() -> None:
 @pytest.mark.parametrize(
     ("name", "parts", "text"),
     [
-        ("metros", 2, "partitioner 'metros' does not exist: allowed is hash, range, metis"),
-        ("range", 13, "partitioner range: 13 parts of 12 vertices: allowed is 1 to one a vertex"),
-        ("hash", 0, "partitioner hash: 0 parts of 12 vertices: allowed is 1 to one a vertex"),
-        ("hash", 12, "partitioner hash: part 3 of 12 has no vertex of 12: allowed are fewer parts, or range"),
+        ("metros", 2, "partitioner 'metros' does not exist: must be one of hash, range, metis"),
+        ("range", 13, "partitioner range: 13 parts of 12 vertices: must be 1 to one per vertex"),
+        ("hash", 0, "partitioner hash: 0 parts of 12 vertices: must be 1 to one per vertex"),
+        ("hash", 12, "partitioner hash: part 3 of 12 has no vertex of 12: use fewer parts, or range"),
     ],
 )
 def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
@@ -94,7 +94,7 @@ def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
 
 
 def test_metis_wants_all_vertices_at_once() -> None:
-    with pytest.raises(SpecError, match="metis: 3 vertices of 12 came: allowed is all at once, ascending"):
+    with pytest.raises(SpecError, match="metis: 3 vertices of 12 came: must come all at once, ascending"):
         Metis(12, 2).assign(np.arange(3), RING[0][:4], RING[1])
 
 

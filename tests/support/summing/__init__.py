@@ -18,7 +18,7 @@ class SummingTable(SystemTable, CollectiveOptions):
 
     backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(default=("gloo",), min_length=1, strict=False)
     rounds: int = Field(default=3, ge=1, le=100, description="epochs")
-    sums: int = Field(default=4, ge=1, le=1000, description="all-reduces an epoch")
+    sums: int = Field(default=4, ge=1, le=1000, description="all-reduces per epoch")
     elements: int = Field(default=1000, ge=1, le=1 << 20, description="of a tensor")
 
 

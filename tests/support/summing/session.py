@@ -25,7 +25,7 @@ class Summing(Session["SummingScenario"]):
         """See `Session.check`."""
         table = self.scenario.summing
         if table.sums * table.elements > 1 << 24:
-            raise SpecError(f"summing.sums = {table.sums}: allowed is 2^24 elements in all")
+            raise SpecError(f"summing.sums = {table.sums}: must be at most 2^24 elements in all")
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
         """See `Session.prepare`."""
