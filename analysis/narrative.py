@@ -102,7 +102,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         f"with {best} and {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, "
         f"of which {counts.loc[best, 'retransmissions']:.3g} "
         f"and {counts.loc[rival, 'retransmissions']:.3g} packets were sent again; and the ranks' processes spent "
-        f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it an epoch."
+        f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it per epoch."
     )
 
 

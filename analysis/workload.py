@@ -2,8 +2,8 @@
 
 from testbed.comm.entry import Entry
 from testbed.results import Run
-from testbed.workloads.interface import Report, Workload
 from testbed.workloads.registry import WORKLOADS
+from testbed.workloads.workload import Report, Workload
 
 __all__ = ["entry_of", "in_kernel", "report_of", "workload_of"]
 

@@ -256,7 +256,7 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
 
 
 def _switch_plans(names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]) -> tuple[SwitchPlan, ...]:
-    """Shortest paths, one breadth-first search a host; every hop gets nearer, so cycles do no harm."""
+    """Shortest paths, one breadth-first search per host; every hop gets nearer, so cycles do no harm."""
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
     ports: dict[str, set[int]] = {name: set() for name in names}
     for link in links:

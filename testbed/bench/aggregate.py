@@ -50,7 +50,7 @@ class Row:
 
     @property
     def rate(self) -> float:
-        """Vertices that arrive and are added, a second."""
+        """Vertices that arrive and are added, per second."""
         return self.vertices / self.measured.median
 
     @property

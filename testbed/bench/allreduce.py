@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.bench import rank
+from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
@@ -94,7 +94,7 @@ class Session:
             self._fabric = stack.enter_context(Fabric(self.options.plan))
             stack.callback(self._note_leaving)
             fabric_up = time.monotonic() - start
-            modules = [rank.__name__, *modules_of(self.options.backends)]
+            modules = [calls.__name__, *modules_of(self.options.backends)]
             self._workers = stack.enter_context(Workers(self._fabric, self.options.collective.affinity, modules))
             workers_up = time.monotonic() - start - fabric_up
             extra: dict[str, object] = {
@@ -135,7 +135,7 @@ class Session:
             rendezvous=str(directory),
         )
         arguments = [{"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs]
-        self._call(rank.open_rank, name, arguments)
+        self._call(calls.open_rank, name, arguments)
 
     def _call(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]) -> list[Any]:
         """Call a function in all ranks of a backend, with the same arguments or a list of each one's."""
@@ -165,7 +165,7 @@ class Session:
                     progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
                     self._set_datapath(name)
                     arguments = {"iterations": iterations, "warmup": self.options.warmup, "absmax": absmax}
-                    turns[name].append(self._call(rank.run_turn, name, arguments))
+                    turns[name].append(self._call(calls.run_turn, name, arguments))
             for name in self.options.backends:
                 progress(f"{size} B, system calls: {name}")
                 self._set_datapath(name)
@@ -180,7 +180,7 @@ class Session:
             progress(f"{size} B, inputs: {name}")
             fill = self.options.check and index == 0
             arguments = {"count": size // 4, "seed": self.options.seed, "reference": str(path), "fill": fill}
-            absmax = max(absmax, *self._call(rank.prepare_size, name, arguments))
+            absmax = max(absmax, *self._call(calls.prepare_size, name, arguments))
         return absmax if self.options.check else None
 
     def _set_datapath(self, name: str) -> None:
@@ -189,7 +189,7 @@ class Session:
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:
-            return self._call(rank.count_syscalls, name, {})
+            return self._call(calls.count_syscalls, name, {})
         except KernelError as error:
             logger.warning("system calls are not counted: %s", error)
             return None

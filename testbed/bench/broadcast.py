@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bench.exchange_rank import LARGEST
+from testbed.bench.exchange_calls import LARGEST
 from testbed.bench.exchange_session import Case, Measured
 from testbed.bench.exchange_table import COUNTS, Table, against_sockets, count_cells
 from testbed.core.errors import SpecError

@@ -35,7 +35,7 @@ _SHARES = (0.5, 0.9, 0.99, 0.999, 1.0)
 class Row:
     """One rate.
 
-    :param rate: Frames a second, as asked for.
+    :param rate: Frames per second, as asked for.
     :param offered: Frames sent into the entrance.
     :param seconds: How long that took.
     :param counters: What became of them.
@@ -69,7 +69,7 @@ def row_line(row: Row) -> str:
 def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> Iterator[Row]:
     """Measure one rate after the other, each with a delay line of its own, on the switch of a star of two hosts.
 
-    :param rates: Frames a second.
+    :param rates: Frames per second.
     :param seconds: Of sending, each.
     :param delay: Seconds that a frame is delayed.
     :param jitter: Seconds that the delay varies by, up and down, uniformly.

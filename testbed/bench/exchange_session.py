@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.bench import exchange_rank as rank
+from testbed.bench import exchange_calls as calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Turn
 from testbed.collectives.registry import check_mtu
@@ -177,7 +177,7 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            modules = [rank.__name__, *modules_of(options.exchanges)]
+            modules = [calls.__name__, *modules_of(options.exchanges)]
             self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
             shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
             self.environment = {**describe(load), **options.plan.summary(), **options.terms.model_dump(), **shown}
@@ -195,7 +195,7 @@ class Session:
         names, options = self.options.exchanges, self.options
         progress(f"{case.words}: inputs")
         inputs = {"dim": case.dim, "seed": options.seed, "lanes": options.terms.lanes}
-        self._call(rank.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
+        self._call(calls.prepare_case, [{"halo": halo, **inputs} for halo in case.halos])
         self._ranks = len(case.halos)
         for name in names:
             self._set_datapath(name)
@@ -205,12 +205,12 @@ class Session:
             for name in names:
                 progress(f"{case.words}, turn {number + 1} of {len(options.turns)}: {name}")
                 self._set_datapath(name)
-                turns[name].append(self._same(rank.run_turn, name, iterations=iterations, warmup=options.warmup))
+                turns[name].append(self._same(calls.run_turn, name, iterations=iterations, warmup=options.warmup))
         for name in names:
             progress(f"{case.words}, system calls: {name}")
             self._set_datapath(name)
             yield combine(case, name, turns[name], self._syscalls(name))
-            self._same(rank.close_rank, name)
+            self._same(calls.close_rank, name)
 
     def _open(self, name: str, case: Case) -> None:
         groups, terms = self._make_groups(), self.options.terms.only(ExchangeTerms)
@@ -219,7 +219,7 @@ class Session:
             ExchangeSpec(group, halo, case.dim, exponent=case.exponent, **terms)
             for group, halo in zip(groups, case.halos, strict=True)
         ]
-        self._call(rank.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
+        self._call(calls.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
 
     def _make_groups(self) -> tuple[GroupSpec, ...]:
         self._groups += 1
@@ -238,7 +238,7 @@ class Session:
 
     def _syscalls(self, name: str) -> list[int] | None:
         try:
-            return self._same(rank.count_syscalls, name)
+            return self._same(calls.count_syscalls, name)
         except KernelError as error:
             logger.warning("system calls are not counted: %s", error)
             return None
@@ -246,13 +246,13 @@ class Session:
     def _same(self, function: Callable[..., Any], name: str, **arguments: Any) -> list[Any]:
         return self._call(function, [{"name": name, **arguments}] * self._ranks)
 
-    def _call(self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _call(self, function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Call a function in the first hosts' workers, one per call.
 
         :raises Exception: What a rank has raised; a mistake of the program's own before what others then met, and last who only
             heard of a failure.
         """
-        by_worker = dict(zip(self._fabric.hosts, calls, strict=False))
+        by_worker = dict(zip(self._fabric.hosts, arguments, strict=False))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
         for failure in sorted(failures, key=lambda error: (isinstance(error, BarrierBroken), isinstance(error, TestbedError))):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from testbed.comm.backend import Counters
 from testbed.faults.packet import KINDS
-from testbed.faults.table import Action
+from testbed.faults.rule_table import Action
 
 __all__ = ["Cell", "recovery_times"]
 

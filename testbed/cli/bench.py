@@ -81,7 +81,7 @@ def allreduce(
     with K, M or G for 2^10, 2^20, 2^30.
     """
     from testbed.bench import allreduce as controller
-    from testbed.bench import table
+    from testbed.bench import allreduce_table as table
     from testbed.bench.sizes import parse_size, size_series
     from testbed.collectives.registry import check_names
     from testbed.core.errors import CollectiveError, SpecError
@@ -137,7 +137,7 @@ def allreduce(
 )
 def delay_line(
     rates: Annotated[
-        str, typer.Option(help="Frames a second, each 1 to 10000000, comma-separated.")
+        str, typer.Option(help="Frames per second, each 1 to 10000000, comma-separated.")
     ] = "1000,10000,50000,100000",
     seconds: Annotated[float, typer.Option(parser=options.REAL, help="Of sending at each rate, up to an hour.")] = 2.0,
     delay: Annotated[str, typer.Option(help="How long a frame is delayed.")] = "2ms",
@@ -194,8 +194,9 @@ def faults(
     Backends take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone. With faults,
     hosts' offloads are off in any case.
     """
-    from testbed.bench import faults as controller
-    from testbed.bench import loss_table, table
+    from testbed.bench import allreduce_table as table
+    from testbed.bench import loss as controller
+    from testbed.bench import loss_table
     from testbed.bench.sizes import parse_size
     from testbed.core.errors import CollectiveError
     from testbed.host.rights import require_root

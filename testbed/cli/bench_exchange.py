@@ -147,8 +147,8 @@ def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Pa
     :param bench: The module of the bench.
     :param cases: What its `Row` begins with, and what is exchanged.
     """
+    from testbed.bench.allreduce_table import environment_lines
     from testbed.bench.exchange_session import Session
-    from testbed.bench.table import environment_lines
     from testbed.core.errors import CollectiveError
     from testbed.host.rights import require_root
 

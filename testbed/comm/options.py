@@ -18,7 +18,7 @@ Lanes = Literal["int16", "int32"]
 OnOverflow = Literal["error", "saturate"]
 RecoveryFrom = Literal["origin", "upstream"]
 
-Window = Annotated[int, Field(ge=1, le=256, description="frames in flight a rank, of collectives in the kernel")]
+Window = Annotated[int, Field(ge=1, le=256, description="frames in flight per rank, of collectives in the kernel")]
 Timeout = Annotated[float, Field(gt=0, le=3600, description="seconds that a collective may go without an answer")]
 LanesOf = Annotated[Lanes, Field(description="integer type of a quantized value, of collectives in the kernel")]
 AffinityOf = Annotated[Affinity, Field(description="where ranks run: rank pins rank r to CPU r modulo CPUs, none does not")]

@@ -36,7 +36,7 @@ PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
 class ExchangeSpec:
     """What one rank has to know to open an exchange; all but `group.rank` and `halo` are equal on all ranks. Picklable.
 
-    An exchange is one direction of one layer: it is opened once, and used once or more an epoch.
+    An exchange is one direction of one layer: it is opened once, and used once or more per epoch.
 
     :param group: Who takes part. Its id is the exchange's own: no backend and no other exchange at the time has it.
     :param halo: Which vertices this rank owns, sends and receives.

@@ -18,8 +18,8 @@ from testbed.datapath.switch import SwitchProgram, fill
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.delay_line import DelayLine
 from testbed.faults.log import Drain
+from testbed.faults.rule_table import Action, RuleTable
 from testbed.faults.rules import MAX_COPIES
-from testbed.faults.table import Action, RuleTable
 from testbed.kernel import BpfObject, Map
 from testbed.kernel.abi import dtype, lifted
 from testbed.plan import MAX_HOSTS

@@ -17,8 +17,8 @@ from testbed.faults.attach import LINK, Counts, Hook
 from testbed.faults.delay_counters import DelayCounters
 from testbed.faults.log import read_log
 from testbed.faults.replay import check_replay
+from testbed.faults.rule_table import compile_rules
 from testbed.faults.rules import PacketRule
-from testbed.faults.table import compile_rules
 from testbed.plan import MAX_HOSTS
 from testbed.worker import Workers
 
@@ -130,7 +130,7 @@ class Injector:
     def check_replay(self, at_most: int | None = None) -> int:
         """Judge frames of the log anew, in Python.
 
-        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 a second. None: of all.
+        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 per second. None: of all.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """

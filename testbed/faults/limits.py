@@ -53,7 +53,7 @@ class Limit(BaseModel):
     The description of a field is what it allows; errors quote it.
 
     :param hosts: Their names; each has a limit of its own.
-    :param rate: Bits a second, Ethernet headers included.
+    :param rate: Bits per second, Ethernet headers included.
     :param queue: Bytes that may wait, or under XDP: that may come at once.
     """
 

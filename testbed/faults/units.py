@@ -54,7 +54,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_rate(text: str) -> float:
-    """Bits a second, of ``"100mbit"``.
+    """Bits per second, of ``"100mbit"``.
 
     :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000), or no whole number of bits.
     """

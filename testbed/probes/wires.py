@@ -7,7 +7,7 @@ import time
 
 from testbed.kernel import BpfObject, Link, compile_bpf
 from testbed.probes.finding import Missing
-from testbed.probes.namespace import Namespace
+from testbed.probes.netns import Namespace
 
 __all__ = ["clsact", "qdisc", "tcx", "xdp_redirect"]
 

@@ -1,5 +1,5 @@
 """Running a scenario: plan, fabric, workers, each backend in turn, results."""
 
-from testbed.run.scenario import check, run_into, run_scenario
+from testbed.run.runner import check, run_into, run_scenario
 
 __all__ = ["check", "run_into", "run_scenario"]

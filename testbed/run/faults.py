@@ -19,8 +19,8 @@ from testbed.faults.spec import events_of, format_fault, limits_of, meet_frames,
 from testbed.faults.timeline import Timeline
 from testbed.results import FaultLog, Table
 from testbed.worker import Workers
-from testbed.workloads.interface import Turn
 from testbed.workloads.scenario import Scenario
+from testbed.workloads.workload import Turn
 
 __all__ = ["Faults"]
 

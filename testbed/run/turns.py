@@ -4,7 +4,7 @@ from typing import Any
 
 from testbed.run.faults import Faults
 from testbed.run.progress import Display
-from testbed.workloads.interface import Session, Stage, Turn
+from testbed.workloads.workload import Session, Stage, Turn
 
 __all__ = ["take_turns"]
 

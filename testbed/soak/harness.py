@@ -25,10 +25,10 @@ from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of
 from testbed.faults.timeline import Timeline
-from testbed.soak import rank, tap
+from testbed.soak import calls, tap
+from testbed.soak.calls import Spec, Work
 from testbed.soak.findings import Finding, accused
 from testbed.soak.holdings import Holdings, Object, outlived, trim
-from testbed.soak.rank import Spec, Work
 from testbed.soak.reference import Answer, answers, describe_difference, known_exponent
 from testbed.soak.report import Report
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, make_graph
@@ -63,11 +63,11 @@ class Harness:
         self._loaded: set[str] = set()
 
     def __enter__(self) -> "Harness":
-        modules = (rank.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
+        modules = (calls.__name__, tap.__name__, attach.__name__, *modules_of(["pinch"]))
         with ExitStack() as stack:
             stack.enter_context(self.fabric)
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
-            self._workers.call_all(rank.prepare, list(self._workers))
+            self._workers.call_all(calls.prepare, list(self._workers))
             for switch in self.fabric.switches:
                 # Made, and mapped, when it is first asked for, and then it lasts: before anything is compared.
                 self.fabric.flooding(switch).view()
@@ -189,7 +189,7 @@ class Harness:
         :returns: Bytes by which a process has grown at most.
         :raises Finding: Something is held that was not before.
         """
-        self._workers.call_all(rank.trim, self._alive, timeout=GRACE)
+        self._workers.call_all(calls.trim, self._alive, timeout=GRACE)
         trim()
         now = self._holdings()
         if left := outlived(objects.difference(*(holdings.objects for holdings in now.values()))):
@@ -224,13 +224,13 @@ class Phase:
                 for member, spec in zip(task.members, round_, strict=True):
                     specs[hosts[member].name].setdefault(index, []).append(spec)
         arguments = {name: {"scenario": scenario, "specs": own} for name, own in specs.items()}
-        self.harness.workers.call_all(rank.open_tasks, arguments, timeout=OPEN_DEADLINE)
+        self.harness.workers.call_all(calls.open_tasks, arguments, timeout=OPEN_DEADLINE)
 
     def work(self) -> None:
         """Do all collectives, in bounded time."""
         deadline = DEADLINE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
-        calls = {name: {"scenario": self.scenario} for name in self.names}
-        self.works = self.harness.workers.call_all(rank.work, calls, timeout=deadline, errors="return")
+        arguments = {name: {"scenario": self.scenario} for name in self.names}
+        self.works = self.harness.workers.call_all(calls.work, arguments, timeout=deadline, errors="return")
 
     def close(self, report: Report) -> None:
         """Check what has come, and close all that is open, in bounded time.
@@ -243,7 +243,7 @@ class Phase:
         killed = self._victim if self.scenario.ending == "kill" else None
         alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
         timeout = self.scenario.timeout + GRACE
-        closed: dict[str, Counters] = self.harness.workers.call_all(rank.close_tasks, alive, timeout=timeout)
+        closed: dict[str, Counters] = self.harness.workers.call_all(calls.close_tasks, alive, timeout=timeout)
         report.sent = sum(closed.values(), report.sent)
 
     def _specs(self, index: int) -> Sequence[Spec]:
@@ -314,6 +314,6 @@ class Phase:
     def _check_result(self, task: int, turn: int, name: str, digest: bytes, answer: Answer) -> None:
         if not answer.bound and digest == answer.digest:
             return
-        found = self.harness.workers[name].call(rank.fetch, task=task, digest=digest)
+        found = self.harness.workers[name].call(calls.fetch, task=task, digest=digest)
         if difference := describe_difference(found, answer.value, answer.bound):
             raise Finding(f"{self.scenario.label(task)}, collective {turn}: {name} has a wrong result: {difference}")

@@ -43,7 +43,7 @@ def digest(result: NDArray[Any]) -> bytes:
 
 
 def answers(scenario: Scenario, task: int) -> Iterator[Sequence[Answer]]:
-    """What each collective of one round has to give, in order: an answer a rank.
+    """What each collective of one round has to give, in order: an answer per rank.
 
     :param task: Its index.
     """

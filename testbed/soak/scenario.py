@@ -158,7 +158,7 @@ class Scenario:
     :param timeout: The groups', seconds.
     :param killed_after: Seconds after its start at which the controller is killed; None: it is not.
     :param exchanges: At work at the same time as the groups.
-    :param strays: Frames that come again from somewhere else, a second; see `testbed.soak.strays`.
+    :param strays: Frames that come again from somewhere else, per second; see `testbed.soak.strays`.
     """
 
     seed: int

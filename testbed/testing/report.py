@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import TestbedError
 from testbed.faults.packet import KINDS, kind_name
-from testbed.faults.table import Action
+from testbed.faults.rule_table import Action
 from testbed.testing.assertions import WrongSum
 from testbed.testing.faults import FaultsInForce
 

@@ -7,13 +7,13 @@ from testbed.core.errors import SpecError
 from testbed.core.registry import Registry
 
 if TYPE_CHECKING:
-    from testbed.workloads.interface import Workload
+    from testbed.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "choose"]
 
 WORKLOADS: "Registry[Workload]" = Registry(
     "workload",
-    "testbed.workloads.interface:Workload",
+    "testbed.workloads.workload:Workload",
     {"ddp": "testbed.workloads.data_parallel:WORKLOAD", "gnn": "testbed.workloads.full_graph:WORKLOAD"},
     group="testbed.workloads",
 )

@@ -10,9 +10,9 @@ from testbed.comm.options import AffinityOf, GroupOptions, Timeout
 from testbed.core.tables import Named, Table
 from testbed.faults.spec import Fault, format_fault
 from testbed.plan import FabricOptions
-from testbed.workloads.interface import Workload
 from testbed.workloads.registry import WORKLOADS
 from testbed.workloads.validate import check_faults
+from testbed.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from testbed.comm.backend import Datapath

@@ -12,7 +12,7 @@ from analysis.summary import baseline, checks, counted, epoch_split, traffic
 from analysis.workload import workload_of
 from testbed.results import load_run
 from testbed.workloads import data_parallel, full_graph
-from testbed.workloads.interface import Workload
+from testbed.workloads.workload import Workload
 
 RunMaker = Callable[..., Path]
 SECONDS = {"pinch": 0.2, "tcp-pull": 0.6, "gloo": 0.4}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.bench.aggregate import Row, check_grid, header_lines, make_case, row_line, summary_lines
-from testbed.bench.exchange_rank import make_rows
+from testbed.bench.exchange_calls import make_rows
 from testbed.bench.exchange_session import Measured
 from testbed.comm.backend import Counters
 from testbed.core.errors import SpecError

@@ -30,7 +30,7 @@ from testbed.kernel import BpfObject, Map, compile
 from testbed.kernel.abi import Struct
 from testbed.kernel.maps import BPF_F_MMAPABLE
 from testbed.plan import plan_fabric
-from testbed.probes.namespace import Namespace
+from testbed.probes.netns import Namespace
 from testbed.worker import Workers
 from tests.support.rules import parse_rule
 

@@ -5,7 +5,7 @@ import pytest
 
 from testbed.faults.fate import judge
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.table import compile_rules
+from testbed.faults.rule_table import compile_rules
 from testbed.kernel import XDP_PASS, BpfObject
 from testbed.kernel.abi import lifted
 from testbed.plan import MAX_HOSTS, plan_fabric

@@ -11,7 +11,7 @@ from testbed.faults.attach import LINK
 from testbed.faults.delay_header import SIZE, DelayHeader, link_index
 from testbed.faults.fate import judge
 from testbed.faults.packet import KINDS, Packet
-from testbed.faults.table import compile_rules
+from testbed.faults.rule_table import compile_rules
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, BpfObject, Map
 from testbed.kernel.abi import Struct
 from testbed.plan import plan_fabric

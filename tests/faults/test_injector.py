@@ -19,7 +19,7 @@ from testbed.faults.limits import Limit, bucket_table
 from testbed.faults.packet import KINDS, Packet
 from testbed.faults.partition import partition
 from testbed.faults.replay import check_replay
-from testbed.faults.table import Action
+from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
 from tests.support.kept import kept

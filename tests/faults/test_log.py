@@ -11,7 +11,7 @@ from testbed.faults.fate import judge
 from testbed.faults.log import RECORD, Drain, read_log
 from testbed.faults.packet import KINDS, Packet
 from testbed.faults.replay import check_replay
-from testbed.faults.table import Action
+from testbed.faults.rule_table import Action
 from tests.faults.test_impair import Programs, ring
 
 pytestmark = pytest.mark.kernel

@@ -11,8 +11,8 @@ from testbed.core.errors import FaultError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults.netem import Netem, netem_options, netem_table
+from testbed.faults.rule_table import compile_rules
 from testbed.faults.spec import format_fault, parse_fault, rules_of
-from testbed.faults.table import compile_rules
 from testbed.plan import plan_fabric
 from testbed.probes import Level, find
 from testbed.results import load_run

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.core.errors import SpecError
+from testbed.faults.rule_table import CERTAIN, Action, compile_rules
 from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, Range, Reorder
 from testbed.faults.spec import format_fault
-from testbed.faults.table import CERTAIN, Action, compile_rules
 from testbed.faults.units import parse_bytes, parse_rate, parse_seconds, split_words
 from testbed.plan import plan_fabric
 from tests.support.rules import parse_rule

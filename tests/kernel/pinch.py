@@ -16,7 +16,7 @@ from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
-from testbed.probes.namespace import Namespace
+from testbed.probes.netns import Namespace
 from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates

@@ -8,7 +8,7 @@ from pyroute2 import IPRoute
 from testbed.core.errors import KernelError
 from testbed.kernel import BpfObject
 from testbed.kernel.tc import TcFilter
-from testbed.probes.namespace import Namespace
+from testbed.probes.netns import Namespace
 
 pytestmark = pytest.mark.kernel
 

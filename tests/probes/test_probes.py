@@ -11,7 +11,7 @@ import pytest
 from testbed.core.errors import KernelError
 from testbed.probes import PROBES, TIERS, Finding, Level, Probe, find, lacking, machine, wires
 from testbed.probes.finding import Missing, command, summary
-from testbed.probes.namespace import Namespace
+from testbed.probes.netns import Namespace
 
 
 def refuse(error: Exception) -> str:

@@ -11,8 +11,8 @@ from testbed.gnn.result import EpochResult
 from testbed.gnn.train import OWN_PHASES
 from testbed.results import Table
 from testbed.scenario import parse_scenario
-from testbed.workloads.interface import Turn
 from testbed.workloads.training.measures import check_agreement, record_epoch
+from testbed.workloads.workload import Turn
 
 
 def result(**changes: Any) -> EpochResult:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
+from testbed.faults.rule_table import compile_rules
 from testbed.faults.spec import MODELS, events_of, hosts_of, limits_of, parse_fault, rules_of
-from testbed.faults.table import compile_rules
 from testbed.soak.draw import MOST_ELEMENTS, SHARING, draw, draw_shape
 from testbed.soak.scenario import make_graph, make_input, replay_command
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from testbed.core.registry import load
+from testbed.gnn.full.aggregation import Neighbours
 from testbed.gnn.full.channel import Channel, transforms_first
 from testbed.gnn.full.dropout import Dropout
 from testbed.gnn.full.meter import Meter
-from testbed.gnn.full.neighbours import Neighbours
 from testbed.gnn.full.part import Part
 from testbed.gnn.models import MODELS
 from testbed.gnn.options import ModelSpec

@@ -1,6 +1,6 @@
 """Dealing a graph's vertices out to ranks: one interface, several ways, and what each is worth."""
 
-from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.partitioner import Owners, Partitioner
 from testbed.gnn.partition.quality import Quality, measure
 from testbed.gnn.partition.registry import PARTITIONERS, cached_owners, make_owners
 

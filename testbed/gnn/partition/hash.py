@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.gnn.mix import GOLDEN, mix
-from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.partitioner import Owners, Partitioner
 
 __all__ = ["Hash"]
 

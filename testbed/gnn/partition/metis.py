@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError
-from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.partitioner import Owners, Partitioner
 
 __all__ = ["Metis"]
 

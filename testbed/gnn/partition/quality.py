@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.gnn.partition.interface import Owners
+from testbed.gnn.partition.partitioner import Owners
 
 __all__ = ["Quality", "measure"]
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.partitioner import Owners, Partitioner
 
 __all__ = ["Range"]
 

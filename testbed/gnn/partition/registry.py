@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import SpecError, StorageError
 from testbed.core.registry import Registry
-from testbed.gnn.partition.interface import Owners, Partitioner
+from testbed.gnn.partition.partitioner import Owners, Partitioner
 
 __all__ = ["PARTITIONERS", "cached_owners", "make_owners"]
 
 PARTITIONERS: Registry[type[Partitioner]] = Registry(
     "partitioner",
-    "testbed.gnn.partition.interface:Partitioner",
+    "testbed.gnn.partition.partitioner:Partitioner",
     {
         "hash": "testbed.gnn.partition.hash:Hash",
         "range": "testbed.gnn.partition.range:Range",

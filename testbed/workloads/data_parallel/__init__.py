@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from testbed.collectives.registry import BACKENDS
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
-from testbed.workloads.interface import Report, Workload
+from testbed.workloads.workload import Report, Workload
 
 if TYPE_CHECKING:
     from testbed.results import Run

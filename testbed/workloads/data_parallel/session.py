@@ -8,11 +8,11 @@ from typing import Any
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.comm.options import CollectiveOptions
 from testbed.host import memory
-from testbed.workloads.data_parallel import rank
+from testbed.workloads.data_parallel import calls
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
-from testbed.workloads.interface import Stage, Turn
 from testbed.workloads.training.measures import record_epoch, record_test
 from testbed.workloads.training.session import TrainingSession
+from testbed.workloads.workload import Stage, Turn
 
 __all__ = ["DataParallel"]
 
@@ -20,7 +20,7 @@ __all__ = ["DataParallel"]
 class DataParallel(TrainingSession[DataParallelScenario]):
     """Trains by ``[collective]``."""
 
-    modules = (rank.__name__, "testbed.gnn.train")
+    modules = (calls.__name__, "testbed.gnn.train")
 
     def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
@@ -47,7 +47,7 @@ class DataParallel(TrainingSession[DataParallelScenario]):
                 names = stack.enter_context(rank_workers(backend, stage.workers, stage.hosts))
                 shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
                 stage.workers.call_all(
-                    rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
+                    calls.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
                 )
                 ranks[backend] = names
             yield ranks
@@ -55,20 +55,20 @@ class DataParallel(TrainingSession[DataParallelScenario]):
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         groups = stage.groups(capacity=self.capacity, **self.scenario.collective.only(CollectiveOptions))
-        calls = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
-        stage.workers.call_all(rank.open_rank, calls)
+        arguments = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
+        stage.workers.call_all(calls.open_rank, arguments)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""
 
-        def on_progress(_name: str, value: rank.StepDone) -> None:
+        def on_progress(_name: str, value: calls.StepDone) -> None:
             stage.step(turn.backend, turn.epoch * self.steps + value.step)
 
         call = {"backend": turn.backend, "epoch": turn.epoch}
-        answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
+        answers = stage.workers.call_all(calls.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
         return record_epoch(stage.table, turn, [answers[name] for name in names])
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """See `Session.finish`."""
-        accuracy, seconds = stage.workers[names[0]].call(rank.test_rank, backend=backend)
+        accuracy, seconds = stage.workers[names[0]].call(calls.test_rank, backend=backend)
         stage.say(record_test(stage.table, trial, backend, accuracy, seconds))

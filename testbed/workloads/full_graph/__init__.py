@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from testbed.exchange.registry import EXCHANGES
 from testbed.workloads.full_graph.scenario import FullGraphScenario
-from testbed.workloads.interface import Report, Workload
+from testbed.workloads.workload import Report, Workload
 
 if TYPE_CHECKING:
     from testbed.results import Run

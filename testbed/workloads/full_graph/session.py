@@ -13,12 +13,12 @@ from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.partition import measure
 from testbed.gnn.result import FullResult
 from testbed.host import memory
-from testbed.workloads.full_graph import rank
+from testbed.workloads.full_graph import calls
 from testbed.workloads.full_graph.scenario import FullGraphScenario
-from testbed.workloads.interface import Stage, Turn
 from testbed.workloads.measures import record_counts
 from testbed.workloads.training.measures import record_epoch, record_test
 from testbed.workloads.training.session import TrainingSession
+from testbed.workloads.workload import Stage, Turn
 
 __all__ = ["FullGraph"]
 
@@ -27,7 +27,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     """Trains by ``[exchange]``."""
 
     # The last is what torch's optimizers import when the first of them is made.
-    modules = (rank.__name__, "testbed.gnn.full.train", "torch._dynamo")
+    modules = (calls.__name__, "testbed.gnn.full.train", "torch._dynamo")
 
     def __init__(self, scenario: FullGraphScenario) -> None:
         super().__init__(scenario)
@@ -49,7 +49,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         :raises StorageError: As :func:`testbed.gnn.partition.cached_owners`.
         """
         facts, data, hidden = super().prepare(say), self.data, self.scenario.model.hidden
-        owners = rank.partition(self.scenario, self.folder)
+        owners = calls.partition(self.scenario, self.folder)
         self.planned = self.plan(data.feature_dim, data.num_classes)
         if (longest := max(self.planned.values())) > MAX_DIM:
             raise SpecError(f"model.hidden = {hidden}: embeddings of {longest} elements travel: must be at most {MAX_DIM}")
@@ -63,7 +63,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
             seed = self.scenario.scenario.seed + trial
             shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
             stage.workers.call_all(
-                rank.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)}
+                calls.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)}
             )
             for metric, value in vars(self.quality).items():
                 stage.table.add(trial, backend, metric, value, "edges" if metric == "edge_cut" else "1")
@@ -75,7 +75,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         # Ranks come at different times, from computing: giving way to each other would be system calls for nothing.
         reduce = stage.groups(capacity=self.capacity, yields=0, **options)
         groups = {slot: stage.groups(**options) for slot in self.planned}
-        calls = {
+        arguments = {
             name: {
                 "backend": EXCHANGES[backend].all_reduce,
                 "group": reduce[number],
@@ -84,7 +84,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
             }
             for number, name in enumerate(names)
         }
-        stage.workers.call_all(rank.open_rank, calls)
+        stage.workers.call_all(calls.open_rank, arguments)
 
     def _terms(self, slot: Slot) -> dict[str, Any]:
         """Return a slot's fields of `testbed.exchange.interface.ExchangeSpec`.
@@ -100,7 +100,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""
         call = {"backend": turn.backend, "epoch": turn.epoch}
-        answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
+        answers = stage.workers.call_all(calls.train_rank, dict.fromkeys(names, call))
         self.last[turn.backend] = results = [answers[name] for name in names]
         return record_epoch(stage.table, turn, results)
 
@@ -118,7 +118,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         with self.opened(stage, backend, names):
             for epoch, counted in ((epochs, False), (epochs + 1, True)):
                 call = {"backend": backend, "epoch": epoch, "counted": counted}
-                answers = stage.workers.call_all(rank.train_rank, dict.fromkeys(names, call))
+                answers = stage.workers.call_all(calls.train_rank, dict.fromkeys(names, call))
         for number, name in enumerate(names):
             counts = answers[name].counts
             crossings = {key: counts[key] for key in ("syscalls", "page_faults")}

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from testbed.core.errors import CollectiveError
 from testbed.gnn.result import EpochResult
 from testbed.results import Table
-from testbed.workloads.interface import Turn
 from testbed.workloads.measures import record_times
+from testbed.workloads.workload import Turn
 
 __all__ = ["check_agreement", "mean_loss", "record_epoch", "record_test", "validation_accuracy"]
 

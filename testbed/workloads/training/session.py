@@ -9,8 +9,8 @@ from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import parameter_count
 from testbed.host import memory
-from testbed.workloads.interface import Session
 from testbed.workloads.training.scenario import TrainingScenario
+from testbed.workloads.workload import Session
 
 __all__ = ["TrainingSession"]
 

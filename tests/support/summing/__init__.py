@@ -7,8 +7,8 @@ from pydantic import Field
 from testbed.collectives.registry import BACKENDS
 from testbed.comm.options import CollectiveOptions
 from testbed.core.tables import Named
-from testbed.workloads.interface import Report, Workload
 from testbed.workloads.scenario import Scenario, SystemTable
+from testbed.workloads.workload import Report, Workload
 
 __all__ = ["WORKLOAD"]
 

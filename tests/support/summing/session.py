@@ -8,10 +8,10 @@ from typing import Any
 
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import SpecError
-from testbed.workloads.interface import Session, Stage, Turn
 from testbed.workloads.measures import record_times
+from testbed.workloads.workload import Session, Stage, Turn
 
-from . import rank
+from . import calls
 
 __all__ = ["Summing"]
 
@@ -19,7 +19,7 @@ __all__ = ["Summing"]
 class Summing(Session["SummingScenario"]):
     """Sums."""
 
-    modules = (rank.__name__,)
+    modules = (calls.__name__,)
 
     def check(self) -> None:
         """See `Session.check`."""
@@ -35,20 +35,20 @@ class Summing(Session["SummingScenario"]):
     def ranks(self, stage: Stage, trial: int) -> Iterator[dict[str, list[str]]]:
         """See `Session.ranks`."""
         call = {"seed": self.scenario.scenario.seed + trial}
-        stage.workers.call_all(rank.seed, dict.fromkeys(stage.hosts, call))
+        stage.workers.call_all(calls.seed, dict.fromkeys(stage.hosts, call))
         yield dict.fromkeys(self.scenario.backends, stage.hosts)
 
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         groups = stage.groups(capacity=self.scenario.summing.elements, **self.scenario.summing.only(CollectiveOptions))
-        calls = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
-        stage.workers.call_all(rank.open_rank, calls)
+        arguments = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
+        stage.workers.call_all(calls.open_rank, arguments)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
         """See `Session.train`."""
         table = self.scenario.summing
         call = {"epoch": turn.epoch, "sums": table.sums, "elements": table.elements}
-        answers = stage.workers.call_all(rank.work, dict.fromkeys(names, call))
+        answers = stage.workers.call_all(calls.work, dict.fromkeys(names, call))
         record_times(stage.table, turn.trial, turn.backend, list(answers.values()))
         return f"{table.sums} sums"
 

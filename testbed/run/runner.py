@@ -16,8 +16,8 @@ from testbed.run.faults import Faults
 from testbed.run.progress import Display
 from testbed.run.turns import take_turns
 from testbed.worker import Workers
-from testbed.workloads.interface import Stage
 from testbed.workloads.scenario import Scenario
+from testbed.workloads.workload import Stage
 
 __all__ = ["check", "plan_of", "run_into", "run_scenario"]
 

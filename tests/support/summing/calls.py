@@ -12,7 +12,7 @@ from testbed.collectives.registry import open_backend
 from testbed.comm.backend import PHASES, Backend
 from testbed.comm.group import GroupSpec
 from testbed.worker import WorkerContext
-from testbed.workloads.rank import closing
+from testbed.workloads.calls import closing
 
 __all__ = ["open_rank", "seed", "work"]
 

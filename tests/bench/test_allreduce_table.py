@@ -1,7 +1,7 @@
 """The table, character by character."""
 
+from testbed.bench.allreduce_table import environment_lines, header_lines, row_line, summary_lines
 from testbed.bench.row import Row
-from testbed.bench.table import environment_lines, header_lines, row_line, summary_lines
 
 NEEDS = {"xdp-ring": "xdp", "tcp-ring": "sockets", "gloo": "sockets"}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from testbed.bench.barrier import Barrier, BarrierBroken
-from testbed.bench.rank import BLOCK, make_input
+from testbed.bench.calls import BLOCK, make_input
 
 
 def test_inputs_do_not_depend_on_the_part_asked_for():

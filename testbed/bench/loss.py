@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from testbed.bench import rank
+from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.row import MAX_ITERATIONS, Turn, make_row
@@ -120,7 +120,7 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            modules = {rank.__name__, attach.__name__, *modules_of(VARIANTS[name][0] for name in options.variants)}
+            modules = {calls.__name__, attach.__name__, *modules_of(VARIANTS[name][0] for name in options.variants)}
             self._workers = stack.enter_context(Workers(self._fabric, options.collective.affinity, sorted(modules)))
             shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
             self.environment = {**describe(load), **options.plan.summary(), **options.collective.model_dump(), **shown}
@@ -238,12 +238,12 @@ class Session:
         )
         barrier = str(directory / f"barrier-{self._groups}")
         shared = {"name": name, "backend": backend, "barrier": barrier, "patience": SETTLING}
-        calls = [{**shared, "spec": spec} for spec in specs]
-        self._call_all(rank.open_rank, calls)
+        arguments = [{**shared, "spec": spec} for spec in specs]
+        self._call_all(calls.open_rank, arguments)
         fill = self._absmax is None
         reference = {"reference": str(directory / "reference"), "fill": fill}
         inputs = {"name": name, "count": options.size // 4, "seed": options.seed, **reference}
-        most: list[float] = self._call_all(rank.prepare_size, [inputs] * len(specs))
+        most: list[float] = self._call_all(calls.prepare_size, [inputs] * len(specs))
         if fill:
             self._absmax = max(most)
         self._open.add(name)
@@ -251,18 +251,18 @@ class Session:
     def _shut(self, name: str) -> None:
         """Close a variant that has failed; where it is still busy, it ends now that nothing is lost any more."""
         self._open.discard(name)
-        self._call_all(rank.close_rank, [{"name": name}] * len(self.options.plan.hosts))
+        self._call_all(calls.close_rank, [{"name": name}] * len(self.options.plan.hosts))
 
     def _turn_of_all(self, name: str, check: bool, seconds: float) -> list[Turn]:
         """One iteration on all ranks."""
         call = {"name": name, "iterations": 1, "warmup": 0, "absmax": self._absmax if check else None}
-        return self._call_all(rank.run_turn, [call] * len(self.options.plan.hosts), seconds)
+        return self._call_all(calls.run_turn, [call] * len(self.options.plan.hosts), seconds)
 
     def _call_all(
-        self, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]], timeout: float = SETTLING
+        self, function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], timeout: float = SETTLING
     ) -> list[Any]:
         """Call a function in all ranks' workers; a rank that only heard of another's failure has nothing to tell."""
-        by_worker = dict(zip(self._fabric.hosts, calls, strict=True))
+        by_worker = dict(zip(self._fabric.hosts, arguments, strict=True))
         answers = self._workers.call_all(function, by_worker, timeout=timeout, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
         for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):

@@ -158,7 +158,7 @@ class Session(ABC, Generic[S]):
 
     @abstractmethod
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
-        """Open a backend on all ranks, and let them meet. What they open, `testbed.workloads.rank.closing` has closed."""
+        """Open a backend on all ranks, and let them meet. What they open, `testbed.workloads.calls.closing` has closed."""
 
     @abstractmethod
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
@@ -172,7 +172,7 @@ class Session(ABC, Generic[S]):
         self, stage: Stage, backend: str, names: list[str], faults: AbstractContextManager[None] | None = None
     ) -> Iterator[None]:
         """Set links to what a backend needs, put faults in force on them, open it, and close it at the end."""
-        from testbed.workloads.rank import close_rank
+        from testbed.workloads.calls import close_rank
 
         set_datapath(stage.fabric, self.scenario.needs(backend))
         with faults or nullcontext():

@@ -14,8 +14,8 @@ from testbed.exchange.registry import open_exchange
 from testbed.gnn.graph import GraphData
 from testbed.gnn.partition import Owners, cached_owners
 from testbed.kernel.syscalls import SyscallCounter
+from testbed.workloads.calls import closing
 from testbed.workloads.full_graph.scenario import FullGraphScenario
-from testbed.workloads.rank import closing
 
 if TYPE_CHECKING:
     from testbed.gnn.full.channel import Channel, Slot

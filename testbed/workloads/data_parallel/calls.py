@@ -11,8 +11,8 @@ from testbed.collectives.registry import open_backend
 from testbed.comm.backend import Backend
 from testbed.comm.group import GroupSpec
 from testbed.gnn.graph import GraphData
+from testbed.workloads.calls import closing
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
-from testbed.workloads.rank import closing
 
 if TYPE_CHECKING:
     from testbed.gnn.result import EpochResult
