@@ -36,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
     for name in tracked.stdout.decode().split("\0"):
         path = ROOT / name
         if name and path.is_file() and name.partition("/")[0] in {
-            "testbed", "bpf", "topologies", "scenarios", "analysis", "pyproject.toml", "README.md",
+            "testbed", "bpf", "topologies", "scenarios", "analysis", "pyproject.toml", "README.md", "LICENSE", "LICENSES",
         }:  # fmt: skip
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes(path.read_bytes())

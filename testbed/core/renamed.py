@@ -7,6 +7,8 @@ present one.
 __all__ = ["RENAMED", "renamed"]
 
 RENAMED = {
+    "gap": "reorder_threshold",
+    "generation": "seq",
     "kind": "workload",
     "transport": "backend",
     "transports": "backends",
