@@ -84,7 +84,8 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"variants": ()}, "--backends: '': must be one or more of xdp-ring/upstream, "),
+        ({"variants": ()}, "--backends: '': must be one or more of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer, "
+         "tcp-ring, gloo"),
         ({"losses": [0.6]}, "--loss: 60: must be 0 to 50 percent"),
         ({"size": 0}, "--size: 0: must be at least a float32"),
         ({"plan": plan_fabric(hosts=1)}, "--hosts: 1: must be at least 2, as one rank sends nothing that could be lost"),
