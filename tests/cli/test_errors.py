@@ -108,7 +108,7 @@ def test_verbose_before_and_after_the_verb() -> None:
         (
             ["bench", "allreduce", "--json", "/nonexistent/out.json"],
             "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does not exist; must be a file in an "
-            "folder that is there, or -; see testbed bench allreduce --help",
+            "existing folder, or -; see testbed bench allreduce --help",
         ),
     ],
 )
