@@ -147,7 +147,7 @@ def frames(run: Run) -> str:
 
 
 def met_one_by_one(run: Run) -> bool:
-    """Whether faults were in force that the engine carries out: it takes the hosts' offloads away."""
+    """Tell whether the fault engine was in force, which turns the hosts' offloads off."""
     return meet_frames(map(parse_fault, run.manifest["scenario"]["faults"]))
 
 

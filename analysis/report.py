@@ -64,7 +64,7 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
 
 
 def again(path: Path) -> str:
-    """Return the command that makes the report anew, from the repository's root: there, a path is as it was given."""
+    """Return the command that makes the report again from the repository's root, where a relative path still holds."""
     place = path if Path.cwd() == ROOT else path.absolute()
     return f".venv/bin/python -m analysis.report {shlex.quote(str(place))}"
 
@@ -156,7 +156,7 @@ def data_set(data: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a report anew; exit status 1 where a tolerance is not kept or there is no run."""
+    """Make a report again; the exit status is 1 if a tolerance is broken or there is no run."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("directory", metavar="DIR", type=Path, help="a run's folder")
     options = parser.parse_args(arguments)

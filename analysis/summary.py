@@ -145,7 +145,7 @@ def traffic(run: Run) -> pd.DataFrame:
 
 
 def counted(run: Run) -> pd.DataFrame:
-    """Return what the workload counts besides, of all ranks together, one row per backend, mean over epochs and trials.
+    """Return the workload's further counts, summed over ranks, one row per backend, mean over epochs and trials.
 
     Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`, `page_faults` and their sum
     `crossings`, counted in an epoch of its own; and what exchanges count, `redundant_bytes`, ... Empty where nothing is.

@@ -62,7 +62,7 @@ class Barrier:
             raise BarrierBroken(f"ranks {late} did not reach the barrier within {self._timeout:g} s")
 
     def break_(self) -> None:
-        """Let nobody wait any more."""
+        """Release all ranks that wait."""
         self._slots[self._ranks * _STRIDE] = 1
 
     def __enter__(self) -> Self:

@@ -42,7 +42,7 @@ class Benches(dict[str, Bench]):
 
 
 def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
-    """Draw a part of a rank's tensor: standard normal, the same whatever part is asked for.
+    """Draw a part of a rank's tensor: standard normal, the same values however it is cut.
 
     :param first: First element, a multiple of `BLOCK`.
     """

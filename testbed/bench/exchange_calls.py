@@ -35,7 +35,7 @@ TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
 
 @dataclass
 class Work:
-    """What a rank works on, whatever the exchange: two inputs to take turns, so that a stale result is a wrong one."""
+    """A rank's inputs, the same for all exchanges: two that alternate, so that a stale result is wrong."""
 
     inputs: tuple[Embeddings, Embeddings]
     out: Embeddings

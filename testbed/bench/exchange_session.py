@@ -117,7 +117,7 @@ class Measured:
         return float(np.median(self.times))
 
     def to_dict(self) -> dict[str, Any]:
-        """What each row of the JSON file has, whatever the bench; counts are those of one exchange."""
+        """The columns that JSON rows of all benches have; counts are those of one exchange."""
         count = len(self.times)
         return {
             "exchange": self.exchange,

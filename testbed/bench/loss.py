@@ -55,7 +55,7 @@ class Options:
     :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is among them.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds that these may take together, 1 to 600.
-    :param collective: The terms of all variants, but for those that `VARIANTS` has of each.
+    :param collective: The options of all variants, except those that `VARIANTS` sets.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 

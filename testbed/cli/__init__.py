@@ -70,7 +70,7 @@ def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the command line; whatever a user can meet becomes one line on stderr and an exit status.
+    """Run the command line; every error that a user can cause becomes one line on stderr and an exit status.
 
     That is every :class:`TestbedError`, wrong usage, a disk that takes no more, and memory or another limit that is reached, of
     which -vv shows where; anything else is a bug.

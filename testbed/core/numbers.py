@@ -57,7 +57,7 @@ class Whole:
     def __call__(self, value: str | int) -> int:
         """Return the number that a text stands for.
 
-        :raises SpecError: It is none of these; the text has the value and what it must be, but not what it was given to.
+        :raises SpecError: It is not one of these; the text has the value and what it must be, but not the option's name.
         """
         number = value if isinstance(value, int) else read_whole(value)
         if number is None or not self.least <= number <= self.most:

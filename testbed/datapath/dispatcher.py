@@ -59,7 +59,7 @@ class Dispatcher:
 
     @contextmanager
     def tapped(self, program: Program, behind: Map) -> Iterator[None]:
-        """Have another program meet what comes in by the link first. No frame is lost by the change either way.
+        """Run another program first on frames that arrive on the link. Neither change loses a frame.
 
         :param program: It goes on by a tail call.
         :param behind: To this map's first program, which is the dispatcher's.

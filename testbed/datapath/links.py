@@ -16,7 +16,7 @@ __all__ = ["set_datapath"]
 
 
 def set_datapath(fabric: Fabric, kind: Datapath) -> None:
-    """Ready the links for in-kernel backends, or for sockets.
+    """Prepare the links for in-kernel backends, or for sockets.
 
     ``xdp``: the dispatcher is attached to every host's link and doorbell, and the switch program to every port where the plan's
     switch kind is ``xdp``. ``sockets``: no program of the testbed is attached to any host or switch. Offloads are set with them

@@ -95,7 +95,7 @@ class Fabric:
         return self._datapath
 
     def set_links(self, kind: Datapath) -> None:
-        """Ready the links for in-kernel backends, or for sockets: what `testbed.datapath.set_datapath` does without programs.
+        """Prepare the links for in-kernel backends or sockets: the part of `testbed.datapath.set_datapath` without programs.
 
         ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
         drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a redirect. ``sockets``:
@@ -105,7 +105,7 @@ class Fabric:
         self._datapath = kind
 
     def set_faults(self, active: bool) -> None:
-        """Have frames met as a wire carries them, while faults are in force.
+        """Turn offloads off while faults are in force, so that faults see frames as a wire carries them.
 
         Hosts segment and checksum what they send, and switches merge nothing that comes in: a rule is about a frame, not about
         64 KiB of TCP, and a corrupted segment fails its checksum. The datapath stays as it is meanwhile.

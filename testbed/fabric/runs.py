@@ -100,7 +100,7 @@ class Run:
         raise FabricError(f"{node} of run {self.run_id!r} is not up")
 
     def end(self, timeout: float = 30.0) -> None:
-        """Have the controller end the run (SIGTERM), and wait until it has.
+        """Ask the controller to end the run (SIGTERM), and wait until it has ended.
 
         :param timeout: Seconds.
         :raises FabricError: The controller is dead, or does not end.

@@ -1,4 +1,4 @@
-"""What becomes of a frame while switches flood: how often each host gets it, and whether that ever ends. Pure.
+"""Copies of a frame while switches flood: how many each host gets, and whether they ever stop. Pure.
 
 A switch without its table sends a frame out of all ports but the one that it came in by. One with its table sends it towards
 its destination, and drops it where that is the port that it came in by, or where it does not know the destination.
@@ -97,7 +97,7 @@ class Walk:
 
 
 def check_bounded(plan: FabricPlan, floods: Collection[str]) -> None:
-    """Check that no frame goes round for ever while switches flood at once.
+    """Check that no frame circulates for ever while switches flood at once.
 
     :param floods: Their names.
     :raises SpecError: One does, or there is no such switch.

@@ -32,8 +32,8 @@ class DelayHeader:
     :param ifindex: Of the port that it leaves by.
     :param due: When each copy leaves, ns of CLOCK_MONOTONIC; 0 is at once. 1 to :data:`COPIES` of them.
     :param link: :func:`link_index`; only counts with ``release``.
-    :param release: The frame goes when so many have passed on its link; 0: it waits for no other.
-    :param latest: When it goes if they have not, ns of CLOCK_MONOTONIC.
+    :param release: The frame leaves once this many frames have passed on its link; 0: it does not wait for others.
+    :param latest: When it leaves at the latest, ns of CLOCK_MONOTONIC.
     :param ingress: Index of the port that it came in by: while the switch floods, it leaves by all others.
     """
 

@@ -161,7 +161,7 @@ class DelayLine(Closing):
         return process
 
     def _stop(self) -> None:
-        """Have the process count what it still holds, and end; then count what never reached it."""
+        """End the process, which counts what still waits; then count what never reached it."""
         with self._process as process:  # closes the pipes, stdin first, and waits
             assert process.stdin
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""Events: what happens to hosts and links at a time, whatever is sent then. One model per action. Pure."""
+"""Events: they happen to hosts, links and switches at set times. One model per action. Pure."""
 
 import re
 from abc import abstractmethod
@@ -122,7 +122,7 @@ class LinkDown(_Lasting, _OfHosts):
 
 
 class Partition(_Lasting):
-    """Frames from a host of one set to a host of another are lost. Hosts of no set are cut off from nobody.
+    """Frames from a host of one set to a host of another are lost. Hosts in no set keep all their links.
 
     :param sets: Names of hosts; as text, ``h1,h2|h3,h4``.
     """
@@ -186,7 +186,7 @@ def check_events(events: Sequence[Event], plan: FabricPlan) -> None:
 
 
 def check_overlap(events: Sequence[Event]) -> None:
-    """Check that no two events have a hold of the same thing at the same time: the end of one would end the other, too.
+    """Check that no two events affect the same thing at the same time: the end of one would end the other.
 
     :raises SpecError: Two have; the text says which.
     """
@@ -201,7 +201,7 @@ def check_overlap(events: Sequence[Event]) -> None:
 
 
 def check_floods(events: Sequence[Event], plan: FabricPlan) -> None:
-    """Check that no frame goes round for ever, whichever switches flood at once.
+    """Check that no frame circulates for ever, whichever switches flood at once.
 
     :raises SpecError: One does, or a switch is not there.
     """

@@ -1,7 +1,7 @@
-"""What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Twin of ``bpf/include/fate.h``.
+"""A frame's fate: a pure function of the seed, the rules, and the frame's identity. Reference model of ``bpf/include/fate.h``.
 
 A draw is splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) of a hash of
-seed, rule and identity. Time and the order of frames play no part. All numbers are integers: both sides agree bit for bit.
+seed, rule and identity. Time and the order of frames do not matter. All numbers are integers, so both sides agree bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     """A frame's fate.
 
     :param corrupt: Bits to flip, counted from the frame's start; a bit that is there twice is flipped back.
-    :param copies: How often it comes besides the frame itself.
+    :param copies: How many copies follow the frame itself.
     :param delays_ns: How much later the frame and each of its copies come, nanoseconds.
     :param behind: How many frames of its link pass before it.
     :param within_ns: How long it waits for them at most.

@@ -16,7 +16,7 @@ __all__ = ["flooded"]
 
 @contextmanager
 def flooded(fabric: Fabric, switch: str) -> Iterator[None]:
-    """Have a switch flood, and give it its table back at the end, on whatever datapath.
+    """Make a switch flood, on either datapath, and restore its table at the end.
 
     No frame is lost by the change either way: ports flood before entries go, and until they are back. Fault rules judge a frame
     where its sender is attached, before it is flooded; copies are not judged again.

@@ -1,4 +1,4 @@
-"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, checked against the twin."""
+"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, and checked by replay."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ class Injector:
         return read_log(self._paths.values())
 
     def check_replay(self, at_most: int | None = None) -> int:
-        """Judge frames of the log anew, in Python.
+        """Judge frames of the log again, in Python.
 
-        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 per second. None: of all.
+        :param at_most: Judge at most this many records, evenly spaced, since Python judges some 30,000 per second. None: all.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """

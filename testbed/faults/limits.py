@@ -34,7 +34,7 @@ _BURST = 1e-3  # seconds: what tbf may send at once, so that its timer need not 
 
 
 def _text(parse: Callable[[str], T]) -> BeforeValidator:
-    """Read a value by ``parse``; whatever is wrong with it, the field's description says what is allowed."""
+    """Read a value with ``parse``; any error quotes the field's description."""
 
     def read(value: object) -> T:
         if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Rules by the kernel's network emulator (``netem``, net/sched/sch_netem.c), for comparing it with the fault engine.
+"""Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), to compare it with the fault engine.
 
 A qdisc at the switch's port towards the receiver. It knows nothing of chunks or generations, cannot be replayed, and meets no
 frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.

@@ -1,4 +1,4 @@
-"""Which frame a fault is about: its identity, of which its fate is a function. ``struct fault_packet``."""
+"""A frame's identity, which alone determines its fate. ``struct fault_packet``."""
 
 from typing import Final, NamedTuple
 
@@ -40,5 +40,5 @@ class Packet(NamedTuple):
 
 
 def kind_name(kind: int) -> str:
-    """What a rule calls a kind; the number, in hexadecimal, of one that has no name."""
+    """The name that rules use for a kind, or its number in hexadecimal."""
     return next((name for name, number in KINDS.items() if number == kind), f"{kind:#04x}")

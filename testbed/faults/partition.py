@@ -48,7 +48,7 @@ class Blockade(Closing):
 
     @contextmanager
     def partition(self, sets: Sequence[Sequence[str]]) -> Iterator[None]:
-        """Drop frames from a host of one set to a host of another; hosts of no set are cut off from nobody.
+        """Drop frames from a host of one set to a host of another; hosts in no set keep all their links.
 
         :param sets: Names of hosts.
         :raises SpecError: There is no such host, or a host is in two sets.

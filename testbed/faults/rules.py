@@ -103,7 +103,7 @@ class Rule(BaseModel):
 
     :param link: Sender and receiver, by name; ``*`` is any host.
     :param p: Probability with which a frame that matches meets its fate.
-    :param backend: What carries the rule out: our engine, or the kernel's network emulator as far as it can.
+    :param backend: What carries the rule out: the fault engine, or, within its limits, the kernel's network emulator.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -16,7 +16,7 @@ PATH = r"^[^\x00]+$"  # what the kernel takes for a path
 
 
 class Dataset(Table):
-    """``[dataset]``, whose key `name` says of which kind."""
+    """``[dataset]``; its key `name` selects the model."""
 
     name: str
 

@@ -1,6 +1,6 @@
 """Debian's package graph, parsed from the APT lists of this box.
 
-Vertices are binary packages, one a name: where several lists or architectures have it, the highest version
+Vertices are binary packages, one per name: if several lists or architectures have it, the highest version
 counts. Edges are the relations Depends, Pre-Depends, Recommends and Suggests (Debian Policy, section 7.2),
 each alternative of a relation an edge of its own; the adjacency holds both directions. A relation on a name
 that no package has but that packages provide (Policy, section 7.5) stands for its providers: it is an edge

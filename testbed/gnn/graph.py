@@ -89,7 +89,7 @@ class GraphData:
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
             return cls(**about, **arrays)
         except (OSError, EOFError, ValueError, TypeError) as error:
-            raise StorageError(f"graph cache {folder}: cannot be read: {error}; remove the folder, it is made anew") from error
+            raise StorageError(f"graph cache {folder}: cannot be read: {error}; remove the folder to make it again") from error
 
 
 def from_edges(

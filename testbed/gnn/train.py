@@ -1,7 +1,7 @@
 """Data-parallel training of one rank: sample, forward, backward, sum gradients over ranks, update.
 
 All ranks start from the same weights and apply the same mean gradient, so their weights stay equal bit
-for bit. Minibatches and dropout depend on (seed, epoch, step, rank) alone, whatever the backend.
+for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), not on the backend.
 """
 
 import math

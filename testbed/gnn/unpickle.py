@@ -74,7 +74,7 @@ class _Object:
 def unpickle(data: bytes) -> Any:
     """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of numbers, CSR matrices.
 
-    A ``defaultdict`` comes as a dictionary. What the result takes grows with the length of `data`, whatever that is.
+    A ``defaultdict`` comes as a dictionary. The result's memory grows with the length of `data` only.
 
     :raises RefusedPickle: It is broken, or names, makes or calls anything else.
     """

@@ -1,4 +1,4 @@
-"""A model's weights as one vector, which is what ranks sum, update and compare."""
+"""A model's weights as one vector, which ranks sum, update and compare."""
 
 import hashlib
 

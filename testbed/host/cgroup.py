@@ -74,7 +74,7 @@ class CpuGroup(Closing):
     """A group of processes that get a share of one CPU together, from the constructor to :meth:`close`.
 
     :param hierarchy: From :func:`find_hierarchy`.
-    :param run_id: Of the run, whose the processes are.
+    :param run_id: The run that the processes belong to.
     :param node: Of the host.
     :param share: Of one CPU.
     :raises FaultError: The kernel refused it.

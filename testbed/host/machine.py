@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the testbed's code: machine, kernel, versions, and who else is at work there."""
+"""The environment of a measurement: machine, kernel, versions, and load."""
 
 import importlib.metadata
 import os

@@ -44,7 +44,7 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_of(run_id: str) -> list[ProcessEntry]:
-    """All processes that have the run's id in their environment, this one left out."""
+    """All processes with the run's id in their environment, except this one."""
     mark = f"{RUN_VARIABLE}={run_id}".encode()
     found = []
     for directory in Path("/proc").glob("[0-9]*"):

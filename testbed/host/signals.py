@@ -1,4 +1,4 @@
-"""Signals that end the process, held back where an interrupt would leave something that nobody knows of."""
+"""Signals that end the process, deferred where an interrupt would leak a resource."""
 
 import signal
 import threading

@@ -14,7 +14,7 @@ __all__ = ["fill_cpumap"]
 
 
 def fill_cpumap(cpus: Map, numbers: Iterable[int], queue: int, program: int) -> None:
-    """Have a map hand frames to CPUs, each to a thread that goes before all processes.
+    """Set up a CPU map; its kernel threads run before all processes (SCHED_FIFO).
 
     The kernel makes the thread an ordinary one (``kernel/bpf/cpumap.c``): on a CPU that computes, a frame would wait until the
     scheduler's turn is over. Where that cannot be had (no CAP_SYS_NICE), it stays so.

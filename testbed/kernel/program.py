@@ -95,7 +95,7 @@ class Program:
         return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)"))
 
     def attach_tc_ingress(self, ifindex: int) -> Closing:
-        """Attach to what comes in by a device of this network namespace, before a bridge or the stack sees it.
+        """Attach to the ingress of a device in this network namespace, before a bridge or the stack.
 
         By a link (tcx, Linux 6.6), or where the kernel has none by a filter.
 

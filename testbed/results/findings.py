@@ -26,7 +26,7 @@ PACKAGES: Final = Path("/var/lib/dpkg/status")  # written whenever apt installs 
 def findings(versions: Mapping[str, str], folder: Path | None = None) -> list[dict[str, Any]]:
     """Return what ``testbed doctor`` finds, each with when it was tried (``tried``, UTC, ISO 8601).
 
-    Software that was found once is taken as found until the machine starts anew, packages change, or another user or
+    A success is cached until the machine reboots, packages change, or another user or
     interpreter asks; what was missing is tried again. Devices, file systems and the kernel's parts are always tried.
 
     :param versions: Versions of the Python packages.

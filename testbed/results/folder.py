@@ -83,7 +83,7 @@ class RunFolder(Closing):
         return self.path != self.out
 
     def publish(self) -> None:
-        """Put a run that is complete in the place of the previous one, if there is one; atomic.
+        """Replace the previous run, if there is one, with this complete one; atomic.
 
         :raises StorageError: The disk does not take it. One of the two runs is in its place, the other beside it.
         """
@@ -236,7 +236,7 @@ def foreign(path: Path) -> list[Path]:
 
 
 def bring(source: Path, target: Path) -> None:
-    """Have a file, or a folder with all in it, in another place, too: by links, where the disk has them."""
+    """Copy a file, or a folder with its content, to another place: as hard links where the file system has them."""
 
     def link(entry: str | Path, copy: str | Path) -> None:
         try:

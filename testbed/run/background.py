@@ -34,7 +34,7 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
 
 
 def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
-    """:func:`hold` in a process of its own, a daemon. What ends it later is kept for ``testbed status``.
+    """:func:`hold` in a daemon process. If an error ends it later, ``testbed status`` shows the error.
 
     :return: What it announces.
     :raises SpecError: The run id is not a short name.

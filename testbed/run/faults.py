@@ -1,4 +1,4 @@
-"""A scenario's faults: put in force for each turn alike, and what they did, for ``results.parquet`` and ``faults.parquet``."""
+"""A scenario's faults: applies the same ones in each turn, and records them for ``results.parquet`` and ``faults.parquet``."""
 
 import time
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ __all__ = ["Faults"]
 class Faults:
     """The faults of a run.
 
-    :param table: Takes the measures.
-    :param log: Takes what has happened to each frame.
+    :param table: Takes the measurements.
+    :param log: Takes a row for each frame that met a rule.
     """
 
     def __init__(self, scenario: Scenario, fabric: Fabric, workers: Workers, table: Table, log: FaultLog) -> None:
@@ -49,7 +49,7 @@ class Faults:
     def in_force(self, turn: Turn) -> Iterator[None]:
         """Put rules and limits in force on the datapath that is set, until the end of the context.
 
-        Without any, no program is attached. Turns of one epoch draw from the same seed, those of other epochs from others.
+        Without faults, no program is attached. All turns of an epoch draw from the same seed; each epoch has another.
 
         :raises FaultError: The kernel refused a queueing discipline; the text is its own.
         """
@@ -65,7 +65,7 @@ class Faults:
 
     @contextmanager
     def _injected(self, turn: Turn) -> Iterator[None]:
-        """Put what is the engine's in force."""
+        """Put the engine's rules and limits in force."""
         if not meet_frames(self._scenario.faults):
             yield
             return
@@ -88,7 +88,7 @@ class Faults:
 
     @contextmanager
     def happening(self, turn: Turn) -> Iterator[None]:
-        """Let events happen: their times count from here, and what is in force at the end of the context is undone."""
+        """Run events: their times count from here, and the end of the context undoes what is in force."""
         timeline = Timeline(self._fabric, self._workers, self._events, self._blockade)
         try:
             with timeline:

@@ -42,13 +42,13 @@ class Display:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def start(self, names: Iterable[str], steps: int) -> None:
-        """Begin a trial: so many steps with each backend."""
+        """Begin a trial: the number of steps with each backend."""
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks = {name: self._bars.add_task(name, total=steps, note="") for name in names}
 
     def step(self, name: str, done: int) -> None:
-        """Show that so many steps are done in all."""
+        """Show the number of steps that are done."""
         self._bars.update(self._tasks[name], completed=done)
 
     def epoch(self, name: str, number: int, epochs: int, done: int, note: str) -> None:

@@ -32,7 +32,7 @@ def plan_of(scenario: Scenario) -> FabricPlan:
 
 
 def check(scenario: Scenario) -> None:
-    """Refuse what can be refused before anything is read or made.
+    """Refuse bad input before anything is read or built.
 
     :raises SpecError: The fabric cannot be as asked, or the workload asks for too much.
     """

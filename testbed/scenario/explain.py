@@ -53,7 +53,7 @@ def _has(workload: str, place: tuple[int | str, ...]) -> bool:
 
 
 def _fault_line(detail: ErrorDetails) -> str:
-    """Say what is wrong with a fault, whose fields' descriptions say what they allow."""
+    """Explain an error in a fault, from the descriptions of its fields."""
     index, *rest = detail["loc"][1:]
     path = path_of(["faults", index])
     value, kind, context = detail["input"], detail["type"], detail.get("ctx", {})

@@ -62,7 +62,7 @@ class _Ranks(dict[int, _Rank]):
 
 
 def prepare(context: WorkerContext) -> None:
-    """Before anything else: have memory given back that is free, and have all closed that is open when the worker ends."""
+    """Call first: makes the worker return free memory, and close everything when it ends."""
     holdings.one_arena()
     context.resources.callback(_close, context)
 

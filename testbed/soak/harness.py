@@ -41,7 +41,7 @@ OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
 DEADLINE = 120.0  # seconds for a scenario's collectives: many times what they take, as others may keep the machine busy
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
-MOST_RECORDS = 100_000  # of the faults' log are judged anew, evenly spaced: some three seconds' work
+MOST_RECORDS = 100_000  # of the faults' log are judged again, evenly spaced: some three seconds' work
 
 
 AnyTask = TypeVar("AnyTask", Group, Exchange)

@@ -84,7 +84,7 @@ def outlived(objects: Iterable[Object]) -> list[Object]:
 
 
 def one_arena() -> None:
-    """Have all threads of this process allocate from one arena: of others `trim` does not give back what is free at the end."""
+    """Make all threads of this process allocate from one arena: `trim` does not return free memory at the end of others."""
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 

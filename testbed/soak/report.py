@@ -20,7 +20,7 @@ class Report:
     :param given_up: Ranks' collectives that ended with an error, as they had to.
     :param sent: By all ranks.
     :param fired: Frames that met a fault, and events that happened, by action.
-    :param records: Of the faults' log, judged anew.
+    :param records: Of the faults' log, judged again.
     :param growth: Bytes by which a rank's memory has grown at most since earlier scenarios on its fabric.
     """
 
@@ -82,7 +82,7 @@ class Coverage:
         yield "errors, as they had to be", f"{self.given_up:,}"
         yield "frames sent", f"{self.sent.packets:,} ({self.sent.wire_bytes / 1e9:.1f} GB)"
         yield "sent again", f"{self.sent.retransmissions:,}"
-        yield "fates judged anew", f"{self.records:,}"
+        yield "fates judged again", f"{self.records:,}"
         yield "growth of a rank's memory", f"{self.growth / 2**20:.1f} MiB at most, from scenario to scenario"
 
     def faults(self) -> Iterator[tuple[str, int, int]]:

@@ -61,7 +61,7 @@ class Herd:
 
     :param plan: Of the fabric.
     :param room: Frames that are remembered. A new one takes the place of any, so that most are young and some are very old.
-    :param latest: So many of the latest are remembered besides.
+    :param latest: How many of the latest frames are also remembered.
     """
 
     def __init__(self, plan: FabricPlan, seed: int, room: int = 512, latest: int = 16) -> None:

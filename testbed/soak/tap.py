@@ -1,4 +1,4 @@
-"""What a host's worker does for strays: own the program of ``bpf/tap.bpf.c`` on its link, which copies what comes in."""
+"""A host worker's part in strays: it owns the program ``bpf/tap.bpf.c`` on its link, which copies incoming frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``pinch`` must give, bit for bit: lanes and integer sums in plain numpy. Twin of ``testbed/native/pinch.c``. Pure."""
+"""The exact results of ``pinch`` in plain numpy: lanes and integer sums. Reference model of ``testbed/native/pinch.c``. Pure."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -52,7 +52,7 @@ def end(context: WorkerContext) -> None:
 
 
 def collect(context: WorkerContext) -> None:
-    """Let go of what nobody refers to: memory that is mapped from a BPF map keeps the map until then."""
+    """Collect garbage: memory that is mapped from a BPF map keeps the map alive until then."""
     gc.collect()
 
 

@@ -81,9 +81,9 @@ class FaultsInForce:
         return self.injector.frames()
 
     def check_replay(self, at_most: int | None = None) -> int:
-        """Judge logged frames anew, in Python.
+        """Judge logged frames again, in Python.
 
-        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 per second.
+        :param at_most: Judge at most this many records, evenly spaced, since Python judges some 30,000 per second.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """

@@ -43,7 +43,7 @@ class Partitioned:
         return [np.ascontiguousarray(x[halo.owned]) for halo in self.halos]
 
     def aggregates(self, x: NDArray[np.float32], aggregation: Aggregation) -> list[NDArray[np.float64]]:
-        """What each rank's `aggregate` must give, but for rounding.
+        """What each rank's `aggregate` must give, up to rounding.
 
         :param x: Shape (vertices, dim): all ranks' embeddings.
         """

@@ -24,7 +24,7 @@ _GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeout
 
 
 class Group(Closing):
-    """A backend that is open on hosts of a fabric, whose datapath is set to what the backend needs.
+    """A backend that is open on hosts of a fabric; sets the datapath that the backend needs.
 
     :param fabric: A fabric that is up, with workers, without faults in force.
     :param backend: Its name.
@@ -58,7 +58,7 @@ class Group(Closing):
         return self.specs[0].timeout
 
     def open(self, hosts: Sequence[str]) -> None:
-        """Form the group anew: with other hosts, or after a failure. What was open is closed.
+        """Form the group again, with other hosts or after a failure. Closes the previous one.
 
         :raises CollectiveError: The ranks did not meet.
         """
@@ -87,7 +87,7 @@ class Group(Closing):
         return found
 
     def outcomes(self, tensors: Sequence[Tensor], within: float = 60.0) -> list[Tensor | Exception]:
-        """:meth:`all_reduce`, with the error of each rank that fails in the place of its result.
+        """:meth:`all_reduce`, with the error of a rank that fails instead of its result.
 
         :raises WorkerTimeout: The time is over.
         """

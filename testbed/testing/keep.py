@@ -1,4 +1,4 @@
-"""``--keep``: the fabric of a test that failed outlives pytest, as one of ``testbed up`` does.
+"""``--keep``: the fabric of a failed test outlives pytest, like one of ``testbed up``.
 
 A fabric belongs to the process that built it: its workers die with that. So pytest runs in a child from the start, and its
 parent ends with pytest's status when that is known; the child then stays in the background for as long as the fabric is kept.

@@ -51,9 +51,9 @@ def _seed(text: str) -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     options = parser.getgroup("testbed", "testbed: faults on real networks")
-    options.addoption("--fault-seed", type=_seed, metavar="N", help="seed of all faults, whatever a test says")
-    options.addoption("--fault-trace", action="store_true", help="log frames that meet no fault, too, for reports of failures")
-    options.addoption("--keep", action="store_true", help="leave the fabric of the first test that fails up, in the background")
+    options.addoption("--fault-seed", type=_seed, metavar="N", help="seed of all faults, which overrides a test's own")
+    options.addoption("--fault-trace", action="store_true", help="also log frames that meet no fault, for reports of failures")
+    options.addoption("--keep", action="store_true", help="keep the fabric of the first failed test up, in the background")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,7 +54,7 @@ class WorkerContext:
         return self.plan
 
     def state(self, kind: type[T]) -> T:
-        """Return what calls keep for later calls: the worker's only object of a class, made when it is first asked for.
+        """Return the worker's only object of a class, made on first use, in which calls keep state for later calls.
 
         :param kind: Called without arguments; an object that takes some is given to :meth:`keep`.
         """
@@ -75,7 +75,7 @@ class WorkerContext:
         return self.kept.get(kind)
 
     def keep(self, value: T) -> T:
-        """Keep an object for later calls, in the place of any other of its class; return it."""
+        """Keep an object for later calls, replacing any other of its class; return it."""
         self.kept[type(value)] = value
         return value
 

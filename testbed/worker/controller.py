@@ -179,7 +179,7 @@ class Workers(Mapping[str, Worker]):
         return {name: answers[name] for name in calls}
 
     def expect(self, names: Mapping[str, str], timeout: float = START_TIMEOUT) -> None:
-        """Let workers join that something else has started, such as mpirun, in the namespaces of their host.
+        """Accept workers that something else starts, such as mpirun, in the namespaces of their host.
 
         What has to run there is ``python -m testbed.worker --connect PATH --name NAME``, with :attr:`path` as
         PATH.
@@ -208,7 +208,7 @@ class Workers(Mapping[str, Worker]):
             worker.close(time.monotonic())
 
     def expect_death(self, node: str) -> list[str]:
-        """From now on a death of a node's workers is no surprise: calls to others go on, and leave them out.
+        """Expect a node's workers to die from now on: calls to others go on without them.
 
         May be called by any thread, also while another waits in :meth:`call_all`.
 
@@ -224,14 +224,14 @@ class Workers(Mapping[str, Worker]):
         return [worker.name for worker in found]
 
     def kill(self, node: str) -> None:
-        """Have a node's workers die (SIGKILL), as :meth:`expect_death` says; return when they have ended."""
+        """Kill a node's workers (SIGKILL) as expected (:meth:`expect_death`); return when they have ended."""
         from testbed.host.processes import kill  # workers import this module, too, and have no use for Mininet
 
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
 
     def check(self, timeout: float | None = 0.0) -> None:
-        """Wait for a worker to die of whom it is not expected.
+        """Raise `WorkerDied` if a worker exits unexpectedly.
 
         :param timeout: Seconds; ``None`` is for ever.
         :raises WorkerDied: One has died.
@@ -292,7 +292,7 @@ class Workers(Mapping[str, Worker]):
         return hello.name
 
     def _await_idle(self, names: Iterable[str], deadline: float | None) -> None:
-        """Drop late answers to calls that were given up, until these workers have none to give.
+        """Discard late answers to abandoned calls until these workers have none left.
 
         A worker that is still sending one would not read a new call, and large ones do not fit into the
         socket.
@@ -302,7 +302,7 @@ class Workers(Mapping[str, Worker]):
                 raise WorkerTimeout(f"workers {', '.join(busy)} are still busy with an earlier call")
 
     def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
-        """What workers have said, one message each, or how they died; nothing when the time is over.
+        """Return one message of each worker that sent one, or how it died; nothing when the time is over.
 
         All workers are listened to, so that the death of any is seen at once.
         """

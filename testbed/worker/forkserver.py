@@ -1,4 +1,4 @@
-"""One process that workers are copies of: it has imported what they need, once, and forks one into each node's namespaces.
+"""The process that workers are forked from: it imports what they need once, and forks one into each node's namespaces.
 
 The controller's side. What runs there is :mod:`testbed.worker.fork`.
 """

@@ -1,4 +1,4 @@
-"""What controller and workers say to each other, pickled, over an AF_UNIX connection.
+"""The messages between controller and workers, pickled, over an AF_UNIX connection.
 
 A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call` after
 :class:`Call`. A worker serves them one at a time, with any number of :class:`Progress` and then
@@ -39,7 +39,7 @@ class Welcome:
 class Call:
     """Call ``module.qualname(context, **arguments)``.
 
-    :param number: Answers carry it, so that those to a call that nobody waits for any more are told apart.
+    :param number: Answers carry it, so that late answers to an abandoned call can be discarded.
     """
 
     number: int

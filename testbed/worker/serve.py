@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send ``number`` to this process when the thread that started it ends (prctl(2))."""
+    """Ask the kernel to send ``number`` to this process when its parent thread ends (prctl(2))."""
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0):

@@ -1,4 +1,4 @@
-"""What workers do in every workload.
+"""Worker calls that all workloads share.
 
 Opening, working and closing are calls of their own, so that no rank takes its backend down while another still needs an
 answer from it.

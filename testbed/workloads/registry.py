@@ -21,7 +21,7 @@ DEFAULT = "ddp"
 
 
 def choose(tables: dict[str, Any]) -> str:
-    """Return what a scenario is to be read as: the one that it names, else the workload whose table is there, else `DEFAULT`.
+    """Return a scenario's workload: the one that it names, else the one whose table is there, else `DEFAULT`.
 
     Workloads of other packages are imported only where they are named, or there is a table that the default does not know. A
     name of no workload counts as none; the schema refuses it.

@@ -32,7 +32,7 @@ class ScenarioSpec(Table):
 
 
 class SystemTable(GroupOptions):
-    """The table that stands for a workload: what takes turns, and the terms that all of it gets.
+    """The table that selects a workload: the backends that take turns, and their common options.
 
     A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its defaults.
     """

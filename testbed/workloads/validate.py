@@ -1,4 +1,4 @@
-"""Whether a scenario's faults fit its fabric, its backends and each other; checked before anything is built."""
+"""Validation of a scenario's faults against its fabric, its backends and each other, before anything is built."""
 
 from collections.abc import Mapping, Sequence
 
@@ -74,7 +74,7 @@ def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
 
 
 def _plan(fabric: FabricOptions) -> FabricPlan | None:
-    """Plan the fabric; ``None`` if that cannot be, of which whoever builds it tells."""
+    """Plan the fabric; ``None`` if that fails, since the code that builds it reports the error."""
     try:
         return plan_fabric(fabric.topology, fabric.hosts, fabric.switch, fabric.mtu, k=fabric.k)
     except SpecError:

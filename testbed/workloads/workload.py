@@ -27,7 +27,7 @@ S = TypeVar("S", bound="Scenario")
 
 @dataclass(frozen=True)
 class Report:
-    """What a report on a workload calls things.
+    """The terms of a workload's report.
 
     :param compute: Parts of an epoch's time that are computing, in order; the last is what comes after communication.
     :param communication: Parts that are communication, in order.
@@ -53,7 +53,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Workload:
-    """A system that runs can measure. Light: what is heavy is imported with its session.
+    """A system that runs can measure. Importing it is cheap: heavy imports come with its session.
 
     :param table: Of a scenario file: it stands for the workload, and its key `backends` names what takes turns.
     :param scenario: The schema of its scenarios: a field `table`, a `testbed.workloads.scenario.SystemTable`, among others.
@@ -90,11 +90,11 @@ class Turn:
 
 @dataclass
 class Stage:
-    """What a session works with while the fabric is up.
+    """The fabric, workers and table of a session.
 
     :param table: Takes the measurements.
     :param say: Shows the user a line.
-    :param step: Shows that a backend has done so many steps of a trial in all.
+    :param step: Takes the number of steps that a backend has done in the trial.
     """
 
     fabric: Fabric
@@ -110,7 +110,7 @@ class Stage:
         return [host.name for host in self.fabric.plan.hosts]
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
-        """Return a new group of all hosts, one copy per rank; no other that is open has its number.
+        """Return a new group of all hosts, one spec per rank, with an unused number.
 
         :param options: Further fields of `GroupSpec`.
         """
@@ -139,7 +139,7 @@ class Session(ABC, Generic[S]):
         self.scenario = scenario
 
     def check(self) -> None:
-        """Refuse what can be refused before anything is read or made.
+        """Refuse bad input before anything is read or built.
 
         :raises SpecError: The scenario asks for too much.
         """

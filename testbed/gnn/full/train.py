@@ -1,7 +1,7 @@
 """Full-graph training of one rank: forward and backward with the others' vertices, sum gradients over ranks, update.
 
 The loss is the mean over all training vertices of the graph, and what is dropped depends on vertices alone. So ranks together
-train as one process with the whole graph would, but for the order in which floats are added.
+train as one process with the whole graph would, except for the order in which floats are added.
 """
 
 import math

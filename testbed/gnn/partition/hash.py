@@ -12,7 +12,7 @@ __all__ = ["Hash"]
 
 
 class Hash(Partitioner):
-    """Knows nothing of edges: a share of 1 - 1/parts of them is cut, and parts are of equal sizes but for chance."""
+    """Ignores edges: it cuts a share of 1 - 1/parts of them, and parts are equal in size up to chance."""
 
     name: ClassVar[str] = "hash"
 

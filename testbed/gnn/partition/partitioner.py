@@ -20,7 +20,7 @@ class Partitioner(ABC):
     :cvar streams: Whether vertices may come a few at a time; else `assign` is called once, with all of them.
     :param num_vertices: Of the graph.
     :param parts: Number of parts.
-    :param seed: Of whatever is drawn: the same seed and order give the same owners.
+    :param seed: Seed of all draws: the same seed and order give the same owners.
     :raises SpecError: There are fewer vertices than parts.
     """
 

@@ -66,5 +66,5 @@ def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
             np.save(made := Path(folder) / path.name, owners)
             os.replace(made, path)
     except (OSError, EOFError, ValueError) as error:
-        raise StorageError(f"owners {path}: cannot be read or written: {error}; remove the file, it is made anew") from error
+        raise StorageError(f"owners {path}: cannot be read or written: {error}; remove the file to make it again") from error
     return owners

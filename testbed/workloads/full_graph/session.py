@@ -107,7 +107,7 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
         """Record the accuracy after the last epoch, and what a further one asks of the kernel; see `Session.finish`.
 
-        That epoch is one of its own, without faults, since counting makes every system call slower; and the second of its turn,
+        That epoch is separate and without faults, because counting slows every system call down; and the second of its turn,
         when connections and caches are warm.
         """
         results = self.last[backend]

@@ -1,4 +1,4 @@
-"""What training records besides times, and the check that all ranks hold the same weights."""
+"""The measurements of training other than times, and the check that all ranks hold the same weights."""
 
 from collections.abc import Sequence
 
