@@ -1,4 +1,4 @@
-"""The exact results of ``pinch`` in plain numpy: lanes and integer sums. Reference model of ``testbed/native/pinch.c``. Pure."""
+"""The exact results of ``pinch`` in plain numpy: integer sums of lanes. Reference model of ``testbed/native/pinch.c``. Pure."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -76,7 +76,7 @@ def test_cache_of_another_user(tmp_path: Path) -> None:
 def test_cache_that_is_not_whole(graph: GraphData, tmp_path: Path) -> None:
     graph.save(tmp_path / "g")
     (tmp_path / "g" / "x.npy").write_bytes(b"")
-    with pytest.raises(StorageError, match=r"g: cannot be read: .*; remove the folder, it is made anew"):
+    with pytest.raises(StorageError, match=r"g: cannot be read: .*; remove the folder to make it again"):
         GraphData.load(tmp_path / "g")
 
 

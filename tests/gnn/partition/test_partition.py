@@ -109,5 +109,5 @@ def test_owners_are_kept_beside_the_graph(graph: GraphData, tmp_path: Path) -> N
     np.save(folder / kept, owners[::-1])
     assert np.array_equal(cached_owners(folder, "metis", 3, 5), owners[::-1])  # read, not made anew
     (folder / kept).write_bytes(b"half")
-    with pytest.raises(StorageError, match=r"owners-metis-3-seed5-v1\.npy: cannot be read.*remove the file, it is made anew"):
+    with pytest.raises(StorageError, match=r"owners-metis-3-seed5-v1\.npy: cannot be read.*remove the file to make it again"):
         cached_owners(folder, "metis", 3, 5)
