@@ -50,7 +50,7 @@ class FabricOptions(Table):
 
     hosts: int = Field(default=4, ge=1, le=MAX_HOSTS, description="number of hosts, one rank each")
     topology: Annotated[str, Named(TOPOLOGIES)] = Field(default="star", description="how switches are joined")
-    k: int | None = Field(default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; 2 if not given")
+    k: int | None = Field(default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; default: 2")
     switch: SwitchKind = Field(
         default="xdp", description="kind of switches: bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it)"
     )
@@ -58,7 +58,7 @@ class FabricOptions(Table):
         default=1500,
         ge=MIN_MTU,
         le=MAX_MTU,
-        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP, of a switch or a backend",
+        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP in a switch or a backend",
     )
     offload: Literal["on", "off"] = Field(default="on", description="TSO, GSO, GRO and TX checksums of every link")
     queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; default: one per CPU")

@@ -50,22 +50,22 @@ def group() -> None:
 def allreduce(
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
     backends: Annotated[
-        str, typer.Option(help=f"Comma-separated, of {', '.join(BACKENDS)}.")
+        str, typer.Option(help=f"Comma-separated: any of {', '.join(BACKENDS)}.")
     ] = "xdp-ring,tcp-ring,gloo,mpi",
     minimum: Annotated[
         str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4.")
     ] = "64K",
     maximum: Annotated[
-        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor, as far as the machine's memory goes.")
+        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor; memory limits it.")
     ] = "16M",
     factor: Annotated[
-        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="From one size to the next, at least 2.")
+        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2.")
     ] = 4,
     iterations: Annotated[
-        int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a size, 1 to 1000000.")
+        int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per size, 1 to 1000000.")
     ] = 20,
     warmup: Annotated[
-        int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed ones before each turn, from 0.")
+        int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed all-reduces before each turn, from 0.")
     ] = 5,
     check: Annotated[
         int, typer.Option("-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not.")
@@ -139,9 +139,9 @@ def delay_line(
     rates: Annotated[
         str, typer.Option(help="Frames per second, each 1 to 10000000, comma-separated.")
     ] = "1000,10000,50000,100000",
-    seconds: Annotated[float, typer.Option(parser=options.REAL, help="Of sending at each rate, up to an hour.")] = 2.0,
+    seconds: Annotated[float, typer.Option(parser=options.REAL, help="Seconds to send at each rate, up to an hour.")] = 2.0,
     delay: Annotated[str, typer.Option(help="How long a frame is delayed.")] = "2ms",
-    jitter: Annotated[str, typer.Option(help="How much longer or shorter, at most the delay.")] = "1ms",
+    jitter: Annotated[str, typer.Option(help="Largest deviation from the delay, at most the delay.")] = "1ms",
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -171,19 +171,19 @@ def delay_line(
 @flags.expand
 def faults(
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, 2 to 32, comma-separated.")] = "4",
-    loss: Annotated[str, typer.Option(help="Percent of frames that are lost, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
+    loss: Annotated[str, typer.Option(help="Percentages of lost frames, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "16M",
     backends: Annotated[
         str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (gap 0), tcp-ring, gloo.")
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
-    iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces of a cell.")] = 20,
+    iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per cell.")] = 20,
     budget: Annotated[float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")] = 30.0,
     fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(offload="off"),
     collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
         lanes="int16", affinity="rank", timeout=180.0
     ),
     figure: Annotated[
-        Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; the CSV goes beside it.")
+        Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; writes a CSV beside it.")
     ] = None,
     seed: options.Seed = 0,
     json: options.JsonFile = None,

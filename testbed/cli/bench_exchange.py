@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Exchanges = Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(EXCHANGES)}.")]
+Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
 # Each exchange is of other values than the one before, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
-Iterations = Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed exchanges of a row, 1 to 1000000.")]
+Iterations = Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed exchanges per row, 1 to 1000000.")]
 Warmup = Annotated[
-    int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed ones before each turn, from 0.")
+    int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed exchanges before each turn, from 0.")
 ]
-Figure = Annotated[Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; the CSV goes beside it.")]
+Figure = Annotated[Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; writes a CSV beside it.")]
 
 
 def register(bench: typer.Typer) -> None:
@@ -52,14 +52,14 @@ def register(bench: typer.Typer) -> None:
 
 
 def broadcast(
-    receivers: Annotated[str, typer.Option(help="Numbers of hosts that receive, 1 to 31, comma-separated.")] = "1,3,7",
+    receivers: Annotated[str, typer.Option(help="Numbers of receiving hosts, 1 to 31, comma-separated.")] = "1,3,7",
     exchanges: Exchanges = "pinch,tcp-push",
     minimum: Annotated[
         str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest message, from 4; a multiple of 4.")
     ] = "64",
     maximum: Annotated[str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")] = "1M",
     factor: Annotated[
-        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="From one size to the next, at least 2.")
+        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2.")
     ] = 4,
     fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(),
     terms: Terms = TERMS,
@@ -101,10 +101,10 @@ def broadcast(
 def aggregate(
     dims: Annotated[str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")] = "16,64,256,512",
     degrees: Annotated[
-        str, typer.Option(help="Vertices into which each one that arrives is added, comma-separated.")
+        str, typer.Option(help="Degrees: vertices to which each arriving vertex is added, comma-separated.")
     ] = "1,4,16,64",
     vertices: Annotated[
-        int, typer.Option(parser=options.WHOLE, help="That arrive in one exchange, at least one a host that sends.")
+        int, typer.Option(parser=options.WHOLE, help="Vertices that arrive in one exchange, at least one per sending host.")
     ] = 8192,
     exchanges: Exchanges = "pinch,tcp-push",
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(hosts=2),

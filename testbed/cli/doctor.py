@@ -17,8 +17,8 @@ def register(app: typer.Typer) -> None:
 def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     """Try every capability that the testbed uses, and say how to fix what is missing.
 
-    One line per capability: OK; WARN where something optional is missing; FAIL where the testbed cannot
-    work. The exit status is 1 after a FAIL.
+    One line per capability: OK; WARN if something optional is missing; FAIL if the testbed cannot
+    work without it. The exit status is 1 after a FAIL.
     """
     from testbed.probes import PROBES, Finding, findings
 

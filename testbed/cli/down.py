@@ -13,8 +13,8 @@ def register(app: typer.Typer) -> None:
 
 
 def down(
-    run: Annotated[str | None, typer.Argument(help="The run; not needed while `testbed up` has left one alone.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="End all runs on this machine, benchmarks and scenarios, too.")] = False,
+    run: Annotated[str | None, typer.Argument(help="The run; default: the only one that `testbed up` left.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="End all runs here, including benchmarks and scenarios.")] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:

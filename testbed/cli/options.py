@@ -38,7 +38,7 @@ __all__ = [
 
 
 def number(read: Whole | Real) -> Callable[[Any], Any]:
-    """Return the ``parser`` of an option that takes a number: what is none is wrong usage, with the option's name."""
+    """Return the ``parser`` of an option that takes a number; anything else is wrong usage, with the option's name."""
 
     def parse(value: Any) -> Any:
         try:

@@ -25,14 +25,14 @@ EPILOG = options.examples(
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; may be given often."),
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; repeatable."),
 ]
 Faults = Annotated[
     list[str] | None,
     typer.Option(
         "--fault",
         metavar="'ACTION KEY=VALUE ...'",
-        help="Add a fault to the scenario's; may be given often. docs/scenarios.md has all actions and keys.",
+        help="Add a fault to the scenario's; repeatable. docs/scenarios.md lists all actions and keys.",
     ),
 ]
 FaultSeed = Annotated[
@@ -41,7 +41,7 @@ FaultSeed = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="The run's folder.", show_default="runs/SCENARIO-TIME"),
+    typer.Option("--out", metavar="DIR", help="Folder for the run.", show_default="runs/SCENARIO-TIME"),
 ]
 
 
@@ -51,11 +51,11 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario's file.")],
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="Scenario file.")],
     settings: Settings = None,
     out: Out = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a previous run in DIR, once this one is complete.")
+        bool, typer.Option("--overwrite", help="Replace a previous run in DIR once this one is complete.")
     ] = False,
     seed: Annotated[int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")] = None,
     faults: Faults = None,
@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Run a scenario, each backend in turn, and write what was measured and a report into a folder.
 
-    The exit status is 1 also where a backend's loss or accuracy is further from the reference's than the
+    The exit status is also 1 if a backend's loss or accuracy differs from the reference's by more than the
     scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then. With --overwrite, it
     is written into DIR.partial, and takes DIR's place when it is complete.
     """

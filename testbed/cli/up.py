@@ -22,8 +22,8 @@ def register(app: typer.Typer) -> None:
 
 def up(
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; a random one if not given.")] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take it down on Ctrl-C.")] = False,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: a random one.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take the fabric down on Ctrl-C.")] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:

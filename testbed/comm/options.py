@@ -34,13 +34,12 @@ class GroupOptions(Table):
 
 
 class CollectiveOptions(GroupOptions):
-    """The terms of an all-reduce."""
+    """The options of an all-reduce."""
 
     recovery: RecoveryFrom = Field(
         default="upstream",
-        description="whom a rank of xdp-ring asks for what it lacks: origin, the chunk's owner, who sends the result, or sends "
-        "the chunk round again; or upstream, the rank before it, who sends again what it has sent: its input, a partial sum, "
-        "or the result",
+        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, which sends the result or starts "
+        "the chunk over; or upstream, the rank before, which sends its input, partial sum or result again",
     )
     gap: int = Field(
         default=1,
@@ -50,5 +49,5 @@ class CollectiveOptions(GroupOptions):
     )
     on_overflow: OnOverflow = Field(
         default="error",
-        description="what comes of a value that lanes cannot hold: an error, or, with saturate, it is clamped and counted",
+        description="what to do with a value that lanes cannot hold: error fails the collective, saturate clamps and counts it",
     )

@@ -13,19 +13,19 @@ Processing = Literal["spread", "pinned"]
 
 
 class ExchangeTerms(Table):
-    """What only exchanges have."""
+    """The options that only exchanges have."""
 
     bound: float | None = Field(
         default=None,
         ge=0,
-        description="a vertex no element of which has changed by more since it was last sent is not sent again; 0: only one "
-        "that has not changed at all; without it, every vertex is sent every time (pinch)",
+        description="pinch sends a vertex again only once an element has changed by more than this since it was last sent; "
+        "0: once it has changed at all; default: every vertex every time",
     )
     staleness: int = Field(
         default=10,
         ge=1,
         le=1 << 31,  # exchanges are counted in 32 bits
-        description="a vertex is sent after so many exchanges at the latest, whatever the bound (pinch)",
+        description="pinch sends a vertex after this many exchanges at the latest, whatever the bound",
     )
     processing: Processing = Field(
         default="pinned",
@@ -34,6 +34,6 @@ class ExchangeTerms(Table):
 
 
 class ExchangeOptions(GroupOptions, ExchangeTerms):
-    """The terms of an exchange."""
+    """The options of an exchange."""
 
     window: Window = 32

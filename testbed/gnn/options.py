@@ -28,7 +28,7 @@ class SampledModelSpec(ModelSpec):
 
     name: Annotated[str, Named(MODELS, lambda kind: kind.sampled is not None)] = "sage"
     fanout: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        default=(10, 5), min_length=1, strict=False, description="neighbours a vertex, from the seeds outwards"
+        default=(10, 5), min_length=1, strict=False, description="neighbours per vertex, from the seeds outwards"
     )
 
     @model_validator(mode="after")

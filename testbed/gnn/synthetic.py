@@ -28,7 +28,7 @@ class SyntheticSpec(SplitDataset):
 
     name: Literal["synthetic"]
     scale: int = Field(default=12, ge=4, le=22, description="log2 of the number of vertices")
-    edge_factor: int = Field(default=8, ge=1, le=64, description="edges drawn a vertex")
+    edge_factor: int = Field(default=8, ge=1, le=64, description="edges drawn per vertex")
     classes: int = Field(default=8, ge=2, le=1024)
     feature_dim: int = Field(default=64, ge=1, le=8192)
     noise: float = Field(default=1.0, ge=0, le=100, description="standard deviation of the features' noise")

@@ -24,11 +24,11 @@ class ScenarioSpec(Table):
     """``[scenario]``: what is run, and how often."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
-    workload: Annotated[str, Named(WORKLOADS)] = Field(description="what is run; by default the workload whose table is there")
+    workload: Annotated[str, Named(WORKLOADS)] = Field(description="workload to run; default: the one whose table is there")
     description: str = ""
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
-    fault_seed: int | None = Field(default=None, ge=0, lt=1 << 64, description="of the faults' fate; without it, `seed`")
+    fault_seed: int | None = Field(default=None, ge=0, lt=1 << 64, description="seed of the faults' fates; default: `seed`")
 
 
 class SystemTable(GroupOptions):
@@ -37,7 +37,7 @@ class SystemTable(GroupOptions):
     A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its defaults.
     """
 
-    backends: tuple[str, ...] = Field(min_length=1, strict=False, description="what takes turns")
+    backends: tuple[str, ...] = Field(min_length=1, strict=False, description="backends that take turns")
     timeout: Timeout = 30.0
     affinity: AffinityOf = "rank"
 
