@@ -38,8 +38,8 @@ class CollectiveOptions(GroupOptions):
 
     recovery: RecoveryFrom = Field(
         default="upstream",
-        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, which sends the result or starts "
-        "the chunk over; or upstream, the rank before, which sends its input, partial sum or result again",
+        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the result or by starting "
+        "the chunk over; or upstream, the rank before, with its input, partial sum or result",
     )
     gap: int = Field(
         default=1,
