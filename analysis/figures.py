@@ -91,7 +91,7 @@ def split_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 def loss_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Draw training loss by epoch, one line per backend; they are meant to lie on each other."""
+    """Draw training loss by epoch, one line per backend; the lines should coincide."""
     return _curves(run, "loss", "training loss (cross-entropy)")
 
 

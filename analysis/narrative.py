@@ -26,7 +26,7 @@ PHASE_WORDS = {
 
 
 def answer(run: Run) -> list[str]:
-    """Return the report's first sentences: who was fastest, by how much, and what made the difference."""
+    """Return the report's first sentences: the fastest backend, its lead, and the cause of the difference."""
     split = epoch_split(run)
     if len(split) == 1:
         only = split.index[0]

@@ -67,7 +67,7 @@ def events(run: Run) -> pd.DataFrame:
 
 
 def records_lost(run: Run) -> dict[str, int]:
-    """Return how many records the log of faults lacks, by backend; those that lost none are left out."""
+    """Return the number of records missing from the log of faults, by backend; backends that lost none are left out."""
     lost = run.metric("fault_log_lost").groupby("backend")["value"].sum()
     return {name: int(lost[name]) for name in run.backends if lost.get(name, 0)}
 

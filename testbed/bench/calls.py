@@ -153,7 +153,7 @@ def _wrong(bench: Bench, bound: float) -> int:
 
 
 def count_syscalls(context: WorkerContext, name: str) -> int:
-    """Count the system calls of one all-reduce, those of all threads of this process, and time nothing."""
+    """Count the system calls of one all-reduce, of all threads of this process; nothing is timed."""
     bench = context.state(Benches)[name]
     with bench.barrier as barrier, SyscallCounter() as counter:
         read: Callable[[], int] = counter.read

@@ -67,7 +67,7 @@ def row_line(row: Row) -> str:
 
 
 def measure(rates: list[int], seconds: float, delay: float, jitter: float) -> Iterator[Row]:
-    """Measure one rate after the other, each with a delay line of its own, on the switch of a star of two hosts.
+    """Measure one rate after the other, each with a new delay line, on the switch of a star of two hosts.
 
     :param rates: Frames per second.
     :param seconds: Of sending, each.

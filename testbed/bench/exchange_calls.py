@@ -125,7 +125,7 @@ def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int) ->
 
 
 def count_syscalls(context: WorkerContext, name: str) -> int:
-    """Count the system calls of one exchange, those of all threads of this process, and time nothing."""
+    """Count the system calls of one exchange, of all threads of this process; nothing is timed."""
     bench = context.state(Benches)[name]
     work = context.get(Work)
     with bench.barrier as barrier, SyscallCounter() as counter:

@@ -188,7 +188,7 @@ class Session:
         self._stack.__exit__(*details)
 
     def run(self, case: Case, progress: Callable[[str], None] = lambda text: None) -> Iterator[Measured]:
-        """Measure a case: exchanges take turns, so that a drift of the machine meets all alike.
+        """Measure a case: exchanges take turns, so that a drift of the machine affects all alike.
 
         :param progress: Told what is going on.
         """

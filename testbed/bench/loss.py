@@ -94,7 +94,7 @@ class Options:
 
 @dataclass
 class _Progress:
-    """What has been measured of a cell so far."""
+    """The measurements of a cell so far."""
 
     turns: list[Sequence[Turn]] = field(default_factory=list)
     spent: float = 0.0

@@ -1,4 +1,4 @@
-"""What a user may set of collectives: each option once, with its bounds, default and meaning.
+"""The options of collectives, each defined once with its bounds, default and meaning.
 
 Groups, scenario files, benches and soaks embed these models; the command line's flags are made of them (`testbed.cli.options`).
 Defaults are what most users want; where one of those differs, it says so beside the name. Constraints that are no bounds of one
@@ -38,8 +38,8 @@ class CollectiveOptions(GroupOptions):
 
     recovery: RecoveryFrom = Field(
         default="upstream",
-        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the result or by starting "
-        "the chunk over; or upstream, the rank before, with its input, partial sum or result",
+        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the result or by "
+        "starting the chunk over; or upstream, the rank before, with its input, partial sum or result",
     )
     gap: int = Field(
         default=1,

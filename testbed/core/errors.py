@@ -35,7 +35,7 @@ class TestbedError(Exception):
     _besides: tuple[str, ...] = ()
 
     def also(self, text: str) -> None:
-        """Say more, before any log: who catches an error on its way may know why it came, or what is left."""
+        """Add a line before any log: a caller that catches an error may know its cause, or what is left behind."""
         self._besides += (text,)
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class LimitError(TestbedError):
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """Say in a line which limit an error is about; None where it is about something else, such as a bug.
+    """Return a line that names the limit that was reached; None for any other error, such as a bug.
 
     Memory runs out by `MemoryError`, which numpy and pyarrow derive theirs from, by ENOMEM of a system call, and in torch by a
     `RuntimeError`.

@@ -24,7 +24,7 @@ __all__ = ["GlooGather"]
 
 
 class GlooGather(Exchange):
-    """All-gather of every rank's rows, padded to the most that a rank owns, then aggregation of those that this rank needs.
+    """All-gather of every rank's rows, padded to the largest share, then aggregation of the rows that this rank needs.
 
     One more row says whether they are finite, so that all ranks raise the same error, and the exchange can be used again. The
     adjacency counts rows of what is gathered, where gloo puts them: nothing is copied.

@@ -1,4 +1,4 @@
-"""What a user may set of exchanges: each option once, as `testbed.comm.options` has those of all collectives."""
+"""The options of exchanges, each defined once; `testbed.comm.options` has those of all collectives."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Exchanges over plain TCP: `tcp-push`, `tcp-pull`, and what they have in common: all but who speaks first."""
+"""Exchanges over plain TCP: `tcp-push` and `tcp-pull`, which differ only in which side sends first."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TcpPull(TcpExchange):
 
 
 class TcpPush(TcpExchange):
-    """``tcp-push``: every rank sends its rows to those that need them, over plain TCP: the rival that `pinch` has to beat.
+    """``tcp-push``: every rank sends its rows to the ranks that need them, over plain TCP: the baseline for `pinch`.
 
     One message per peer and exchange; who needs what was settled with the halo.
     """

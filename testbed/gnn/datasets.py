@@ -43,7 +43,7 @@ class Dataset(Table):
 
 
 class SplitDataset(Dataset):
-    """One whose vertices are split at random."""
+    """A data set whose vertices are split at random."""
 
     seed: int = Field(default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn")
     train_fraction: float = Field(default=0.6, gt=0, lt=1)

@@ -118,7 +118,7 @@ def random_split(n: int, train: float, val: float, seed: int) -> tuple[NDArray[n
 
 
 def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) -> Path:
-    """Return the folder that holds the graph named `key`, making it first where it is not there.
+    """Return the folder that holds the graph named `key`; make it if it does not exist.
 
     :param key: Names everything that the graph depends on.
     :param folder: Where to keep it; without one, ``graphs`` in `testbed.host.paths.cache_folder`.

@@ -88,7 +88,7 @@ class Trainer:
             return functional.cross_entropy(self.model.train()(x, blocks), y)
 
     def warm_up(self) -> None:
-        """Compute a gradient and drop it, so that no epoch pays for what happens once."""
+        """Compute and discard a gradient, so that no epoch pays one-time costs."""
         self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
 
     def epoch(self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None) -> EpochResult:

@@ -91,7 +91,7 @@ class CpuGroup(Closing):
             raise FaultError(f"{error.filename}: a CPU share of {share:g} is refused: {error.strerror}") from error
 
     def add(self, pids: Iterable[int]) -> None:
-        """Move processes into the group; what they start from then on is born there."""
+        """Move processes into the group; their later children start there."""
         _move(pids, self.path)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def describe(load: float | None = None) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Return the commit that the package's code is from, with ``+`` where it has been changed since."""
+    """Return the commit of the package's code, with ``+`` if it has local changes."""
     try:
         command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -61,7 +61,7 @@ def processes_of(run_id: str) -> list[ProcessEntry]:
 
 
 def kill(processes: Iterable[ProcessEntry], timeout: float = 2.0) -> list[ProcessEntry]:
-    """SIGKILL those that are still the processes they were, and wait until they have ended.
+    """SIGKILL processes whose ids have not been reused, and wait until they have ended.
 
     :param timeout: Seconds to wait; a process in uninterruptible sleep ends later.
     :return: Those that were alive.

@@ -1,4 +1,4 @@
-"""What this machine can do: one probe a capability, each by using it.
+"""What this machine can do: one probe per capability, which uses it.
 
 ``testbed doctor`` prints all findings; tests skip with the same words where their tier lacks some.
 """

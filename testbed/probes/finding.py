@@ -12,7 +12,7 @@ __all__ = ["Finding", "Level", "Missing", "Probe", "command"]
 
 
 class Level(enum.StrEnum):
-    """How a capability stands: there, missing but not needed for the main job, missing and needed."""
+    """The state of a capability: present, missing but optional, or missing and needed."""
 
     OK = "OK"
     WARN = "WARN"
@@ -39,7 +39,7 @@ class Finding:
 
 
 class Missing(TestbedError):
-    """A capability is not there.
+    """A capability is missing.
 
     :param detail: Why, in the words of whoever refused it.
     :param remedy: What fixes this very case; else the probe's general remedy holds.

@@ -65,7 +65,7 @@ class Neighbours(nn.Module):
 
 
 class _Sum(torch.autograd.Function):
-    """What autograd is told of `Neighbours`."""
+    """The autograd function of `Neighbours`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, neighbours: Neighbours) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dropout whose masks depend on what is dropped, not on who drops it: they are the same however a graph is dealt out."""
+"""Dropout whose masks depend on the vertex and not on the rank: they are the same for every partition."""
 
 import numpy as np
 import torch

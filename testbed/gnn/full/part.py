@@ -17,7 +17,7 @@ __all__ = ["Part", "make_part", "transposed"]
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's vertices, in ascending order of their numbers, and whom they take messages from.
+    """One rank's vertices, in ascending order of their numbers, and their neighbours.
 
     :param forward: The rank's rows of the adjacency, along which embeddings go.
     :param backward: Its rows of the transposed adjacency, along which gradients go back; the same where it is symmetric.

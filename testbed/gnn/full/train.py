@@ -56,7 +56,7 @@ class FullTrainer:
         self._seconds: dict[str, float] = {}
 
     def warm_up(self) -> None:
-        """Compute a gradient from this rank's vertices alone and drop it, so that no epoch pays for what happens once."""
+        """Compute and discard a gradient from this rank's vertices alone, so that no epoch pays one-time costs."""
         self.model.join(Channel(), Meter())
         self.loss().backward()  # type: ignore[no-untyped-call]
 

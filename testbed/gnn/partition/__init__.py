@@ -1,4 +1,4 @@
-"""Dealing a graph's vertices out to ranks: one interface, several ways, and what each is worth."""
+"""Partitioning a graph's vertices among ranks: one interface, several partitioners, and their quality."""
 
 from testbed.gnn.partition.partitioner import Owners, Partitioner
 from testbed.gnn.partition.quality import Quality, measure

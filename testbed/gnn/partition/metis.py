@@ -18,7 +18,7 @@ class Metis(Partitioner):
     streams: ClassVar[bool] = False
 
     def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
-        """Decide who owns the vertices, all at once.
+        """Choose the owners of all vertices at once.
 
         :raises SpecError: These are not all vertices in ascending order.
         """

@@ -34,7 +34,7 @@ class Partitioner(ABC):
 
     @abstractmethod
     def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
-        """Decide who owns the next vertices, for good.
+        """Choose the owners of the next vertices, for good.
 
         :param vertices: Shape (k,); each vertex of the graph comes once.
         :param indptr: Shape (k + 1,): the neighbours of ``vertices[i]`` are ``indices[indptr[i]:indptr[i + 1]]``, whether or

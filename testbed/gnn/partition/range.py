@@ -11,7 +11,7 @@ __all__ = ["Range"]
 
 
 class Range(Partitioner):
-    """Parts differ by one vertex at most. Good where a graph's numbers follow its structure, such as crawled pages."""
+    """Parts differ by at most one vertex. Good if a graph's numbering follows its structure, as in crawled pages."""
 
     name: ClassVar[str] = "range"
 
