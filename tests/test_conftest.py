@@ -78,7 +78,7 @@ def public_path(tmp_path: Path) -> Path:
 def test_without_root(require: str, outcome: str, public_path: Path) -> None:
     done = suite(NEEDY, public_path, require, user=65534 if os.geteuid() == 0 else None)
     assert outcome in done.stdout
-    assert "verifier: not tried, because it needs root; mend: mend root first" in done.stdout
+    assert "verifier: not tried, because it needs root; fix: fix root first" in done.stdout
     assert done.returncode == (1 if require else 0)
 
 

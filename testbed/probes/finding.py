@@ -74,7 +74,7 @@ class Probe:
         """
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
-            return self._missing(f"not tried, because it needs {', '.join(blocked)}", f"mend {blocked[0]} first")
+            return self._missing(f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first")
         try:
             return Finding(self.name, Level.OK, self.check())
         except Missing as missing:

@@ -32,7 +32,7 @@ def test_needs_come_first() -> None:
 
 
 def test_there() -> None:
-    assert Probe("x", lambda: "seen", "mend it").run({}) == Finding("x", Level.OK, "seen")
+    assert Probe("x", lambda: "seen", "fix it").run({}) == Finding("x", Level.OK, "seen")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_blocked_is_not_tried() -> None:
     probe = Probe("x", lambda: pytest.fail("was tried"), "general", needs=("root", "clang"))
     earlier = {"root": Finding("root", Level.FAIL, "no"), "clang": Finding("clang", Level.OK, "yes")}
     assert probe.run(earlier) == Finding(
-        "x", Level.FAIL, "not tried, because it needs root", "mend root first"
+        "x", Level.FAIL, "not tried, because it needs root", "fix root first"
     )
 
 
@@ -79,7 +79,7 @@ def test_summary_of_nothing() -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 def test_root_names_the_user() -> None:
     assert str(find("root")) == (
-        f"root: effective user id is {os.geteuid()}, not 0; mend: sudo .venv/bin/testbed doctor"
+        f"root: effective user id is {os.geteuid()}, not 0; fix: sudo .venv/bin/testbed doctor"
     )
     assert [finding.name for finding in lacking("kernel")][:1] == ["root"]
 
