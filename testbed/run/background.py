@@ -82,7 +82,7 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
         status = 0  # told to end
     except BaseException as error:
         text = str(error) if isinstance(error, TestbedError) else limit_reached(error) or traceback.format_exc()
-        with contextlib.suppress(OSError):  # whom else to tell
+        with contextlib.suppress(OSError):  # there is no other place to report it
             if announced is None:
                 os.write(writer, json.dumps({"error": text}).encode())
             else:

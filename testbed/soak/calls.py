@@ -98,7 +98,7 @@ def fetch(context: WorkerContext, task: int, digest: bytes) -> Tensor:
 
 
 def close_tasks(context: WorkerContext) -> Counters:
-    """Close all that is open.
+    """Close everything that is open.
 
     :returns: What it has sent.
     """

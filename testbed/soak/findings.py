@@ -28,7 +28,7 @@ def accused(error: str) -> set[str]:
 
 
 def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
-    """Keep what a failed scenario has left: what it was, the error, and the logs of its fabric's directory.
+    """Keep the remains of a failed scenario: its description, the error, and the logs of its fabric.
 
     :param folder: Where to; what is there of an earlier failure is replaced.
     :param run: The fabric's directory.

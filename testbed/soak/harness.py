@@ -92,7 +92,7 @@ class Harness:
         return report
 
     def _play(self, scenario: Scenario, report: Report) -> frozenset[Object]:
-        """Play a scenario, up to where it holds nothing any more.
+        """Play a scenario until it holds nothing any more.
 
         :returns: BPF objects that processes held when all was open.
         """
@@ -180,7 +180,7 @@ class Harness:
         return frozenset().union(*(holdings.objects for holdings in self._holdings().values()))
 
     def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
-        """Look for what a scenario should have given back.
+        """Look for resources that a scenario should have released.
 
         A datapath holds what it needs, and what works for the first time loads what it needs: scenarios are compared with the
         first on the same datapath since then.
@@ -233,7 +233,7 @@ class Phase:
         self.works = self.harness.workers.call_all(calls.work, arguments, timeout=deadline, errors="return")
 
     def close(self, report: Report) -> None:
-        """Check what has come, and close all that is open, in bounded time.
+        """Check the results, and close everything that is open, in bounded time.
 
         :raises Finding: A result is wrong, or a rank gave up that should not have, or names one that is not gone.
         """

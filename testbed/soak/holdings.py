@@ -59,7 +59,7 @@ class Holdings:
         return cls(_anonymous((process / "status").read_text()), descriptors, frozenset(objects))
 
     def growth(self, who: str, before: Holdings) -> int:
-        """By how many bytes a process has grown since it held what it needs to hold.
+        """Bytes by which a process has grown since its steady state.
 
         :param who: Its name.
         :raises Finding: It holds descriptors or mappings that it did not, or more memory than what may remain of arrays.
@@ -73,7 +73,7 @@ class Holdings:
 
 
 def outlived(objects: Iterable[Object]) -> list[Object]:
-    """Those that are still there, after a grace, of BPF objects that nobody has a descriptor of any more.
+    """BPF objects that no process has a descriptor of, and that are still in the kernel after a grace period.
 
     What keeps one is an entry in another map, an attachment or a mapping.
     """

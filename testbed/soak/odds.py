@@ -1,4 +1,4 @@
-"""How long what a scenario does takes under its faults, in the mean, so that no draw takes minutes. Pure.
+"""The mean time that a scenario takes under its faults, so that no draw takes minutes. Pure.
 
 The model is coarse: it counts the hops of a collective that nothing overlaps with, and what a loss costs on one of them. Its
 constants were fitted to what soaks took on the reference machine.
@@ -23,13 +23,13 @@ long as a round trip or more. It ends, whatever the odds; in time for a soak whe
 _RANK = 60e-6  # seconds per rank and collective: two cores serve all ranks
 _FRAME = 3e-6  # seconds per frame and hop
 _LOSS = 1.5e-3  # seconds until a frame that is lost has been sent again
-_TRY = 4e-3  # seconds of a lap that an owner begins anew
+_TRY = 4e-3  # seconds of a phase that an owner starts over
 _TOKENS = 192  # frames under way
 
 
 @dataclass(frozen=True)
 class Odds:
-    """What faults do to a frame on its way over one link, all in all.
+    """The combined effect of faults on a frame over one link.
 
     :param passes: Probability that it is not lost or damaged.
     :param once: The same of all rules that are for a single link: one hop of a lap meets them.

@@ -23,7 +23,7 @@ __all__ = ["Answer", "RingReference", "answers", "describe_difference", "digest"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank's result has to be.
+    """The result that a rank must have.
 
     :param bound: Largest difference allowed; 0: bit for bit.
     """
@@ -43,7 +43,7 @@ def digest(result: NDArray[Any]) -> bytes:
 
 
 def answers(scenario: Scenario, task: int) -> Iterator[Sequence[Answer]]:
-    """What each collective of one round has to give, in order: an answer per rank.
+    """The expected results of the collectives of one round, in order: one per rank.
 
     :param task: Its index.
     """

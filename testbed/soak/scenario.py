@@ -1,4 +1,4 @@
-"""What one scenario of a soak is: a fabric's shape, groups and exchanges with their work, faults, and how it ends. Pure."""
+"""One scenario of a soak: a fabric's shape, groups and exchanges with their work, faults, and its ending. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -47,7 +47,7 @@ class Summand:
     """One all-reduce's tensors.
 
     :param elements: float32 elements of each rank's.
-    :param magnitude: Power of two that normal deviates are scaled by, so that ranks have to agree on ever new exponents.
+    :param magnitude: Power of two that normal deviates are scaled by, so that ranks have to agree on a new exponent each time.
     """
 
     elements: int

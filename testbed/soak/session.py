@@ -52,7 +52,7 @@ class Soak:
         self._baseline: Holdings | None = None
 
     def run(self, progress: Callable[[Scenario], None] = lambda scenario: None) -> Iterator[Report]:
-        """Play: yields the report of each scenario that has passed.
+        """Play the scenarios; yields the report of each one that passed.
 
         :param progress: Told of each scenario before it is played.
         :raises TestbedError: One has failed; the text says which and how to play it again.

@@ -65,7 +65,7 @@ def learn(path: list[str], modules: list[str]) -> None:
     """Import modules, for all workers to come."""
     sys.path.extend(entry for entry in path if entry not in sys.path)
     for module in modules:
-        with suppress(ImportError):  # who calls a function that needs it is told
+        with suppress(ImportError):  # a call that needs the module reports the error
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # no collection in a worker writes to the pages that all share
