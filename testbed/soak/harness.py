@@ -297,7 +297,7 @@ class Phase:
             blamed = f", and {', '.join(sorted(innocent))} not gone" if innocent else ""
             raise Finding(f"{who} gave up, but nothing lasting was in its way{blamed}: {error}")
         if name == self._victim:
-            return  # of whom it hears nothing, others do
+            return  # cut off: to it, the others seem silent
         if innocent:
             raise Finding(f"{who} accuses {', '.join(sorted(innocent))}, who is innocent: {error}")
         if f"({self._victim})" not in error:
