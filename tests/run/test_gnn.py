@@ -105,7 +105,7 @@ def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> No
 
 def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
     scenario = tiny(model={"hidden": 1024, "layers": 3})
-    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: must be 512$"):
+    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: must be at most 512$"):
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 
