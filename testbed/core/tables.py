@@ -1,6 +1,6 @@
-"""`Table`: values that a user sets, whether in a scenario file, by flags or in code; and what is said when one is wrong.
+"""`Table`: values that a user sets in a scenario file, by flags or in code; and the errors about wrong ones.
 
-A model states its keys once, with defaults, bounds and what they mean; help texts and errors are made of that.
+A model defines its keys once, with defaults, bounds and descriptions; help texts and errors are made from them.
 """
 
 import difflib
@@ -66,7 +66,7 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     def only(self, model: type[BaseModel]) -> dict[str, Any]:
-        """Return the values of the keys that another model has, too."""
+        """Return the values of the keys that another model also has."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in model.model_fields}
 
 

@@ -15,7 +15,7 @@ __all__ = ["Leftovers", "clean"]
 
 @dataclass
 class Leftovers:
-    """What was removed of one run.
+    """The remains of one run that were removed.
 
     :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces go with
         them.

@@ -91,7 +91,7 @@ class Fabric:
 
     @property
     def datapath(self) -> Datapath:
-        """What the links are ready for: see `testbed.datapath.set_datapath`."""
+        """The datapath that the links are set to: see `testbed.datapath.set_datapath`."""
         return self._datapath
 
     def set_links(self, kind: Datapath) -> None:
@@ -119,7 +119,7 @@ class Fabric:
         return self._faults
 
     def flooding(self, switch: str) -> Map:
-        """The map by which all programs of a switch know whether it has lost its forwarding table, as long as the fabric is up.
+        """The map that tells all programs of a switch whether its forwarding table is lost; open while the fabric is up.
 
         It is made when it is first asked for, and this process's, so that what is in it holds for programs to come, too, and
         any thread may write it: :func:`testbed.faults.flood.flooded` does.
@@ -143,7 +143,7 @@ class Fabric:
             return frozenset(name for name, made in self._flooding.items() if made.view()[0, 0])
 
     def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process inside a node's namespaces; it is in them on return, so that faults of its host meet it.
+        """Start a process inside a node's namespaces; it is in them on return, so that faults of its host affect it.
 
         :param node: Name of a host or switch.
         :param command: Program and arguments.

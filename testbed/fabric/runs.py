@@ -19,14 +19,14 @@ __all__ = ["Failure", "ProgramNotFound", "Run", "failures", "find_run", "runs"]
 
 
 class ProgramNotFound(TestbedError):
-    """What was to be run inside a host is not there; the exit status is a shell's."""
+    """The program to run inside a host does not exist; the exit status is a shell's."""
 
     exit_status = 127
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a controller in the background has left word of: the run came down by an error after it was up."""
+    """The error that a controller in the background recorded: the run failed after it was up."""
 
     path: Path
 

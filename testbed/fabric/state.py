@@ -1,4 +1,4 @@
-"""The state file of a run: what would have to be removed if its controller died without doing so itself.
+"""The state file of a run: what must be removed if its controller dies without doing so itself.
 
 ``/run/testbed/<run_id>.json`` names the controller, the processes that hold namespaces or work in them, and
 the directories. Interfaces need no entry: all are made inside namespaces, and go with them.
@@ -109,7 +109,7 @@ class StateFile:
             self._write(state)
 
     def add_process(self, name: str, pid: int) -> None:
-        """List a process; those that have ended are left out from now on."""
+        """List a process, and drop processes that have ended."""
         start = start_time(pid)
         if start is not None:
             with self.change() as state:

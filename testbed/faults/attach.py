@@ -1,4 +1,4 @@
-"""What a switch's worker does for faults: own the programs of ``bpf/impair.bpf.c`` on the ports that face hosts."""
+"""A switch worker's part in faults: it owns the programs of ``bpf/impair.bpf.c`` on the ports that face hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LINKS = MAX_HOSTS * MAX_HOSTS
 
 @dataclass(frozen=True)
 class Counts:
-    """What an engine has counted.
+    """The counts of an engine.
 
     :param links: Shape (32, 32), of :data:`LINK`, by sender and receiver.
     :param fired: Shape (rules, 32, 32), by rule, sender and receiver.
@@ -209,7 +209,7 @@ def count(context: WorkerContext) -> Counts:
 
 
 def blocked_map(context: WorkerContext) -> int:
-    """Worker call: the number of :attr:`Engine.blocked`, by which the controller may open it."""
+    """Worker call: the id of :attr:`Engine.blocked`, with which the controller opens it."""
     return context.get(Engine).blocked.number
 
 

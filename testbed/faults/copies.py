@@ -54,7 +54,7 @@ class Walk:
         return []
 
     def copies(self, sender: str) -> Counter[str]:
-        """How often each host gets a frame that a host sends; those that get none are left out.
+        """How many copies each host gets of a frame that a host sends; hosts that get none are left out.
 
         :raises CycleError: The frame goes round for ever.
         """

@@ -1,4 +1,4 @@
-"""What a delay line has done with its frames, and how punctually. ``struct delay_line`` of ``bpf/shared/delay_abi.h``. Pure."""
+"""The counters and lateness of a delay line. ``struct delay_line`` of ``bpf/shared/delay_abi.h``. Pure."""
 
 import bisect
 import itertools

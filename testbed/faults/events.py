@@ -65,7 +65,7 @@ _HOSTS = "hosts such as h2, several by comma, each once"
 
 
 class Event(BaseModel):
-    """What all events say.
+    """The keys of all events.
 
     The description of a field is what it allows; errors quote it.
 

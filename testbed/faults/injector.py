@@ -118,7 +118,7 @@ class Injector:
         return int(self.links()["lost"].sum())
 
     def delays(self) -> DelayCounters | None:
-        """What the delay lines have done; None without rules that hold frames."""
+        """The counters of all delay lines; None without rules that delay frames."""
         lines = [counts.delays for counts in self._counts() if counts.delays]
         return sum(lines[1:], lines[0]) if lines else None
 

@@ -134,7 +134,7 @@ def _delay(rule: Delay) -> tuple[str, ...]:
 
 
 def _undelayed(p: float) -> tuple[str, ...]:
-    """What netem calls reordering: the share of frames that overtake those that are delayed."""
+    """netem's notion of reordering: the share of frames that overtake delayed ones."""
     return () if p == 1 else ("reorder", _percent(1 - p))
 
 

@@ -18,7 +18,7 @@ __all__ = ["Qdisc", "QdiscCounters"]
 
 @dataclass(frozen=True)
 class QdiscCounters:
-    """What a queueing discipline has done (``struct gnet_stats_basic``, ``struct gnet_stats_queue``).
+    """The counters of a queueing discipline (``struct gnet_stats_basic``, ``struct gnet_stats_queue``).
 
     :param frames: Sent on.
     :param size: Their bytes.

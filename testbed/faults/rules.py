@@ -97,7 +97,7 @@ _TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a m
 
 
 class Rule(BaseModel):
-    """What all rules say: which frames they are for. A key that is not given matches every frame.
+    """The keys of all rules: the frames that they match. A key that is not given matches every frame.
 
     The description of a field is what it allows; errors quote it.
 

@@ -114,7 +114,7 @@ def meet_frames(faults: Iterable[BaseModel]) -> bool:
 
 
 def hosts_of(fault: BaseModel) -> tuple[str, tuple[str, ...]]:
-    """The key by which a fault names hosts, and the hosts, ``*`` left out."""
+    """The key with which a fault names hosts, and the hosts without ``*``."""
     if isinstance(fault, Rule):
         return "link", tuple(name for link in fault.link for name in link if name != "*")
     if isinstance(fault, Flood):

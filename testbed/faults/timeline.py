@@ -36,7 +36,7 @@ class Occurrence:
 
 
 class Timeline:
-    """Lets events happen, in a thread of its own, from entering the context until leaving it. May be entered again.
+    """Runs events in a thread, from entering the context until leaving it. May be entered again.
 
     Events at 0 have happened when the context has been entered: what follows meets them.
 
@@ -86,7 +86,7 @@ class Timeline:
             self._thread.join(max(0.0, self.started + moment - time.monotonic()))
 
     def log(self) -> list[Occurrence]:
-        """What has happened since the start, in order of its beginning."""
+        """The events since the start, in order of their beginning."""
         return list(self._log)
 
     def _finish(self) -> None:

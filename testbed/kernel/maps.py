@@ -20,7 +20,7 @@ _PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PE
 
 
 def _information(fd: int) -> dict[str, int]:
-    """What the kernel shows of a map (``bpf_map_show_fdinfo`` in kernel/bpf/syscall.c)."""
+    """The kernel's description of a map (``bpf_map_show_fdinfo`` in kernel/bpf/syscall.c)."""
     lines = (line.split(":") for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines())
     return {key: int(value, 0) for key, value in lines if key.startswith(("map_", "key_", "value_", "max_"))}
 

@@ -80,7 +80,7 @@ class BpfObject(Closing):
         return self.btf.dtype(name)
 
     def close(self) -> None:
-        """Let go of programs and maps; what a link or a view still holds lives on until that goes, too."""
+        """Release programs and maps; objects that a link or a view still holds live on until it goes."""
         if self._handle is not None:
             libbpf().bpf_object__close(self._handle)
             self._handle = None

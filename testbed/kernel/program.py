@@ -20,7 +20,7 @@ _HEADROOM = 4096  # a test run's packet may grow by at most a page
 
 @dataclass(frozen=True)
 class TestRun:
-    """What a program did to a packet under ``BPF_PROG_TEST_RUN``.
+    """The result of a program on a packet under ``BPF_PROG_TEST_RUN``.
 
     :param retval: The program's verdict.
     :param data: The packet afterwards.
