@@ -76,7 +76,7 @@ KEEP(struct switch_counters);
 KEEP(enum pinch_size);
 KEEP(enum pinch_mark);
 KEEP(enum pinch_word);
-KEEP(enum pinch_generation);
+KEEP(enum pinch_seq);
 KEEP(enum pinch_flag);
 KEEP(enum pinch_aggregation);
 KEEP(enum pinch_counter);

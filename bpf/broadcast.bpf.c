@@ -15,7 +15,7 @@ struct send_work {
 	struct pinch_flow *flow;
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
-	__u32 generation;
+	__u32 seq;
 	/* A peer's acknowledgement of a frame, and which sending it was that has come. */
 	__u32 peer;
 	__u32 chunk;
@@ -70,14 +70,14 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	if (bpf_skb_change_tail(w->skb, size, 0) ||
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
-	again = last->generation == w->generation;
+	again = last->seq == w->seq;
 	if (again) {
 		attempt = last->attempt + 1;
 		copy.ask = to;
 	}
-	pinch_write_head(&copy.head, PINCH_EMBED, w->generation, number, attempt, w->control->tag);
+	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, number, attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
-	*last = (struct pinch_sent){ w->generation, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
+	*last = (struct pinch_sent){ w->seq, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_SENT, copies);
 	pinch_count(PINCH_SENT_BYTES, copies * size);
@@ -93,30 +93,30 @@ static __always_inline void ask_for(struct send_work *w, __u32 number, struct pi
 
 	if (bpf_skb_change_tail(w->skb, PINCH_LEAST_BYTES, 0))
 		return;
-	pinch_write_head(&copy.head, PINCH_ASK, w->generation, number, ++last->attempt, w->control->tag);
+	pinch_write_head(&copy.head, PINCH_ASK, w->seq, number, ++last->attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_ASKS, bitmap_count(to));
 }
 
-static __always_inline bool is_acked(__u32 generation, __u32 number, __u32 rank)
+static __always_inline bool is_acked(__u32 seq, __u32 number, __u32 rank)
 {
 	__u32 index = rank * pinch_config.acked_words + number / 32;
 	__u64 *word = bpf_map_lookup_elem(&pinch_acked, &index);
 
-	return word && bitmap_bits(*word, generation) >> number % 32 & 1;
+	return word && bitmap_bits(*word, seq) >> number % 32 & 1;
 }
 
 struct lack_work {
 	__u32 number;
-	__u32 generation;
+	__u32 seq;
 	__u32 to;
 	__u32 lacking;
 };
 
 static long find_lacking(__u32 rank, struct lack_work *w)
 {
-	if (w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
+	if (w->to >> rank & 1 && !is_acked(w->seq, w->number, rank))
 		w->lacking |= 1u << rank % 32;
 	return 0;
 }
@@ -125,10 +125,10 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
-	struct lack_work lack = { .number = number, .generation = w->generation };
+	struct lack_work lack = { .number = number, .seq = w->seq };
 	struct pinch_sent *last = sent_of(w, number);
 
-	if (!frame || !last || number >= (__u32)w->control->progress || last->generation != w->generation)
+	if (!frame || !last || number >= (__u32)w->control->progress || last->seq != w->seq)
 		return;
 	lack.to = frame->to & w->homes;
 	bpf_loop(pinch_config.ranks, find_lacking, &lack, 0);
@@ -149,7 +149,7 @@ static long send_ordered(__u32 i, struct send_work *w)
 	if (!order || taken == *(volatile __u32 *)&w->flow->ordered)
 		return 1;
 	entry = *(volatile __u64 *)order;
-	if (__sync_val_compare_and_swap(&w->flow->taken, taken, taken + 1) == taken && generation_of(entry) == w->generation)
+	if (__sync_val_compare_and_swap(&w->flow->taken, taken, taken + 1) == taken && seq_of(entry) == w->seq)
 		send_again(w, entry & ~PINCH_ORDER_ASK, entry & PINCH_ORDER_ASK);
 	return 0;
 }
@@ -163,7 +163,7 @@ static long send_hole(__u32 i, struct send_work *w)
 
 	if (number > w->chunk)
 		return 1;
-	if (is_acked(w->generation, number, w->peer) || !last || last->generation != w->generation || last->lane != w->lane ||
+	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq || last->lane != w->lane ||
 	    (__s32)(last->serial - w->serial) >= 0)
 		return 0;
 	frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -183,7 +183,7 @@ static long send_holes(__u32 i, struct send_work *w)
 	have = bpf_map_lookup_elem(&pinch_acked, &index);
 	if (w->word > w->chunk / 32 || !due || !have)
 		return 1;
-	if (*due & ~bitmap_bits(*have, w->generation))
+	if (*due & ~bitmap_bits(*have, w->seq))
 		bpf_loop(32, send_hole, w, 0);
 	return 0;
 }
@@ -196,8 +196,8 @@ static long send_new(__u32 i, struct send_work *w)
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
 
-	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress ||
-	    generation_of(*(volatile __u64 *)&w->control->met) != w->generation)
+	if (!frame || seq_of(progress) != w->seq || number >= (__u32)progress ||
+	    seq_of(*(volatile __u64 *)&w->control->met) != w->seq)
 		return 1;
 	to = frame->to & w->homes;
 	copies = bitmap_count(to);
@@ -223,15 +223,15 @@ struct greet_work {
 static long send_hello(__u32 rank, struct greet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
-	__u64 word = peer ? pinch_word_in(peer->ours, w->say.generation) : 0;
+	__u64 word = peer ? pinch_word_in(peer->ours, w->say.seq) : 0;
 
 	if (rank == pinch_config.rank)
 		return 0;
 	if (pinch_has_ended(w->control)) {
 		if (w->control->told >> rank & 1)
 			return 0;
-		word = word_of(w->say.generation, 0);
-	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.generation))) {
+		word = word_of(w->say.seq, 0);
+	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {
 		return 0;
 	}
 	pinch_write_hello(&w->hello, w->control, rank, word, &w->say);
@@ -257,15 +257,15 @@ static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, 
 {
 	struct greet_work w = { .skb = skb, .control = c };
 
-	w.say.generation = generation_of(c->progress);
+	w.say.seq = seq_of(c->progress);
 	w.say.attempt = bell->attempt;
 	w.say.ask = bell->attempt || pinch_has_ended(c);
 	if (bell->attempt)
-		w.say.waits = pinch_waits_of(c, w.say.generation);
+		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(pinch_config.ranks, send_hello, &w, 0);
 	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
-	if (pinch_meet(c, w.say.generation) && (__u32)(*(volatile __u64 *)&c->progress))
+	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
 		ring_all(skb, bell);
 	return TC_ACT_SHOT;
 }
@@ -273,11 +273,11 @@ static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, 
 /* What a bell rings for. */
 static __always_inline void send_all(struct send_work *w, const struct ring_frame *bell)
 {
-	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
+	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);
 	if (w->flow->taken != w->flow->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
 	w->peer = bell->sender;
-	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && bell->generation == w->generation) {
+	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && bell->seq == w->seq) {
 		w->chunk = bell->chunk;
 		w->serial = bell->prev;
 		w->lane = bell->lane;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* Hellos: a rank that enters an exchange tells every other, in one word, how many frames it has for it, and the exponent of its largest value.
- * Who has heard from all knows what is to come, that everybody takes frames of this generation in, and whether the scale that payloads were
+ * Who has heard from all knows what is to come, that everybody takes frames of this sequence number in, and whether the scale that payloads were
  * made with holds: as all know the same, all come to the same verdict.
  *
  * Where the scale is known beforehand, it is only the ranks that a rank sends to or receives from that it has to meet.
  *
- * A word is generation << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
- * latest even and the latest odd generation: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
+ * A word is seq << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
+ * latest even and the latest odd sequence number: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
  *
- * The header says where the sender is: `prev` is the generation that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
+ * The header says where the sender is: `prev` is the sequence number that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
  * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those of
  * which nothing is heard any more, or with PINCH_FLAG_LATE those that are up, and were waited for in vain. Whoever hears of it says so, too, from then on.
  */
@@ -26,24 +26,24 @@ static __always_inline __u32 pinch_exponent_in(__u64 word)
 	return word & PINCH_NOT_FINITE;
 }
 
-/* A generation's word in such a pair; 0: there is none. */
-static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 generation)
+/* A sequence number's word in such a pair; 0: there is none. */
+static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 {
-	__u64 word = *(const volatile __u64 *)&pair[generation & 1];
+	__u64 word = *(const volatile __u64 *)&pair[seq & 1];
 
-	return generation_of(word) == generation ? word : 0;
+	return seq_of(word) == seq ? word : 0;
 }
 
-/* Has a partner more to say in a generation that this rank has entered: its hello, or frames? */
-static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 generation)
+/* Has a partner more to say in a sequence number that this rank has entered: its hello, or frames? */
+static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 seq)
 {
-	__u64 word = pinch_word_in(peer->theirs, generation);
+	__u64 word = pinch_word_in(peer->theirs, seq);
 
 	return !word || *(const volatile __u32 *)&peer->received < pinch_frames_in(word);
 }
 
 struct pinch_waits_work {
-	__u32 generation;
+	__u32 seq;
 	__u32 partners;
 	__u32 waits;
 };
@@ -51,19 +51,19 @@ struct pinch_waits_work {
 static long pinch_note_wait(__u32 rank, struct pinch_waits_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
-	__u64 ours = peer ? pinch_word_in(peer->ours, w->generation) : 0;
+	__u64 ours = peer ? pinch_word_in(peer->ours, w->seq) : 0;
 
 	if (rank == pinch_config.rank || !ours || !(w->partners >> rank & 1))
 		return 0;
-	if (pinch_is_behind(peer, w->generation) || *(volatile __u32 *)&peer->acked < pinch_frames_in(ours))
+	if (pinch_is_behind(peer, w->seq) || *(volatile __u32 *)&peer->acked < pinch_frames_in(ours))
 		w->waits |= 1u << rank % 32;
 	return 0;
 }
 
-/* The ranks from which this one lacks something, in the generation that it is in. */
-static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 generation)
+/* The ranks from which this one lacks something, in the sequence number that it is in. */
+static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 seq)
 {
-	struct pinch_waits_work w = { .generation = generation, .partners = c->partners };
+	struct pinch_waits_work w = { .seq = seq, .partners = c->partners };
 
 	bpf_loop(pinch_config.ranks, pinch_note_wait, &w, 0);
 	return w.waits;
@@ -82,7 +82,7 @@ static __always_inline __u64 pinch_hello_check(const struct pinch_hello *hello)
 
 struct pinch_meet_work {
 	__u32 partners;
-	__u32 generation;
+	__u32 seq;
 	__u32 frames;
 	__u32 exponent;
 };
@@ -90,7 +90,7 @@ struct pinch_meet_work {
 static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
-	__u64 word = peer ? pinch_word_in(peer->theirs, w->generation) : 0;
+	__u64 word = peer ? pinch_word_in(peer->theirs, w->seq) : 0;
 
 	if (!(w->partners >> rank & 1))
 		return 0;
@@ -102,32 +102,32 @@ static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 	return 0;
 }
 
-/* Have all partners entered this generation, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
-static __always_inline bool pinch_meet(struct pinch_control *c, __u32 generation)
+/* Have all partners entered this sequence number, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
+static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 {
-	struct pinch_meet_work w = { .partners = c->partners, .generation = generation };
-	__u64 before = *(volatile __u64 *)&c->met, event = generation;
+	struct pinch_meet_work w = { .partners = c->partners, .seq = seq };
+	__u64 before = *(volatile __u64 *)&c->met, event = seq;
 
-	if (generation_of(before) == generation)
+	if (seq_of(before) == seq)
 		return true;
 	bpf_loop(pinch_config.ranks, pinch_meet_rank, &w, 0);
 	if (w.partners)
 		return false;
 	if (w.exponent < *(volatile __u32 *)&c->lowest || w.exponent > *(volatile __u32 *)&c->highest) {
-		*(volatile __u32 *)&c->unfit = generation;
+		*(volatile __u32 *)&c->unfit = seq;
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 		return false;
 	}
 	/* Whoever comes late, when the process has gone on, changes nothing. */
-	if (generation == generation_of(*(volatile __u64 *)&c->progress))
-		__sync_val_compare_and_swap(&c->met, before, word_of(generation, w.frames));
-	pinch_check_complete(c, generation);
+	if (seq == seq_of(*(volatile __u64 *)&c->progress))
+		__sync_val_compare_and_swap(&c->met, before, word_of(seq, w.frames));
+	pinch_check_complete(c, seq);
 	return true;
 }
 
 /* What a rank has to say to all. */
 struct pinch_greeting {
-	__u32 generation; /* that it has entered last */
+	__u32 seq; /* that it has entered last */
 	__u32 waits;
 	__u8 attempt;
 	bool ask; /* theirs is wanted */
@@ -140,10 +140,10 @@ static __always_inline void pinch_write_hello(struct pinch_hello *hello, struct 
 	bool ended = pinch_has_ended(c);
 	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	pinch_write_head(f, PINCH_HELLO, generation_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
-	f->prev = ended ? gone | late : say->generation;
+	pinch_write_head(f, PINCH_HELLO, seq_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
+	f->prev = ended ? gone | late : say->seq;
 	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
-	hello->word = ended ? word_of(generation_of(word), PINCH_ENDED) : word;
+	hello->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;
 	pinch_address(f, to, sizeof(word));
 	f->checksum = pinch_hello_check(hello);
 	pinch_count(PINCH_HELLOS, 1);

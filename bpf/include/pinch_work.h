@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a generation. */
+/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a sequence number. */
 #pragma once
 
 #include "lib/frame.h"
@@ -38,11 +38,11 @@ static __always_inline __u32 pinch_ack_first(__u32 chunk)
 }
 
 /* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
-static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 generation)
+static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 seq)
 {
-	__u64 event = generation, met = *(volatile __u64 *)&c->met;
+	__u64 event = seq, met = *(volatile __u64 *)&c->met;
 
-	if (generation_of(met) == generation && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
+	if (seq_of(met) == seq && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
 	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
@@ -93,14 +93,14 @@ static __always_inline __u32 pinch_next_serial(void)
 }
 
 /* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
-static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
+static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq, __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
 	f->version = RING_VERSION;
 	f->kind = kind;
 	f->group = pinch_config.group;
 	f->cookie = pinch_config.cookie;
-	f->generation = generation;
+	f->seq = seq;
 	f->chunk = chunk;
 	f->attempt = attempt;
 	f->hop = 0;

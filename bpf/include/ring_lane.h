@@ -19,27 +19,27 @@
 #define RING_MOST_DOUBLINGS 4 /* of the time between two requests for a frame */
 #define RING_SKIP 4 /* requests that are not needed any more, which are passed over at a time */
 
-static __always_inline bool ring_has_parked(__u32 generation, __u32 index)
+static __always_inline bool ring_has_parked(__u32 seq, __u32 index)
 {
 	for (int tries = 0; tries < RING_PARKING_TRIES; tries++) {
 		__u32 slot = (index + tries * (RING_PARKING / RING_PARKING_TRIES)) % RING_PARKING;
 		struct ring_parked *parked = bpf_map_lookup_elem(&ring_parking, &slot);
 
-		if (parked && *(volatile __u32 *)&parked->state != RING_PARKING_FREE && parked->generation == generation && parked->chunk == index)
+		if (parked && *(volatile __u32 *)&parked->state != RING_PARKING_FREE && parked->seq == seq && parked->chunk == index)
 			return true;
 	}
 	return false;
 }
 
 /* Is a frame about a chunk missing here? */
-static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_chunk *chunk, __u32 generation, __u8 round, enum ring_stage stage)
+static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_chunk *chunk, __u32 seq, __u8 round, enum ring_stage stage)
 {
 	__u64 reduced = word_read(&chunk->reduced), result = word_read(&chunk->result);
-	bool at_all = generation_of(result) == generation && ring_state_of(result) != RING_RESULT_NONE;
+	bool at_all = seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE;
 
 	if (stage == RING_STAGE_PARTIAL)
-		return !at_all && word_is_forward(reduced, word_of(generation, round));
-	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_settled(w, generation))));
+		return !at_all && word_is_forward(reduced, word_of(seq, round));
+	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_settled(w, seq))));
 }
 
 static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_ask *ask)
@@ -47,8 +47,8 @@ static __always_inline bool ring_is_missing(struct ring_work *w, const struct ri
 	__u32 index = ask->item >> RING_CHUNK_SHIFT;
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 
-	return chunk && ask->generation == generation_of(w->progress) &&
-	       ring_lacks(w, chunk, ask->generation, ask->item >> RING_ROUND_SHIFT, ask->item & RING_STAGE_BIT);
+	return chunk && ask->seq == seq_of(w->progress) &&
+	       ring_lacks(w, chunk, ask->seq, ask->item >> RING_ROUND_SHIFT, ask->item & RING_STAGE_BIT);
 }
 
 static __always_inline void ring_queue_put(struct ring_queue *queue, const struct ring_ask *ask)
@@ -83,7 +83,7 @@ static __always_inline bool ring_carry(struct ring_work *w, struct ring_asks *as
 /* A frame has come whose sender sent another before it: is that here? */
 static __always_inline void ring_look_back(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, mine = generation_of(w->progress), prev = w->frame->prev, zero = 0;
+	__u32 seq = w->frame->seq, mine = seq_of(w->progress), prev = w->frame->prev, zero = 0;
 	__u32 index = prev >> RING_CHUNK_SHIFT;
 	enum ring_stage stage = prev & RING_STAGE_BIT;
 	struct ring_ask ask = { .item = prev };
@@ -91,23 +91,23 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	struct ring_asks *list;
 
 	if (w->frame->flags & RING_FLAG_EARLIER) {
-		if (generation != generation_after(mine))
+		if (seq != seq_after(mine))
 			return;
-		generation = mine;
+		seq = mine;
 	}
-	if (prev == RING_NOTHING || index >= ring_config.chunks || generation_is_before(generation, mine))
+	if (prev == RING_NOTHING || index >= ring_config.chunks || seq_is_before(seq, mine))
 		return;
-	ask.generation = generation;
+	ask.seq = seq;
 	chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 	list = bpf_map_lookup_elem(&ring_asks, &zero);
-	if (!chunk || !list || !ring_lacks(w, chunk, generation, prev >> RING_ROUND_SHIFT, stage))
+	if (!chunk || !list || !ring_lacks(w, chunk, seq, prev >> RING_ROUND_SHIFT, stage))
 		return;
-	if (stage == RING_STAGE_PARTIAL && ring_has_parked(generation, index))
+	if (stage == RING_STAGE_PARTIAL && ring_has_parked(seq, index))
 		return;
-	chunk->lost[stage] = generation;
+	chunk->lost[stage] = seq;
 	chunk->asked_us = now_us();
 	ring_count(w, RING_LOST);
-	if (!ring_config.gap || generation != mine || index >= (__u32)w->progress)
+	if (!ring_config.gap || seq != mine || index >= (__u32)w->progress)
 		return;
 	ask.due_frame = list->frames + ring_config.gap;
 	ask.due_us = now_us();

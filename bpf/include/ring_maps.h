@@ -140,7 +140,7 @@ struct {
 	__type(value, __u64[RING_COUNTERS]);
 } ring_counters SEC(".maps");
 
-/* `wake_at` results are stored: the value is the generation. */
+/* `wake_at` results are stored: the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

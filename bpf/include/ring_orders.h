@@ -25,7 +25,7 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	}
 	f = w->frame;
 	f->kind = RING_REDUCE;
-	f->generation = parked->generation;
+	f->seq = parked->seq;
 	f->chunk = parked->chunk;
 	f->attempt = parked->attempt;
 	f->hop = parked->hop;
@@ -49,13 +49,13 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
  */
 static __always_inline enum ring_verdict ring_request(struct ring_work *w, __u8 round, enum ring_stage stage)
 {
-	struct ring_tensor *tensor = ring_tensor_of(w, generation_of(w->progress));
+	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 	__u32 length = tensor->length;
 
 	if (!ring_resize(w, length))
 		return RING_GONE;
 	w->frame->kind = RING_REQUEST;
-	w->frame->generation = generation_of(w->progress);
+	w->frame->seq = seq_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->attempt = ++w->chunk->attempt;
 	w->frame->hop = 0;
@@ -71,13 +71,13 @@ static __always_inline enum ring_verdict ring_request(struct ring_work *w, __u8 
 /* Ask for whatever frame is next to come about a chunk, unless it is all there. */
 static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 {
-	__u32 generation = generation_of(w->progress);
+	__u32 seq = seq_of(w->progress);
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
-	bool begun = generation_of(reduced) == generation;
+	bool begun = seq_of(reduced) == seq;
 
-	if (generation_of(result) == generation && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
+	if (seq_of(result) == seq && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;
-	if (generation_of(result) == generation && ring_state_of(result) == RING_RESULT_REFUSED)
+	if (seq_of(result) == seq && ring_state_of(result) == RING_RESULT_REFUSED)
 		return ring_request(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
 	if (begun)
 		return ring_request(w, (__u8)reduced, RING_STAGE_RESULT);
@@ -87,14 +87,14 @@ static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 /* A result was refused in round `round`. */
 static __always_inline enum ring_verdict ring_order_restart(struct ring_work *w, __u8 round)
 {
-	struct ring_tensor *tensor = ring_tensor_of(w, generation_of(w->progress));
+	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 
 	if (ring_is_mine(w->index))
 		return ring_restart(w, round);
 	w->length = tensor->length;
 	if (!ring_resize(w, w->length))
 		return RING_GONE;
-	w->frame->generation = generation_of(w->progress);
+	w->frame->seq = seq_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->tag = tensor->tag;
 	return ring_ask_restart(w, round);
@@ -128,8 +128,8 @@ static __always_inline bool ring_take(struct ring_work *w, struct ring_order *or
 static __always_inline enum ring_verdict ring_send_order(struct ring_work *w, const struct ring_order *order)
 {
 	w->index = order->chunk;
-	if (order->generation != generation_of(w->progress) || order->chunk >= (__u32)w->progress)
-		return ring_drop(w, DROP_BAD_GENERATION);
+	if (order->seq != seq_of(w->progress) || order->chunk >= (__u32)w->progress)
+		return ring_drop(w, DROP_BAD_SEQ);
 	if (order->kind == RING_ORDER_LAUNCH)
 		return ring_launch_first(w);
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);

@@ -4,10 +4,10 @@
 
 #include "ring_store.h"
 
-/* Is the frame, which is of this rank's generation, one of this rank's tensor? */
+/* Is the frame, which is of this rank's sequence number, one of this rank's tensor? */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
-	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->generation);
+	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->seq);
 
 	if (w->index >= tensor->total)
 		ring_count(w, DROP_BAD_CHUNK);
@@ -28,8 +28,8 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_CHUNK);
 		return false;
 	}
-	if (!w->frame->generation) { /* what chunks that were never stored have */
-		ring_count(w, DROP_BAD_GENERATION);
+	if (!w->frame->seq) { /* what chunks that were never stored have */
+		ring_count(w, DROP_BAD_SEQ);
 		return false;
 	}
 	w->length = w->frame->length;
@@ -37,22 +37,22 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	/* Other generations: an earlier one is answered as it asks, what the next one will be is not known yet. */
-	return w->frame->generation != generation_of(w->progress) || ring_fits(w);
+	/* Other sequence numbers: an earlier one is answered as it asks, what the next one will be is not known yet. */
+	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
-/* Does this rank hold the result of the frame's chunk and generation? */
+/* Does this rank hold the result of the frame's chunk and sequence number? */
 static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
 
-	return generation_of(result) == w->frame->generation && ring_state_of(result) == RING_RESULT_DONE;
+	return seq_of(result) == w->frame->seq && ring_state_of(result) == RING_RESULT_DONE;
 }
 
 /* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->generation));
+	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->seq));
 }
 
 /* Is the whole frame what its sender has sealed? */
@@ -72,7 +72,7 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 
 static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, mine = generation_of(w->progress);
+	__u32 seq = w->frame->seq, mine = seq_of(w->progress);
 	__u32 hop = ring_steps_to(w->index, ring_config.rank);
 	bool ready = false;
 	__u64 sum;
@@ -85,9 +85,9 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 			return RING_GONE;
 		return ring_too_soon(w) ? RING_GONE : ring_send_result(w, ring_owner_of(w->index), w->frame->round, w->chunk->before[RING_STAGE_RESULT]);
 	}
-	if (generation != mine && generation != generation_after(mine))
-		return ring_drop(w, DROP_BAD_GENERATION);
-	if (generation == mine && w->index < (__u32)w->progress)
+	if (seq != mine && seq != seq_after(mine))
+		return ring_drop(w, DROP_BAD_SEQ);
+	if (seq == mine && w->index < (__u32)w->progress)
 		return ring_reduce(w);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
@@ -100,18 +100,18 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 
 static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, hop = ring_result_steps_to(w->index, ring_config.rank);
+	__u32 seq = w->frame->seq, hop = ring_result_steps_to(w->index, ring_config.rank);
 	__u8 round = w->frame->round;
 	__u64 result = word_read(&w->chunk->result), sum;
 	enum ring_taking taken;
 
 	if (w->frame->hop != hop)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (generation_of(result) == generation && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
+	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
 		return ring_drop(w, DROP_DUPLICATE);
-	if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress)
+	if (seq != seq_of(w->progress) || w->index >= (__u32)w->progress)
 		/* No sum can be whole without this rank's part: a forgery, or a frame of another age. */
-		return ring_drop(w, DROP_BAD_GENERATION);
+		return ring_drop(w, DROP_BAD_SEQ);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
 	ring_look_back(w);
@@ -122,7 +122,7 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 		return RING_GONE;
 	if (hop + 1 < ring_config.ranks) {
 		w->frame->hop = hop + 1;
-		ring_enlist(w, generation, w->index, RING_STAGE_RESULT);
+		ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
 	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w) : RING_GONE;
@@ -159,7 +159,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	__u8 round = reduced;
 	enum ring_verdict outcome;
 
-	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
+	if (w->frame->seq != seq_of(w->progress) || seq_of(reduced) != w->frame->seq)
 		return ring_drop(w, DROP_NOT_HELD);
 	if (!ring_config.upstream && !mine)
 		return ring_pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
@@ -180,12 +180,12 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_is_settled(w, w->frame->generation)) {
+	if (ring_holds(w) && ring_is_settled(w, w->frame->seq)) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
 	}
-	if (w->frame->generation != generation_of(w->progress))
+	if (w->frame->seq != seq_of(w->progress))
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_restart(w, w->frame->round);
 }
@@ -222,32 +222,32 @@ static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
 /* What another rank says of itself. */
 static __always_inline void ring_note_rank(struct ring_work *w)
 {
-	__u32 sender = w->frame->sender, generation = w->frame->generation;
+	__u32 sender = w->frame->sender, seq = w->frame->seq;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
-	if (!rank || (rank->generation && generation_is_before(generation, rank->generation)))
+	if (!rank || (rank->seq && seq_is_before(seq, rank->seq)))
 		return;
 	rank->front = w->frame->chunk;
-	rank->generation = generation;
+	rank->seq = seq;
 	if (w->frame->flags & RING_FLAG_SETTLED)
-		rank->settled = generation;
+		rank->settled = seq;
 }
 
 /* What this rank says of itself. To the rank behind it names what it has sent it last. */
 static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
 {
-	__u32 generation = generation_of(word_read(&w->control->progress));
+	__u32 seq = seq_of(word_read(&w->control->progress));
 
 	w->frame->kind = kind;
-	w->frame->generation = generation;
+	w->frame->seq = seq;
 	w->frame->chunk = w->control->front;
 	w->frame->hop = 0;
-	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == generation ? RING_FLAG_SETTLED : 0);
+	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == seq ? RING_FLAG_SETTLED : 0);
 	w->frame->round = 0;
 	w->frame->tag = 0;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
-		ring_name_latest(w, generation);
+		ring_name_latest(w, seq);
 	return ring_send(w, to, 0, 0);
 }
 
@@ -269,7 +269,7 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 	ring_note_rank(w);
 	if (w->frame->flags & RING_FLAG_TOLD)
 		rank->told = *(volatile __u32 *)&w->control->settled;
-	if (sender != ring_rank_before(ring_config.rank) || generation_is_before(w->frame->generation, generation_of(w->progress)))
+	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);
 	if (lane < 64)

@@ -13,9 +13,9 @@
 /* The frame becomes this rank's own chunk on its first lap. `again`: it was sent before. */
 static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
 {
-	__u32 index = w->index, generation = generation_of(w->progress);
+	__u32 index = w->index, seq = seq_of(w->progress);
 	void *input = bpf_map_lookup_elem(&ring_inputs, &index);
-	struct ring_tensor *tensor = ring_tensor_of(w, generation);
+	struct ring_tensor *tensor = ring_tensor_of(w, seq);
 	struct ring_chunk *chunk = w->chunk;
 	__u32 length = tensor->length;
 	__u64 sum;
@@ -30,7 +30,7 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 	if (!ring_reload(w))
 		return RING_GONE;
 	w->frame->kind = RING_REDUCE;
-	w->frame->generation = generation;
+	w->frame->seq = seq;
 	w->frame->chunk = index;
 	w->frame->hop = 1;
 	w->frame->flags = 0; /* enlist may set one */
@@ -43,7 +43,7 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 		ring_count(w, RING_RESENT);
 	} else {
 		w->frame->attempt = round ? chunk->attempt + 1 : 0;
-		ring_enlist(w, generation, index, RING_STAGE_PARTIAL);
+		ring_enlist(w, seq, index, RING_STAGE_PARTIAL);
 	}
 	return ring_send(w, ring_rank_after(ring_config.rank), length, sum);
 }
@@ -51,15 +51,15 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 /* Launch an own chunk that nobody has launched yet. */
 static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 {
-	__u32 generation = generation_of(w->progress);
+	__u32 seq = seq_of(w->progress);
 	__u64 reduced;
 
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
 		return RING_GONE;
 	reduced = word_read(&w->chunk->reduced);
-	/* Round 0 is as low as a word of this generation can be. */
-	if (generation_of(reduced) == generation || !word_advance(&w->chunk->reduced, reduced, word_of(generation, 0)))
+	/* Round 0 is as low as a word of this sequence number can be. */
+	if (seq_of(reduced) == seq || !word_advance(&w->chunk->reduced, reduced, word_of(seq, 0)))
 		return RING_GONE;
 	return ring_launch(w, 0, false);
 }
@@ -73,7 +73,7 @@ static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 	__u64 progress = word_read(&w->control->progress);
 
 	w->index = ring_config.rank + ring_config.ranks * (__u32)next;
-	if (generation_of(next) != generation_of(progress) || w->index >= (__u32)progress)
+	if (seq_of(next) != seq_of(progress) || w->index >= (__u32)progress)
 		return RING_GONE;
 	w->progress = progress;
 	return ring_launch_first(w);
@@ -84,7 +84,7 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
 
-	if (generation_of(reduced) != generation_of(w->progress) || (__u8)reduced != round || round == 0xff ||
+	if (seq_of(reduced) != seq_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
 		return RING_GONE;
 	ring_count(w, RING_RESTARTED);
@@ -98,7 +98,7 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, __u32 to, __u8 round, __u32 prev)
 {
 	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
-	__u32 length = w->length, generation = w->frame->generation;
+	__u32 length = w->length, seq = w->frame->seq;
 	__u64 result = word_read(&w->chunk->result), sum;
 
 	if (!data || to >= ring_config.ranks || !ring_resize(w, length))
@@ -108,7 +108,7 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 		return ring_drop(w, DROP_BAD_LENGTH);
 	sum = w->chunk->result_sum;
 	barrier();
-	if (word_read(&w->chunk->result) != result || generation_of(result) != generation || ring_state_of(result) != RING_RESULT_DONE)
+	if (word_read(&w->chunk->result) != result || seq_of(result) != seq || ring_state_of(result) != RING_RESULT_DONE)
 		return ring_drop(w, DROP_OVERTAKEN);
 	if (!ring_reload(w))
 		return RING_GONE;
@@ -132,25 +132,25 @@ static __always_inline __u32 ring_kept_slot(__u32 index)
 /* Keep the partial sum that is about to be sent, unless the slot has one that may still be needed. */
 static __always_inline void ring_keep(struct ring_work *w, __u64 sum)
 {
-	__u32 slot = ring_kept_slot(w->index), generation = generation_of(w->progress), other;
+	__u32 slot = ring_kept_slot(w->index), seq = seq_of(w->progress), other;
 	struct ring_kept *kept_slot = bpf_map_lookup_elem(&ring_kept, &slot);
 	void *data = bpf_map_lookup_elem(&ring_kept_data, &slot);
-	__u64 mine = word_of(generation, w->index), owner;
+	__u64 mine = word_of(seq, w->index), owner;
 	struct ring_chunk *chunk;
 
 	if (!kept_slot || !data)
 		return;
 	owner = word_read(&kept_slot->owner);
-	if (owner != mine && generation_of(owner) == generation) {
+	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
 		/* Whose result is here was taken from this rank by the rank behind. */
-		if (chunk && generation_of(word_read(&chunk->result)) != generation) {
+		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
 			ring_count(w, RING_UNKEPT);
 			return;
 		}
 	}
-	if (owner != mine && generation_is_before(generation, generation_of(owner)) && owner)
+	if (owner != mine && seq_is_before(seq, seq_of(owner)) && owner)
 		return;
 	kept_slot->valid = 0;
 	if (__sync_val_compare_and_swap(&kept_slot->owner, owner, mine) != owner)
@@ -165,10 +165,10 @@ static __always_inline void ring_keep(struct ring_work *w, __u64 sum)
 /* The frame becomes the partial sum that this rank has sent. False: it is not kept. */
 static __always_inline bool ring_send_kept(struct ring_work *w, __u8 round, enum ring_verdict *outcome)
 {
-	__u32 slot = ring_kept_slot(w->index), generation = generation_of(w->progress);
+	__u32 slot = ring_kept_slot(w->index), seq = seq_of(w->progress);
 	struct ring_kept *kept_slot = bpf_map_lookup_elem(&ring_kept, &slot);
 	void *data = bpf_map_lookup_elem(&ring_kept_data, &slot);
-	__u64 mine = word_of(generation, w->index), sum;
+	__u64 mine = word_of(seq, w->index), sum;
 
 	*outcome = RING_GONE;
 	if (!kept_slot || !data || word_read(&kept_slot->valid) != mine || kept_slot->round != round)
@@ -191,29 +191,29 @@ static __always_inline bool ring_send_kept(struct ring_work *w, __u8 round, enum
 	return true;
 }
 
-/* A result is in place: make it count, once in a generation, or again after it was refused. */
+/* A result is in place: make it count, once in a sequence number, or again after it was refused. */
 static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 round, __u64 sum)
 {
-	__u32 generation = generation_of(w->progress);
+	__u32 seq = seq_of(w->progress);
 
 	w->chunk->result_sum = sum;
 	w->chunk->before[RING_STAGE_RESULT] = RING_NOTHING;
-	__sync_lock_test_and_set(&w->chunk->result, word_of(generation, ring_result_of(round, RING_RESULT_DONE)));
+	__sync_lock_test_and_set(&w->chunk->result, word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
 	ring_count(w, RING_STORED);
 	if (w->lane)
 		w->lane->progress += 1;
 	w->chunk->resent_us = 0; /* whoever asks for it from now on can have it */
-	if (generation_of(before) == generation && ring_state_of(before) == RING_RESULT_DONE)
+	if (seq_of(before) == seq && ring_state_of(before) == RING_RESULT_DONE)
 		return;
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
-		__u64 event = generation;
+		__u64 event = seq;
 
 		bpf_ringbuf_output(&ring_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 	}
 }
 
 enum ring_taking {
-	RING_TAKEN_FIRST, /* the first result of the chunk in this generation */
+	RING_TAKEN_FIRST, /* the first result of the chunk in this sequence number */
 	RING_TAKEN_ANEW,  /* one of a later round */
 	RING_NOT_TAKEN,
 };
@@ -221,18 +221,18 @@ enum ring_taking {
 /* Take the frame's payload, which has been verified, for the result; what this rank holds already is kept if its process has verified it. */
 static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __u8 round, __u64 sum)
 {
-	__u32 generation = generation_of(w->progress);
+	__u32 seq = seq_of(w->progress);
 	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
 	__u64 before = word_read(&w->chunk->result);
-	bool first = generation_of(before) != generation;
+	bool first = seq_of(before) != seq;
 
 	if (!data || (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
 		return RING_NOT_TAKEN;
 	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* a CPU is writing one of an earlier round */
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_settled(w, generation))
-		return word_advance(&w->chunk->result, before, word_of(generation, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
-	if (!word_advance(&w->chunk->result, before, word_of(generation, ring_result_of(round, RING_RESULT_CLAIMED))))
+	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_settled(w, seq))
+		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
+	if (!word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
 		return RING_NOT_TAKEN;
 	ring_payload_take(w->ctx, data, w->length);
 	if (!ring_reload(w))
@@ -259,17 +259,17 @@ static __always_inline enum ring_verdict ring_park(struct ring_work *w, __u64 su
 			return RING_GONE;
 		if (__sync_val_compare_and_swap(&parked->state, RING_PARKING_FREE, RING_PARKING_FILLING) == RING_PARKING_FREE)
 			break;
-		if (parked->generation == w->frame->generation && parked->chunk == w->frame->chunk)
+		if (parked->seq == w->frame->seq && parked->chunk == w->frame->chunk)
 			return ring_drop(w, DROP_DUPLICATE);
 	}
 	if (tries == RING_PARKING_TRIES) {
-		w->chunk->lost[RING_STAGE_PARTIAL] = w->frame->generation;
+		w->chunk->lost[RING_STAGE_PARTIAL] = w->frame->seq;
 		return ring_drop(w, DROP_PARKING_FULL);
 	}
 	data = bpf_map_lookup_elem(&ring_parking_data, &slot);
 	if (!data) /* cannot be: the maps are equally long */
 		return RING_GONE;
-	parked->generation = w->frame->generation;
+	parked->seq = w->frame->seq;
 	parked->chunk = w->frame->chunk;
 	parked->attempt = w->frame->attempt;
 	parked->hop = w->frame->hop;
@@ -284,7 +284,7 @@ static __always_inline enum ring_verdict ring_park(struct ring_work *w, __u64 su
 	__sync_lock_test_and_set(&parked->state, RING_PARKING_PARKED);
 	/* The process may have become ready between the look at `progress` and the line above, and seen nothing parked. */
 	progress = word_read(&w->control->progress);
-	if (ring_reload(w) && generation_of(progress) == w->frame->generation && w->frame->chunk < (__u32)progress &&
+	if (ring_reload(w) && seq_of(progress) == w->frame->seq && w->frame->chunk < (__u32)progress &&
 	    __sync_val_compare_and_swap(&parked->state, RING_PARKING_PARKED, RING_PARKING_FREE) == RING_PARKING_PARKED) {
 		w->progress = progress;
 		*ready = true;
@@ -307,13 +307,13 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 {
 	void *input = bpf_map_lookup_elem(&ring_inputs, &w->index);
 	__u64 expected, sum, reduced = word_read(&w->chunk->reduced), now;
-	__u32 generation = generation_of(w->progress);
+	__u32 seq = seq_of(w->progress);
 	__u8 round = w->frame->round;
 	bool last = w->frame->hop + 1 >= ring_config.ranks;
 
 	if (!input)
 		return RING_GONE;
-	now = word_of(generation, round);
+	now = word_of(seq, round);
 	/* With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
@@ -338,7 +338,7 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 			return RING_GONE;
 		w->frame->hop += 1;
 		if (reduced != now)
-			ring_enlist(w, generation, w->index, RING_STAGE_PARTIAL);
+			ring_enlist(w, seq, w->index, RING_STAGE_PARTIAL);
 		else
 			ring_repeat(w);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
@@ -349,6 +349,6 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		return RING_GONE;
 	w->frame->kind = RING_RESULT;
 	w->frame->hop = 1;
-	ring_enlist(w, generation, w->index, RING_STAGE_RESULT);
+	ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
 	return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 }

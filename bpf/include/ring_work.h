@@ -18,7 +18,7 @@ struct ring_work {
 	__u64 *counters;
 	__u64 progress; /* as it was when work on this frame began */
 	__u32 index;	/* of the chunk */
-	__u32 length;	/* of the payload of frames in this generation */
+	__u32 length;	/* of the payload of frames in this sequence number */
 	bool asks;	/* there is something to ask for */
 };
 
@@ -54,9 +54,9 @@ static __always_inline enum ring_result_state ring_state_of(__u64 word)
 	return word & 0xff;
 }
 
-static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 generation)
+static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 seq)
 {
-	return &w->control->tensors[generation & 1];
+	return &w->control->tensors[seq & 1];
 }
 
 static __always_inline __u32 ring_rank_after(__u32 rank)
@@ -101,17 +101,17 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->holdoff_us;
 }
 
-/* Has this rank's process verified all results of a generation? Then what this rank holds of them is good. It has if it has gone on. */
-static __always_inline bool ring_is_settled(struct ring_work *w, __u32 generation)
+/* Has this rank's process verified all results of a sequence number? Then what this rank holds of them is good. It has if it has gone on. */
+static __always_inline bool ring_is_settled(struct ring_work *w, __u32 seq)
 {
-	return *(volatile __u32 *)&w->control->settled == generation || generation_is_before(generation, generation_of(w->progress));
+	return *(volatile __u32 *)&w->control->settled == seq || seq_is_before(seq, seq_of(w->progress));
 }
 
 /* Has the process begun another collective since this frame's work began? Then what was read may be torn. */
 static __always_inline bool ring_overtaken(struct ring_work *w)
 {
 	barrier();
-	return generation_of(word_read(&w->control->progress)) != generation_of(w->progress);
+	return seq_of(word_read(&w->control->progress)) != seq_of(w->progress);
 }
 
 /* The frame, again: helpers make the verifier forget it. */
@@ -135,32 +135,32 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before. */
-static __always_inline void ring_name_latest(struct ring_work *w, __u32 generation)
+/* Have the frame name the latest one that was sent on this CPU, if that is of its sequence number or of the one before. */
+static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
 
 	f->prev = RING_NOTHING;
-	if (!w->lane || !w->lane->generation)
+	if (!w->lane || !w->lane->seq)
 		return;
-	if (w->lane->generation == generation) {
+	if (w->lane->seq == seq) {
 		f->prev = w->lane->prev;
-	} else if (generation_after(w->lane->generation) == generation) {
+	} else if (seq_after(w->lane->seq) == seq) {
 		f->prev = w->lane->prev;
 		f->flags |= RING_FLAG_EARLIER;
 	}
 }
 
 /* Give the frame, which is sent for the first time, its place in the order of this CPU's frames. */
-static __always_inline void ring_enlist(struct ring_work *w, __u32 generation, __u32 index, enum ring_stage stage)
+static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 index, enum ring_stage stage)
 {
 	struct ring_chunk *chunk = w->chunk;
 	struct ring_frame *f = w->frame;
 
 	f->flags = 0;
-	ring_name_latest(w, generation);
+	ring_name_latest(w, seq);
 	if (w->lane) {
-		w->lane->generation = generation;
+		w->lane->seq = seq;
 		w->lane->prev = ring_item_of(index, f->round, stage);
 	}
 	if (chunk) {

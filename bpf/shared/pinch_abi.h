@@ -29,14 +29,14 @@ enum pinch_mark {
 	PINCH_ORDER_ASK = 0x80000000, /* of an order: ask whether the frame has come */
 };
 
-/* Of a hello's word: generation << 32 | frames << 9 | exponent. */
+/* Of a hello's word: seq << 32 | frames << 9 | exponent. */
 enum pinch_word {
 	PINCH_EXPONENT_BITS = 9,
 	PINCH_NOT_FINITE = 511, /* instead of an exponent */
 	PINCH_ENDED = 510,	/* likewise: there will be no more exchanges; the header says why */
 };
 
-enum pinch_generation {
+enum pinch_seq {
 	PINCH_FIRST = 1, /* in which all ranks meet, with nothing to say but that they are there */
 };
 
@@ -85,7 +85,7 @@ struct pinch_config {
 
 /* Cache lines that the process writes, and one that the kernel writes. */
 struct pinch_control {
-	__u64 progress; /* generation << 32 | frames that may be sent */
+	__u64 progress; /* seq << 32 | frames that may be sent */
 	__u32 tag;
 	__u32 window;	/* copies of frames that a flow may have under way */
 	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
@@ -93,13 +93,13 @@ struct pinch_control {
 	__u32 highest;	/* to here */
 	__u32 partners; /* ranks that have to be met, a bit each, and this one */
 	__u32 pad0[8];
-	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
-	__u32 unfit;	/* generation that all have entered with payloads that do not */
+	__u64 met;	/* seq << 32 | frames to come, once all ranks have entered and payloads hold */
+	__u32 unfit;	/* sequence number that all have entered with payloads that do not */
 	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
 	__u32 acked;	/* copies acknowledged */
 	__u32 received; /* frames whose vertices are all added, or in `pinch_hubs` */
 	__u32 owed;	/* slices of hubs that are still to be added */
-	__u32 queued;	/* hubs in the queue, in this generation */
+	__u32 queued;	/* hubs in the queue, in this sequence number */
 	__u32 served;	/* of these, done with */
 	__u32 rtt_samples; /* from sending a frame to the acknowledgement that it has asked for (RFC 6298), since the start */
 	__u64 rtt_sum_us;
@@ -136,7 +136,7 @@ struct pinch_frame {
  * has not come itself, is lost.
  */
 struct pinch_sent {
-	__u32 generation; /* in which it was; in another it was not */
+	__u32 seq; /* in which it was; in another it was not */
 	__u32 serial;	  /* of all that was sent on the lane */
 	__u32 sent_us;
 	__u8 lane;
@@ -167,15 +167,15 @@ struct pinch_hub {
 
 /* What is known of another rank. */
 struct pinch_peer {
-	__u32 received; /* frames, in this generation */
-	__u32 acked;	/* frames that it has acknowledged, in this generation */
+	__u32 received; /* frames, in this sequence number */
+	__u32 acked;	/* frames that it has acknowledged, in this sequence number */
 	__u64 heard;	/* verified frames of all kinds, since the start */
 	__u64 news;	/* of these, that said something new */
 	__u32 answers;	/* acknowledgements, since the start */
-	__u32 at;	/* generation that it has entered, as its latest hello said */
+	__u32 at;	/* sequence number that it has entered, as its latest hello said */
 	__u32 waits;	/* ranks that it waited for there, a bit each */
 	__u32 pad;
-	__u64 ours[2];	/* hellos to it, of even and of odd generations; of this rank's own record, not used */
+	__u64 ours[2];	/* hellos to it, of even and of odd sequence numbers; of this rank's own record, not used */
 	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
 };
 

@@ -40,22 +40,22 @@ struct ring_tensor {
 
 /* One cache line that the process writes, one that the kernel writes. */
 struct ring_control {
-	__u64 progress; /* generation << 32 | chunks whose input is ready */
-	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
+	__u64 progress; /* seq << 32 | chunks whose input is ready */
+	struct ring_tensor tensors[2]; /* of even and odd sequence numbers; set before `progress` names the sequence number */
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 ordered;	/* orders given since the start */
 	__u32 holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
-	__u32 settled;	/* generation of which the process has verified all results */
+	__u32 settled;	/* sequence number of which the process has verified all results */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
-	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
+	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
-	__u32 stored; /* results of this generation */
+	__u32 stored; /* results of this sequence number */
 	__u32 taken;  /* orders taken since the start */
 	__u32 pad1[10];
 };
 
-/* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */
+/* What a chunk's result is here. A sequence number's states come in this order, and begin anew with each round. */
 enum ring_result_state {
 	RING_RESULT_NONE,
 	RING_RESULT_CLAIMED, /* a CPU writes it */
@@ -67,10 +67,10 @@ enum ring_result_state {
 struct ring_chunk {
 	__u64 input_sum; /* of the words in `input`, by the process */
 	__u64 result_sum;
-	__u64 reduced; /* generation << 32 | round: this rank's input is in the partial sum that it has sent */
-	__u64 result;  /* generation << 32 | round << 8 | enum ring_result_state */
+	__u64 reduced; /* seq << 32 | round: this rank's input is in the partial sum that it has sent */
+	__u64 result;  /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
-	__u32 lost[2];	 /* by stage: generation in which the frame to this rank is known to be lost */
+	__u32 lost[2];	 /* by stage: sequence number in which the frame to this rank is known to be lost */
 	__u32 asked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
 	__u32 resent_us; /* when this rank last sent a frame about it again; 0: not */
 	__u32 attempt;	 /* of the latest frame about it that was sent */
@@ -79,7 +79,7 @@ struct ring_chunk {
 
 /* A partial sum that was sent, for the rank behind, which may lack it. */
 struct ring_kept {
-	__u64 owner; /* generation << 32 | chunk: whose the slot is */
+	__u64 owner; /* seq << 32 | chunk: whose the slot is */
 	__u64 valid; /* the same once the data is all there; 0 until then */
 	__u64 sum;   /* of the data's words */
 	__u32 round;
@@ -88,7 +88,7 @@ struct ring_kept {
 
 /* One CPU's frames to the rank behind, which come there in this order. No other CPU writes it. */
 struct ring_lane {
-	__u32 generation;
+	__u32 seq;
 	__u32 prev;	/* latest frame that was sent the first time, as `prev` of a frame has it */
 	__u64 progress; /* frames that have brought something new, since the start */
 	__u32 heard[RING_MAX_RANKS]; /* frames from each rank, since the start */
@@ -97,9 +97,9 @@ struct ring_lane {
 
 /* What another rank has said of itself last. */
 struct ring_rank {
-	__u32 generation;
-	__u32 settled; /* generation */
-	__u32 told;    /* generation: it knows that this rank has settled that */
+	__u32 seq;
+	__u32 settled; /* sequence number */
+	__u32 told;    /* sequence number: it knows that this rank has settled that */
 	__u32 front;
 };
 
@@ -114,7 +114,7 @@ enum ring_order_kind {
 
 struct ring_order {
 	__u32 kind;
-	__u32 generation;
+	__u32 seq;
 	__u32 chunk;
 	__u16 attempt;
 	__u16 extra;
@@ -126,7 +126,7 @@ enum ring_order_extra {
 
 /* A frame that is missing, as `prev` named it. */
 struct ring_ask {
-	__u32 generation;
+	__u32 seq;
 	__u32 item;
 	__u32 due_frame; /* to be asked for when so many frames have come */
 	__u32 due_us;	 /* and not before this time */
@@ -155,7 +155,7 @@ enum ring_parked_state { RING_PARKING_FREE, RING_PARKING_FILLING, RING_PARKING_P
 
 struct ring_parked {
 	__u32 state;
-	__u32 generation;
+	__u32 seq;
 	__u32 chunk;
 	__u16 attempt;
 	__u8 hop;

@@ -21,7 +21,7 @@ enum ring_kind {
 	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
 	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
 	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
-	RING_PROBE = 4,   /* is anybody there? generation = the one entered, chunk = the first whose result is missing */
+	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
 	RING_BELL = 16,
@@ -42,10 +42,10 @@ enum pinch_kind {
 enum ring_flag {
 	RING_FLAG_RESULT = 1,	/* of a request: what is missing is the result, not the partial sum */
 	RING_FLAG_SPREAD = 2,	/* of a bell: its frames are worth more than one CPU */
-	RING_FLAG_SETTLED = 4,	/* of a probe and its answer: the sender's process has verified all results of this generation */
+	RING_FLAG_SETTLED = 4,	/* of a probe and its answer: the sender's process has verified all results of this sequence number */
 	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
 	RING_FLAG_TOLD = 16,	/* of an answer: the probe said that its sender has settled */
-	RING_FLAG_EARLIER = 32, /* `prev` is of the generation before */
+	RING_FLAG_EARLIER = 32, /* `prev` is of the sequence number before */
 };
 
 /* Of `prev`: a bit that tells RING_RESULT from RING_REDUCE (enum ring_stage), then 8 bits of the round, then the chunk. */
@@ -57,7 +57,7 @@ enum ring_item {
 };
 
 enum ring_prev {
-	RING_NOTHING = 0xffffffff, /* nothing of this generation was sent on the lane before */
+	RING_NOTHING = 0xffffffff, /* nothing of this sequence number was sent on the lane before */
 };
 
 /* What a frame with data is about; as `prev` of a frame has it. */
@@ -76,7 +76,7 @@ struct ring_frame {
 	__u8 kind;	  /* enum ring_kind, enum pinch_kind */
 	__u16 group;	  /* index of the group on its hosts */
 	__u64 cookie;	  /* random, agreed when the group forms; keeps other sessions' frames out */
-	__u32 generation; /* number of the collective in the group, from 1 */
+	__u32 seq; /* number of the collective in the group, from 1 */
 	__u32 chunk;
 	__u64 checksum; /* of the payload, and the seal of the header */
 	__u8 lane;	/* CPU of the sender that sent it: frames of a lane do not overtake each other */

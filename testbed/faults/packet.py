@@ -24,7 +24,7 @@ class Packet(NamedTuple):
     :param sender: Rank of the host that sent it (:class:`testbed.plan.HostPlan`).
     :param receiver: Rank of the host that it is for.
     :param kind: Of a ring frame, :class:`testbed.protocol.wire.Kind`; of others, 0x80 and the IPv4 protocol's number.
-    :param generation: Of a ring frame, the collective; of others, the number of the flow among those of its sender and
+    :param seq: Of a ring frame, the collective; of others, the number of the flow among those of its sender and
         receiver, in order of appearance, from 0.
     :param chunk: Of a ring frame, the chunk; of others, the index of the packet in its flow, from 0.
     """
@@ -33,7 +33,7 @@ class Packet(NamedTuple):
     receiver: int
     kind: int
     group: int = 0
-    generation: int = 0
+    seq: int = 0
     chunk: int = 0
     hop: int = 0
     attempt: int = 0

@@ -25,18 +25,18 @@ int ring_flush(struct ring *r)
 }
 
 /* Give an order; the next flush rings for it. One that does not fit waits for the timer as well. */
-void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra)
+void ring_order(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra)
 {
 	struct ring_control *c = r->control;
 
 	if (c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST) >= RING_ORDERS)
 		return;
-	r->orders[c->ordered % RING_ORDERS] = (struct ring_order){ kind, generation, chunk, attempt, extra };
+	r->orders[c->ordered % RING_ORDERS] = (struct ring_order){ kind, seq, chunk, attempt, extra };
 	__atomic_store_n(&c->ordered, c->ordered + 1, __ATOMIC_SEQ_CST);
 }
 
-/* Replay parked frames whose input is ready; let go of those of past generations. */
-void ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
+/* Replay parked frames whose input is ready; let go of those of past sequence numbers. */
+void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 {
 	for (uint32_t slot = 0; slot < RING_PARKING; slot++) {
 		struct ring_parked *parked = &r->parking[slot];
@@ -44,15 +44,15 @@ void ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
 
 		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != RING_PARKING_PARKED)
 			continue;
-		if (parked->generation == generation && parked->chunk < ready)
-			ring_order(r, RING_ORDER_REPLAY, generation, slot, 0, 0);
-		else if (generation_is_before(parked->generation, generation))
+		if (parked->seq == seq && parked->chunk < ready)
+			ring_order(r, RING_ORDER_REPLAY, seq, slot, 0, 0);
+		else if (seq_is_before(parked->seq, seq))
 			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
-/* A new generation, nothing ready yet: from here on the kernel adds no input of the one before. */
-void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
+/* A new sequence number, nothing ready yet: from here on the kernel adds no input of the one before. */
+void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
 {
 	struct ring_control *c = r->control;
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
@@ -62,25 +62,25 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
-	c->tensors[generation & 1] = (struct ring_tensor){ total, length, tag };
+	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
-	/* In this order: a token of the last generation must not take a slot of this one, which it could not launch. */
-	__atomic_exchange_n(&c->progress, word_of(generation, 0), __ATOMIC_SEQ_CST);
-	__atomic_store_n(&c->next, word_of(generation, window < mine ? window : mine), __ATOMIC_SEQ_CST);
+	/* In this order: a token of the last sequence number must not take a slot of this one, which it could not launch. */
+	__atomic_exchange_n(&c->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
+	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
 
 /* Input is ready up to chunk `ready`: launch own chunks that were waiting for it, and replay what others have sent. */
-int ring_publish(struct ring *r, uint32_t generation, uint32_t ready)
+int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 {
 	struct ring_control *c = r->control;
-	uint64_t before = __atomic_exchange_n(&c->progress, word_of(generation, ready), __ATOMIC_SEQ_CST);
+	uint64_t before = __atomic_exchange_n(&c->progress, word_of(seq, ready), __ATOMIC_SEQ_CST);
 	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
 	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
-		ring_order(r, RING_ORDER_LAUNCH, generation, r->rank + r->ranks * slot, 0, 0);
-	ring_replay(r, generation, ready);
+		ring_order(r, RING_ORDER_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
+	ring_replay(r, seq, ready);
 	return ring_flush(r);
 }
 
@@ -107,7 +107,7 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 }
 
 /* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is ready. */
-int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t generation, char *status)
+int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
 	uint32_t whole = lanes / usable;
@@ -120,20 +120,20 @@ int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t generation
 	copy_status(r, l, r->inputs, status, true);
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length, &r->records[chunk]);
-	return ring_publish(r, generation, l->total);
+	return ring_publish(r, seq, l->total);
 }
 
 /* A collective up to the point where all input is published, unless a value is not finite: then the last block is not, and
  * ring_finish has to be called with a status that says so. `status` is this rank's, without its exponent; `base` is
  * the exponent of its first byte. Returns the largest magnitude (as lanes_absmax) and sets *error to 0 or an errno.
  */
-uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generation, uint16_t tag, const float *x, uint32_t most,
+uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, uint32_t most,
 		   int32_t exponent, uint8_t *status, int32_t base, int *error)
 {
 	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes, whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
-	ring_begin(r, generation, l->total, l->length, tag, r->window);
+	ring_begin(r, seq, l->total, l->length, tag, r->window);
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -150,7 +150,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generat
 		start += spent;
 		if (last == whole)
 			break;
-		*error = ring_publish(r, generation, last);
+		*error = ring_publish(r, seq, last);
 		if (*error)
 			return most;
 		first = last;
@@ -159,7 +159,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generat
 		uint8_t *count = &status[lanes_exponent_for(&r->lanes, most) - base];
 
 		*count = 1;
-		*error = ring_finish(r, l, generation, (char *)status);
+		*error = ring_finish(r, l, seq, (char *)status);
 		*count = 0;
 	}
 	r->communicate_ns += now_ns() - start;
@@ -190,8 +190,8 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;
 	struct ring_chunk *record = &r->records[chunk];
-	uint32_t generation = generation_of(c->progress);
-	__u64 word = read_word(&record->result), done = word_of(generation, (word & 0xff00) | RING_RESULT_DONE);
+	uint32_t seq = seq_of(c->progress);
+	__u64 word = read_word(&record->result), done = word_of(seq, (word & 0xff00) | RING_RESULT_DONE);
 
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
@@ -201,17 +201,17 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 		return;
 	}
 	r->refused++;
-	ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(done >> 8));
+	ring_order(r, RING_ORDER_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
 }
 
 /* Are all results of the collective there? *version changes whenever one of them is replaced by that of a later round. */
-static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, uint64_t *version)
+static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_t *version)
 {
 	*version = 0;
 	for (uint32_t chunk = 0; chunk < total; chunk++) {
 		uint64_t word = read_word(&r->records[chunk].result);
 
-		if (generation_of(word) != generation || (uint8_t)word != RING_RESULT_DONE)
+		if (seq_of(word) != seq || (uint8_t)word != RING_RESULT_DONE)
 			return false;
 		*version += word; /* words only go forward */
 	}
@@ -223,11 +223,11 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, 
  */
 static int settle(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
 {
-	uint32_t generation = generation_of(r->control->progress);
+	uint32_t seq = seq_of(r->control->progress);
 	uint64_t now;
 
-	__atomic_store_n(&r->control->settled, generation, __ATOMIC_SEQ_CST);
-	if (is_whole(r, l->total, generation, &now) && now == version)
+	__atomic_store_n(&r->control->settled, seq, __ATOMIC_SEQ_CST);
+	if (is_whole(r, l->total, seq, &now) && now == version)
 		return outcome;
 	__atomic_store_n(&r->control->settled, 0, __ATOMIC_SEQ_CST);
 	return RING_LATE;
@@ -242,7 +242,7 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	uint64_t start = now_ns(), refused = r->refused, version;
 	int32_t found;
 
-	if (!is_whole(r, l->total, generation_of(r->control->progress), &version))
+	if (!is_whole(r, l->total, seq_of(r->control->progress), &version))
 		return RING_LATE;
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
@@ -269,13 +269,13 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 /* A whole collective, when nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
  * magnitude that the status is to count with besides those of `x`.
  */
-int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t generation, uint16_t tag, const float *x, float *out,
+int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, float *out,
 		uint32_t most, int32_t exponent)
 {
 	uint8_t status[RING_MAX_STATUS] = {};
 	int stored;
 
-	r->magnitude = ring_send(r, l, generation, tag, x, most, exponent, status, r->least_exponent, &r->error);
+	r->magnitude = ring_send(r, l, seq, tag, x, most, exponent, status, r->least_exponent, &r->error);
 	if (r->error)
 		return RING_FAILED;
 	if (r->magnitude >= 0x7f800000)

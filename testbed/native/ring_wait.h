@@ -30,28 +30,28 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 }
 
 /* Has the rank before all results, so that it has sent whatever this rank lacks? */
-static bool is_complete(const struct ring *r, uint32_t generation)
+static bool is_complete(const struct ring *r, uint32_t seq)
 {
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
-	uint32_t entered = __atomic_load_n(&before->generation, __ATOMIC_RELAXED);
+	uint32_t entered = __atomic_load_n(&before->seq, __ATOMIC_RELAXED);
 
-	return before->settled == generation || (entered && generation_is_before(generation, entered));
+	return before->settled == seq || (entered && seq_is_before(seq, entered));
 }
 
 /* Is the next frame about a chunk known to be lost? */
-static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
+static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 {
 	const struct ring_chunk *record = &r->records[chunk];
-	bool begun = chunk % r->ranks == r->rank || generation_of(read_word(&record->reduced)) == generation;
+	bool begun = chunk % r->ranks == r->rank || seq_of(read_word(&record->reduced)) == seq;
 
-	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == generation;
+	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == seq;
 }
 
 /* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
-void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
+void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_order(r, RING_ORDER_PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
+	ring_order(r, RING_ORDER_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
 /* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
@@ -62,12 +62,12 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
-	uint32_t generation = generation_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
+	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
 	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
-	bool complete = flushed && is_complete(r, generation);
+	bool complete = flushed && is_complete(r, seq);
 
-	while (r->front < total && is_done(r, r->front, generation))
+	while (r->front < total && is_done(r, r->front, seq))
 		r->front++;
 	c->front = r->front;
 	end = total - r->front < REACH * most ? total : r->front + REACH * most;
@@ -77,19 +77,19 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 			uint64_t result = read_word(&record->result);
 			bool mine = chunk % r->ranks == r->rank;
 
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_DONE)
+			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_DONE)
 				continue;
-			if (mine && generation_of(read_word(&record->reduced)) != generation) {
+			if (mine && seq_of(read_word(&record->reduced)) != seq) {
 				if (!pass && chunk / r->ranks < next)
-					ring_order(r, RING_ORDER_LAUNCH, generation, chunk, 0, 0);
+					ring_order(r, RING_ORDER_LAUNCH, seq, chunk, 0, 0);
 				continue;
 			}
 			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
 				continue;
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
-				ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
-			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
-				ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
+			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
+				ring_order(r, RING_ORDER_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
+			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, seq)) {
+				ring_order(r, RING_ORDER_REQUEST, seq, chunk, 0, 0);
 				allowed--;
 				known = !pass;
 			}
@@ -126,7 +126,7 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 /* Look at all CPUs' lanes; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
-	uint32_t generation = generation_of(r->control->progress);
+	uint32_t seq = seq_of(r->control->progress);
 	bool still = true, stalled = false;
 
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
@@ -146,7 +146,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 
 		if ((int64_t)(now - quiet->since) < timeout_of(r, quiet))
 			continue;
-		ring_probe(r, generation, cpu);
+		ring_probe(r, seq, cpu);
 		quiet->since = now;
 		quiet->probes++;
 	}

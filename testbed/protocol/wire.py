@@ -64,7 +64,7 @@ MAX_RANKS = constant("RING_MAX_RANKS")
 MAX_CHUNKS = constant("RING_MAX_CHUNKS")
 """Of a tensor: what fits the number of a chunk in ``prev``."""
 NOTHING = constant("RING_NOTHING")
-"""In ``prev``: nothing of this generation was sent on the lane before."""
+"""In ``prev``: nothing of this sequence number was sent on the lane before."""
 FRAME_BYTES = dtype("ring_frame").itemsize
 """Headers of a frame, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
@@ -78,11 +78,11 @@ ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SH
 RESULT = constant("RING_FLAG_RESULT")
 """Flag of a request: what is missing is the result, not the partial sum."""
 SETTLED = constant("RING_FLAG_SETTLED")
-"""Flag of a probe and its answer: the sender's process has verified all results of this generation."""
+"""Flag of a probe and its answer: the sender's process has verified all results of this sequence number."""
 TOLD = constant("RING_FLAG_TOLD")
 """Flag of an answer: the probe said that its sender has settled."""
 EARLIER = constant("RING_FLAG_EARLIER")
-"""Flag: ``prev`` is of the generation before."""
+"""Flag: ``prev`` is of the sequence number before."""
 RESTART = constant("RING_FLAG_RESTART")
 """Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
 
@@ -156,7 +156,7 @@ class Header:
     kind: int
     group: int = 0
     cookie: int = 0
-    generation: int = 0
+    seq: int = 0
     chunk: int = 0
     checksum: int = 0
     lane: int = 0
@@ -236,7 +236,7 @@ def frame_seal(header: Header) -> int:
     For each of its words a bijection, so an error within one word is always seen. Multipliers: splitmix64 (Steele, Lea, Flood,
     OOPSLA 2014).
     """
-    x = (header.chunk << 32 | header.generation) * 0xBF58476D1CE4E5B9
+    x = (header.chunk << 32 | header.seq) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
     x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.lane
     x &= _U64

@@ -61,8 +61,8 @@ def counters_in(context, group_id=0):
     return ring._port.counters() | {"syscalls": ring._port.syscalls, "looks": looks}
 
 
-def set_generation_in(context, generation, group_id=0):
-    kept(context)[group_id]._generation = generation
+def set_seq_in(context, seq, group_id=0):
+    kept(context)[group_id]._seq = seq
 
 
 def connect(workers, hosts, **options):
@@ -148,11 +148,11 @@ def test_ten_thousand_in_a_row(ring4):
             assert np.abs(result - reference).max() < 1e-5
 
 
-def test_generations_wrap(ring4):
+def test_sequence_numbers_wrap(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
     names = [host.name for host in plan.hosts]
-    workers.call_all(set_generation_in, {name: {"generation": NEWEST - 5} for name in names})
+    workers.call_all(set_seq_in, {name: {"seq": NEWEST - 5} for name in names})
     sizes = [3000, 5000, 7000, 9000, 11000, 3000, 5000]
     check(all_reduce(workers, plan.hosts, sizes), sizes, 32)
 

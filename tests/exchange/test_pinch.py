@@ -125,7 +125,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
         exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
         recorded = sorted(set(received(tap)))
         assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK, PinchKind.HELLO}
-        before = exchange.measures()["bad_generation"]
+        before = exchange.measures()["bad_seq"]
         replayed = threading.Thread(target=replay, args=(fabric, recorded))
         replayed.start()
         turn = 3
@@ -133,7 +133,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
             exchange.check([embeddings(turn, graph, 64)])
             turn += 1
         replayed.join()
-        assert exchange.measures()["bad_generation"] > before
+        assert exchange.measures()["bad_seq"] > before
 
 
 # With a scale that is known.

@@ -83,10 +83,10 @@ def live(
 
 
 @pytest.mark.parametrize(
-    "words", ["drop link=h1->h3 kind=hello generation=3 attempt=0", "drop link=h1->h2 kind=ack generation=3 attempt=0"]
+    "words", ["drop link=h1->h3 kind=hello seq=3 attempt=0", "drop link=h1->h2 kind=ack seq=3 attempt=0"]
 )
 def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
-    """A rank is done, and another lacks its last hello or acknowledgement. Generation 2 is one without a scale."""
+    """A rank is done, and another lacks its last hello or acknowledgement. Sequence number 2 is one without a scale."""
     graph = lonely() if "hello" in words else draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     with faults(words) as injected:
@@ -100,7 +100,7 @@ def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     x[graph.halos[0].owned] = np.inf
-    with faults("drop link=h1->h2 kind=hello generation=2 attempt=0") as injected:
+    with faults("drop link=h1->h2 kind=hello seq=2 attempt=0") as injected:
         found = live(hosts, graph, [x])
     assert_faults_fired(injected)
     for (error,) in found:
@@ -128,26 +128,26 @@ def test_hellos_that_are_lost_late_and_twice(hosts, faults, words) -> None:
     assert_faults_fired(injected)
 
 
-def move_to(context: WorkerContext, number: int, generation: int) -> None:
-    """Let all exchanges up to a generation have been."""
+def move_to(context: WorkerContext, number: int, seq: int) -> None:
+    """Let all exchanges up to a sequence number have been."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     for name in ("seen", "acked"):
-        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
+        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((seq - 1) << 32)
     exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
-    exchange._port.control.progress = generation - 1 << 32
-    exchange._generation = generation - 1
+    exchange._port.control.progress = seq - 1 << 32
+    exchange._seq = seq - 1
     exchange._open()
 
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("first", [0xFFFFFFF8, 0x7FFFFFFC])
-def test_generations_wrap(hosts, faults, known, first) -> None:
+def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
     graph = draw_partitioned(0, 300, 2000, 3, hub=1500)
     x, form = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32), Format(16)
     with hosts.open(graph, 16, timeout=5.0, exponent=1 if known else None) as exchange:
         if not known:
             exchange.aggregate([x])
-        exchange.call(move_to, [{"number": exchange.number, "generation": first}] * 3)
+        exchange.call(move_to, [{"number": exchange.number, "seq": first}] * 3)
         with faults("drop p=0.1", "duplicate p=0.2") as injected:
             results = exchange.aggregate([x] * 16)
         assert_faults_fired(injected)
@@ -155,12 +155,12 @@ def test_generations_wrap(hosts, faults, known, first) -> None:
             for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True):
                 np.testing.assert_array_equal(found, wanted)
         after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # which leaves out 0 and 1
-        assert exchange.call(generation_of, [{"number": exchange.number}] * 3) == [after] * 3
+        assert exchange.call(seq_of, [{"number": exchange.number}] * 3) == [after] * 3
 
 
-def generation_of(context: WorkerContext, number: int) -> int:
+def seq_of(context: WorkerContext, number: int) -> int:
     exchange, _ = kept(context)[f"pinch/{number}"]
-    found: int = exchange._port.generation
+    found: int = exchange._port.seq
     return found
 
 

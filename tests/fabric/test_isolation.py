@@ -27,7 +27,7 @@ pytestmark = pytest.mark.net
 SIZES = [100_003, 1]
 PLAN = plan_fabric(hosts=2)
 COOKIE = make_groups(PLAN.hosts)[0].cookie
-FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_generation"))
+FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_seq"))
 """What frames of another fabric would be counted as."""
 
 
@@ -73,7 +73,7 @@ def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
 def hostile() -> list[bytes]:
     """To both hosts, of all kinds, and of a group that there is not."""
     ways = ((0, 1), (1, 0))
-    return [frame(kind, *way, group=group, generation=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
+    return [frame(kind, *way, group=group, seq=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
 
 
 def raw_socket(device: str) -> Callable[[], socket.socket]:

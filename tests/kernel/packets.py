@@ -15,7 +15,7 @@ from tests.native.process import NativeProcess
 from tests.protocol.network import COOKIE, GROUP, config, endpoints
 
 RANK, RANKS = 1, 3
-GENERATION, TOTAL, TAG = 5, 6, 0xBEEF
+SEQ, TOTAL, TAG = 5, 6, 0xBEEF
 CHUNKS = 8
 LENGTH = 2 * BLOCK
 WINDOW = 1  # slot 0, chunk 1, is launched by order; slot 1, chunk 4, by the first token
@@ -41,7 +41,7 @@ def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK,
         "kind": 0,
         "group": GROUP,
         "cookie": COOKIE,
-        "generation": GENERATION,
+        "seq": SEQ,
         "sender": source,
         "receiver": to,
         "tag": TAG,
@@ -85,17 +85,17 @@ def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:
 
 
 def bell(**fields) -> bytes:
-    return packet(**{"kind": Kind.BELL, "generation": 0, "tag": 0, "length": 0} | fields)
+    return packet(**{"kind": Kind.BELL, "seq": 0, "tag": 0, "length": 0} | fields)
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
     """Enter the collective with all input ready, the first own chunk launched and its token under way."""
-    kernel.reset(GENERATION - 1)
+    kernel.reset(SEQ - 1)
     for chunk in range(TOTAL):
         kernel.inputs[chunk] = input_of(RANK, chunk)
         kernel.records["input_sum"][chunk] = checksum(input_of(RANK, chunk))
-    native.begin(GENERATION, TOTAL, LENGTH, TAG)
-    native.publish(GENERATION, TOTAL)
+    native.begin(SEQ, TOTAL, LENGTH, TAG)
+    native.publish(SEQ, TOTAL)
     native.rings()
     kernel.run("ring_order", bell())
     counters = kernel.object.maps["ring_counters"]

@@ -22,7 +22,7 @@ from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, 
 from testbed.protocol.pinch.policy import Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
@@ -150,20 +150,20 @@ class Member:
         port._consumer[0] = port._producer[0]
         self.network.loaded.numbers(self.index).reset(port.accumulators)
         self.sink.clear()
-        port.generation = 0
+        port.seq = 0
 
     # What the process does, twice.
 
-    def jump(self, generation: int) -> None:
-        """Let all exchanges up to a generation have been."""
-        self.port.control.progress, self.rank.generation = generation << 32, generation
+    def jump(self, seq: int) -> None:
+        """Let all exchanges up to a sequence number have been."""
+        self.port.control.progress, self.rank.seq = seq << 32, seq
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
-            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(generation << 32)
-            bitmap[:] = [generation << 32] * len(bitmap)
+            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(seq << 32)
+            bitmap[:] = [seq << 32] * len(bitmap)
 
-    def open(self, generation: int) -> None:
-        self.port.open(generation)
-        self.process.open(generation)
+    def open(self, seq: int) -> None:
+        self.port.open(seq)
+        self.process.open(seq)
 
     def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
         port, layout = self.port, self.network.loaded.layout
@@ -292,7 +292,7 @@ class Member:
         """All maps are as the twin's memory."""
         port, rank = self.port, self.rank
         control = port.control
-        assert control.progress == rank.generation << 32 | rank.ready
+        assert control.progress == rank.seq << 32 | rank.ready
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
         assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
@@ -308,11 +308,11 @@ class Member:
             record = port.frames[number]
             assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)
         records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
-        for flow, number in np.argwhere(records["generation"]).tolist():
+        for flow, number in np.argwhere(records["seq"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
-            expected = sent.generation, sent.serial, sent.lane, sent.attempt
-            assert record[["generation", "serial", "lane", "attempt"]].tolist() == expected
-        assert np.count_nonzero(records["generation"]) == len(rank.sent)
+            expected = sent.seq, sent.serial, sent.lane, sent.attempt
+            assert record[["seq", "serial", "lane", "attempt"]].tolist() == expected
+        assert np.count_nonzero(records["seq"]) == len(rank.sent)
         for index, peer in enumerate(rank.peers):
             record = port.peers[index]
             for name in ("received", "acked", "heard", "news", "answers", "at", "waits"):
@@ -370,17 +370,17 @@ class Twins(Closing):
         tap.bind((device, ETH_P_ALL))
         return tap
 
-    def begin(self, chance: random.Random, generation: int, exchanges: int) -> None:
+    def begin(self, chance: random.Random, seq: int, exchanges: int) -> None:
         """Have all ranks loaded anew, with so many exchanges before them.
 
-        :param generation: Of the exchange before the first.
+        :param seq: Of the exchange before the first.
         """
         self.chance, self.flying, self.bells = chance, [], []
         received(self.wire), received(self.doorbell)
         self.members = [Member(self, rank) for rank in range(self.graph.world)]
         self.exchanges = [self._draw(chance) for _ in range(exchanges)]
         for member, halo in zip(self.members, self.graph.halos, strict=True):
-            member.jump(generation)
+            member.jump(seq)
             if self.known:
                 ranks = {rank for rank in range(self.graph.world) if len(halo.sends[rank]) or len(halo.sources[rank])}
                 mask = sum(1 << rank for rank in ranks | {halo.rank})
@@ -424,7 +424,7 @@ class Twins(Closing):
         x, chosen, holds = self.exchanges[turn]
         bundles, mine = chosen[index], np.ascontiguousarray(x[self.graph.halos[index].owned])
         if phase == "open":
-            member.open(generation_after(member.rank.generation))
+            member.open(seq_after(member.rank.seq))
             self.at[index] = turn, "enter"
         elif phase == "enter":
             lanes = aggregates.Format(self.bits).quantize(mine, 0)

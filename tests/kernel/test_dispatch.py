@@ -9,7 +9,7 @@ from scapy.layers.l2 import ARP, Ether
 
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
 from testbed.protocol.ring.memory import Order
-from tests.kernel.packets import GENERATION, bell, loaded, prepare, reduce
+from tests.kernel.packets import SEQ, bell, loaded, prepare, reduce
 from tests.protocol.network import GROUP
 
 pytestmark = pytest.mark.kernel
@@ -56,7 +56,7 @@ def test_groups_frames_reach_its_programs(run, host) -> None:
     before = strangers(host)
     assert run("dispatch_link", reduce(0)) == XDP_TX
     assert run("dispatch_bell", bell()) == XDP_DROP  # no order waits
-    host[2].order(Order.LAUNCH, GENERATION, 4)
+    host[2].order(Order.LAUNCH, SEQ, 4)
     assert run("dispatch_bell", bell()) == XDP_REDIRECT
     assert run("dispatch_order", bell()) == XDP_REDIRECT
     assert strangers(host) == before

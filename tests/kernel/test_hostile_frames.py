@@ -35,10 +35,10 @@ from testbed.protocol.wire import (
 from tests.kernel import packets
 from tests.kernel.packets import (
     CHUNKS,
-    GENERATION,
     LENGTH,
     RANK,
     RANKS,
+    SEQ,
     TAG,
     TOTAL,
     bell,
@@ -58,9 +58,9 @@ FRAMES = int(os.environ.get("TESTBED_HOSTILE_FRAMES", "100_000"))
 BATCH = 250
 SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
-LATER = GENERATION + 1
+LATER = SEQ + 1
 
-WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "generation": 4, "chunk": 4, "checksum": 8}
+WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "seq": 4, "chunk": 4, "checksum": 8}
 WIDTHS |= dict.fromkeys(("lane", "hop", "sender", "receiver", "flags", "round"), 1)
 WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
 FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
@@ -97,16 +97,16 @@ REFUSED = {
     "probe for another rank": ("bad_receiver", probe(0, receiver=2)),
     "answer for another rank": ("bad_receiver", probe(0, Kind.ALIVE, receiver=2)),
     "answer for a rank beyond all": ("bad_receiver", probe(0, Kind.ALIVE, receiver=255)),
-    "lap one of the collective before": ("bad_generation", reduce(2, generation=GENERATION - 1)),
-    "lap two of the collective before": ("bad_generation", result(0, generation=GENERATION - 1)),
-    "lap two of the next collective": ("bad_generation", result(0, generation=LATER)),
-    "lap one of the one after the next": ("bad_generation", reduce(2, generation=GENERATION + 2)),
-    "lap one of half the range away": ("bad_generation", reduce(2, generation=GENERATION + 0x80000000)),
-    "no generation": ("bad_generation", result(0, generation=0)),
-    "request, collective before": ("not_held", request(1, generation=GENERATION - 1)),
-    "request, next collective": ("not_held", request(1, generation=LATER)),
+    "lap one of the collective before": ("bad_seq", reduce(2, seq=SEQ - 1)),
+    "lap two of the collective before": ("bad_seq", result(0, seq=SEQ - 1)),
+    "lap two of the next collective": ("bad_seq", result(0, seq=LATER)),
+    "lap one of the one after the next": ("bad_seq", reduce(2, seq=SEQ + 2)),
+    "lap one of half the range away": ("bad_seq", reduce(2, seq=SEQ + 0x80000000)),
+    "no sequence number": ("bad_seq", result(0, seq=0)),
+    "request, collective before": ("not_held", request(1, seq=SEQ - 1)),
+    "request, next collective": ("not_held", request(1, seq=LATER)),
     "request, a chunk never launched": ("not_held", request(4)),
-    "request to begin anew, next collective": ("not_held", request(1, generation=LATER, **ANEW)),
+    "request to begin anew, next collective": ("not_held", request(1, seq=LATER, **ANEW)),
     "request, a chunk beyond the tensor": ("bad_chunk", request(7)),
     "request of a host outside": ("bad_rank", from_outside(request(1))),
     "request to begin anew, another rank's chunk": ("bad_rank", request(0, **ANEW)),
@@ -128,14 +128,14 @@ REFUSED = {
     "answer in this rank's own name": ("bad_rank", probe(RANK, Kind.ALIVE)),
     "answer of a rank beyond the mask": ("bad_rank", probe(0, Kind.ALIVE, sender=255)),
     "chunk beyond the tensor": ("bad_chunk", reduce(TOTAL)),
-    "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, generation=LATER)),
+    "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, seq=LATER)),
     "chunk beyond everything": ("bad_chunk", result(0xFFFFFFFF)),
     "a bell that comes by the link": ("bad_kind", bell()),
     "no kind": ("bad_kind", result(0, kind=0)),
     "another kind": ("bad_kind", result(0, kind=255)),
     "wrong sum, lap one": ("bad_checksum", reduce(0, checksum=1)),
     "wrong sum, the end of lap one": ("bad_checksum", reduce(2, checksum=1)),
-    "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, generation=LATER, checksum=1)),
+    "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
     "wrong sum, lap two": ("bad_checksum", result(0, checksum=1)),
     "wrong sum, request": ("bad_checksum", request(1, checksum=1)),
     "wrong sum, request to begin anew": ("bad_checksum", request(1, checksum=1, **ANEW)),
@@ -144,7 +144,7 @@ REFUSED = {
     "lap one that says it is lap two": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
     "the collective before, as if of this one": (
         "bad_checksum",
-        relabel(result(0, generation=GENERATION - 1), generation=GENERATION),
+        relabel(result(0, seq=SEQ - 1), seq=SEQ),
     ),
     "another chunk": ("bad_checksum", relabel(result(0), chunk=3)),
     "another round": ("bad_checksum", relabel(result(0), round=1)),
@@ -159,7 +159,7 @@ def memory(kernel: KernelRank) -> dict[str, bytes]:
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
     del shared["lanes"]
-    found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("generation", "prev", "progress"))}
+    found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("seq", "prev", "progress"))}
     asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["ring_asks"].per_cpu)]
     found |= {"asks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in asks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
@@ -199,7 +199,7 @@ def test_requests_for_an_earlier_collective_are_answered_from_its_results(both) 
     run = kernel.run("ring_link", request(1))
     assert run.retval == XDP_TX
     answer = decode(run.data)
-    assert (answer.header.kind, answer.header.generation) == (Kind.RESULT, GENERATION)
+    assert (answer.header.kind, answer.header.seq) == (Kind.RESULT, SEQ)
     np.testing.assert_array_equal(answer.payload, packets.total_of(1))
 
 
@@ -219,17 +219,17 @@ def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
     made = [bell(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
     made += [request(1), request(4), request(1, source=0), request(1, flags=RESULT, prev=0), request(1, **ANEW)]
-    made += [request(0), request(1, generation=GENERATION - 1)]
+    made += [request(0), request(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
         owner = chunk % RANKS
         hops = (RANK - owner) % RANKS
         words = sum_of(range(RANKS), chunk)
         lap_two = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
-        made += [packet(words, chunk=chunk, generation=each, **lap_two) for each in (GENERATION, GENERATION - 1)]
+        made += [packet(words, chunk=chunk, seq=each, **lap_two) for each in (SEQ, SEQ - 1)]
         if hops:
             words = sum_of(range(owner, owner + hops), chunk)
             lap_one = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
-            made += [packet(words, chunk=chunk, generation=each, **lap_one) for each in (GENERATION, LATER)]
+            made += [packet(words, chunk=chunk, seq=each, **lap_one) for each in (SEQ, LATER)]
     return made
 
 
@@ -294,10 +294,10 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
         kernel.records["input_sum"][chunk] = checksum(kernel.inputs[chunk])
 
 
-def assert_sound(kernel: KernelRank, generation: int) -> int:
+def assert_sound(kernel: KernelRank, seq: int) -> int:
     """What is stored is the sum, or is refused by its check where it is read; nothing else is touched. How much is refused."""
     wrong = 0
-    done = kernel.records["result"][:TOTAL] >> np.uint64(32) == generation
+    done = kernel.records["result"][:TOTAL] >> np.uint64(32) == seq
     assert (kernel.records["result"][:TOTAL][done] & np.uint64(0xFF) == ResultState.DONE).all()
     assert kernel.control.stored == done.sum()
     for chunk in np.flatnonzero(done):
@@ -308,7 +308,7 @@ def assert_sound(kernel: KernelRank, generation: int) -> int:
         np.testing.assert_array_equal(kernel.inputs[chunk], input_of(RANK, chunk))
     for beyond in (kernel.inputs[TOTAL:], kernel.results[TOTAL:], kernel.records[TOTAL:].view(np.uint8)):
         assert not beyond.any()
-    assert (kernel.control.progress, kernel.control.ordered) == (generation << 32 | TOTAL, kernel.control.taken)
+    assert (kernel.control.progress, kernel.control.ordered) == (seq << 32 | TOTAL, kernel.control.taken)
     return wrong
 
 
@@ -326,7 +326,7 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     for _ in range((FRAMES if program == "ring_link" else FRAMES // 10) // BATCH):
         prepare(kernel, native)
         verdicts |= run(*mutations.draw(BATCH))
-        refused += assert_sound(kernel, GENERATION)
+        refused += assert_sound(kernel, SEQ)
         native.begin(LATER, TOTAL, LENGTH, TAG)
         native.publish(LATER, TOTAL)
         native.rings()
@@ -352,5 +352,5 @@ def test_mutated_parking_stays_within_its_slots(both) -> None:
     assert parked
     for slot, entry in parked:
         assert entry.state == 2
-        assert entry.generation == LATER or (entry.generation == GENERATION and entry.chunk >= TOTAL)
+        assert entry.seq == LATER or (entry.seq == SEQ and entry.chunk >= TOTAL)
         assert slot % (PARKING // 4) == entry.chunk % (PARKING // 4)

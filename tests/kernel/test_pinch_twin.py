@@ -92,8 +92,8 @@ def act(twins: Twins, action: str, chance: random.Random) -> None:
 def test_every_step_is_the_twins(twins, seed) -> None:
     """Loss, duplication, reordering, damage, flooding, lost bells and early timers; then to exact sums."""
     chance = random.Random(seed)
-    generation = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
-    twins.begin(chance, generation, exchanges=3)
+    seq = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
+    twins.begin(chance, seq, exchanges=3)
     for _ in range(STEPS):
         act(twins, chance.choice(ACTIONS), chance)
     twins.finish()

@@ -28,11 +28,11 @@ from testbed.protocol.wire import (
     frame_seal,
 )
 from tests.kernel.packets import (
-    GENERATION,
     LENGTH,
     PEERS,
     RANK,
     RANKS,
+    SEQ,
     TAG,
     TOTAL,
     WINDOW,
@@ -111,8 +111,8 @@ def cut(data: bytes) -> bytes:
 
 
 WRONG = np.uint64(1) + total_of(0)
-NEXT = GENERATION + 1
-EARLY = reduce(0, generation=NEXT)
+NEXT = SEQ + 1
+EARLY = reduce(0, seq=NEXT)
 ANEW = {"flags": RESTART}
 RELAUNCHED = {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 0, "attempt": 1, "prev": NOTHING}
 ANSWER = {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED, "flags": 0}
@@ -130,14 +130,14 @@ ROWS = [
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
     Row("an unknown kind", reduce(0, kind=6), {"bad_kind": 1}),
     Row("a bell by the link", reduce(0, kind=Kind.BELL), {"bad_kind": 1}),
-    Row("no generation", reduce(0, generation=0), {"bad_generation": 1}),
-    Row("generation of long ago", reduce(0, generation=GENERATION - 2), {"bad_generation": 1}),
-    Row("generation before", reduce(0, generation=GENERATION - 1), {"bad_generation": 1}),
-    Row("generation after the next", reduce(0, generation=GENERATION + 2), {"bad_generation": 1}),
-    Row("result of the next generation", result(0, generation=NEXT), {"bad_generation": 1}),
-    Row("result of the last generation", result(0, generation=GENERATION - 1), {"bad_generation": 1}),
+    Row("no sequence number", reduce(0, seq=0), {"bad_seq": 1}),
+    Row("sequence number of long ago", reduce(0, seq=SEQ - 2), {"bad_seq": 1}),
+    Row("sequence number before", reduce(0, seq=SEQ - 1), {"bad_seq": 1}),
+    Row("sequence number after the next", reduce(0, seq=SEQ + 2), {"bad_seq": 1}),
+    Row("result of the next sequence number", result(0, seq=NEXT), {"bad_seq": 1}),
+    Row("result of the last sequence number", result(0, seq=SEQ - 1), {"bad_seq": 1}),
     Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
-    Row("chunk beyond the maps", reduce(9, generation=NEXT), {"bad_chunk": 1}),
+    Row("chunk beyond the maps", reduce(9, seq=NEXT), {"bad_chunk": 1}),
     Row("request for a chunk beyond the tensor", request(7), {"bad_chunk": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
@@ -168,7 +168,7 @@ ROWS = [
     Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum of what would be parked", reduce(0, generation=NEXT, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of what would be parked", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a request", request(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
@@ -178,7 +178,7 @@ ROWS = [
         "lap one",
         reduce(0),
         SENT,
-        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "generation": GENERATION, "prev": LAUNCHED},
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "seq": SEQ, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
     ),
     Row(
@@ -218,7 +218,7 @@ ROWS = [
         before=(result(0),),
         upstream=False,
     ),
-    Row("lap one of the next generation", EARLY, {"parked": 1}),
+    Row("lap one of the next sequence number", EARLY, {"parked": 1}),
     Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
     # Lap two.
     Row(
@@ -343,8 +343,8 @@ ROWS = [
         upstream=True,
     ),
     Row("request for a chunk not launched", request(4), {"not_held": 1}),
-    Row("request of the collective before", request(1, generation=GENERATION - 1), {"not_held": 1}),
-    Row("request of the next collective", request(1, generation=NEXT), {"not_held": 1}),
+    Row("request of the collective before", request(1, seq=SEQ - 1), {"not_held": 1}),
+    Row("request of the next collective", request(1, seq=NEXT), {"not_held": 1}),
     # Requests to begin anew.
     Row(
         "request to begin anew",
@@ -380,13 +380,13 @@ ROWS = [
         settled=True,
     ),
     Row("request to begin anew a chunk not launched", request(4, **ANEW)),
-    Row("request to begin anew in another collective", request(1, generation=NEXT, **ANEW), {"not_held": 1}),
+    Row("request to begin anew in another collective", request(1, seq=NEXT, **ANEW), {"not_held": 1}),
     # Probes.
     Row(
         "probe of the rank behind",
-        probe(2, generation=GENERATION - 1),
+        probe(2, seq=SEQ - 1),
         TOLD_OF,
-        {"kind": Kind.ALIVE, "generation": GENERATION, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
+        {"kind": Kind.ALIVE, "seq": SEQ, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
     ),
     Row("probe of another rank", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
     Row("probe of a rank that is done", probe(0, flags=SETTLED), TOLD_OF, {"kind": Kind.ALIVE, "flags": TOLD}, to=0),
@@ -425,7 +425,7 @@ def test_packet(kernel, row) -> None:
     for data in row.before:
         kernel.run("ring_link", data)
     if row.settled:
-        kernel.control.settled = GENERATION
+        kernel.control.settled = SEQ
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)
@@ -467,27 +467,27 @@ def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
 ASKED = {"kind": Kind.REQUEST, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
 ORDERED = [
     (None, None, XDP_DROP, {}, None, None),
-    (None, (Order.LAUNCH, GENERATION, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
-    (None, (Order.LAUNCH, GENERATION, 1), XDP_DROP, {}, None, None),  # it is on its way
-    (None, (Order.LAUNCH, GENERATION - 1, 1), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.LAUNCH, GENERATION, TOTAL), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.REQUEST, GENERATION - 1, 3), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.REQUEST, GENERATION, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
-    (None, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
-    (None, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
-    (None, (Order.REQUEST, GENERATION, 4), XDP_DROP, {}, None, None),  # not launched yet
+    (None, (Order.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
+    (None, (Order.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
+    (None, (Order.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (Order.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (Order.REQUEST, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (Order.REQUEST, SEQ, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
+    (None, (Order.REQUEST, SEQ, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
+    (None, (Order.REQUEST, SEQ, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (None, (Order.REQUEST, SEQ, 4), XDP_DROP, {}, None, None),  # not launched yet
     (
         None,
-        (Order.RESTART, GENERATION, 1, 0, 0),
+        (Order.RESTART, SEQ, 1, 0, 0),
         XDP_REDIRECT,
         SENT | {"resent": 1, "restarted": 1},
         2,
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
     ),
-    (None, (Order.RESTART, GENERATION, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
+    (None, (Order.RESTART, SEQ, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
     (
         None,
-        (Order.RESTART, GENERATION, 2, 0, 3),
+        (Order.RESTART, SEQ, 2, 0, 3),
         XDP_REDIRECT,
         SENT | {"resent": 1},
         2,
@@ -495,9 +495,9 @@ ORDERED = [
     ),
     (None, (Order.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
     (None, (Order.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
-    (None, (Order.REPLAY, GENERATION, 0), XDP_DROP, {}, None, None),
-    (None, (Order.REPLAY, GENERATION, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
-    (None, (9, GENERATION, 0), XDP_DROP, {"bad_kind": 1}, None, None),
+    (None, (Order.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
+    (None, (Order.REPLAY, SEQ, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
+    (None, (9, SEQ, 0), XDP_DROP, {"bad_kind": 1}, None, None),
 ]
 
 
@@ -522,7 +522,7 @@ def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
 )
 def test_what_is_no_bell_takes_no_order(kernel, native, data, counted) -> None:
     """A frame that is none comes back to ask for what is missing, and here nothing is."""
-    native.order(Order.LAUNCH, GENERATION, 4)
+    native.order(Order.LAUNCH, SEQ, 4)
     assert kernel.run("ring_order", data).retval == XDP_DROP
     assert changes(kernel.counters()) == counted
     assert len(native.waiting()) == 1
@@ -538,9 +538,9 @@ def test_a_bell_is_multiplied_when_orders_wait(kernel, native, waiting, verdict)
 
 def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
     words = input_of(0, 0)
-    assert kernel.run("ring_link", reduce(0, generation=GENERATION + 1, attempt=2)).retval == XDP_DROP
-    native.begin(GENERATION + 1, TOTAL, LENGTH, 0xBEEF)
-    native.publish(GENERATION + 1, 1)  # chunk 0, and none of this rank's own
+    assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
+    native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
+    native.publish(SEQ + 1, 1)  # chunk 0, and none of this rank's own
     assert [entry.kind for entry in native.waiting()] == [Order.REPLAY]
     run = kernel.run("ring_order", bell())
     assert run.retval == XDP_REDIRECT
@@ -556,7 +556,7 @@ def test_full_parking_drops() -> None:
         kernel, _ = both
         prepare(*both)
         for chunk in chunks:
-            assert kernel.run("ring_link", reduce(chunk, generation=GENERATION + 1)).retval == XDP_DROP
+            assert kernel.run("ring_link", reduce(chunk, seq=SEQ + 1)).retval == XDP_DROP
         assert changes(kernel.counters()) == {"parked": PARKING_TRIES, "parking_full": 2}
 
 
@@ -575,27 +575,27 @@ def test_process_is_woken_when_enough_is_stored(kernel) -> None:
     kernel.run("ring_link", result(0))
     assert kernel.events() == []
     kernel.run("ring_link", result(1))
-    assert kernel.events() == [GENERATION]
+    assert kernel.events() == [SEQ]
     kernel.run("ring_link", result(3))
     assert kernel.events() == []
 
 
 def said_of(kernel, rank: int) -> tuple[int, ...]:
     peer = kernel.ranks[rank]
-    return peer.generation, peer.settled, peer.told, peer.front
+    return peer.seq, peer.settled, peer.told, peer.front
 
 
 def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     """In probes and in answers; what is older than what was known is not."""
-    assert kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=77)).retval == XDP_DROP
+    assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=77)).retval == XDP_DROP
     assert said_of(kernel, 2) == (9, 0, 0, 77)
-    assert kernel.run("ring_link", probe(2, generation=9, chunk=78, flags=SETTLED)).retval == XDP_TX
+    assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=SETTLED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
-    kernel.control.settled = GENERATION
-    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD))
-    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
-    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=8, chunk=5))
-    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
+    kernel.control.settled = SEQ
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=TOLD))
+    assert said_of(kernel, 2) == (9, 9, SEQ, 78)
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
+    assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     assert said_of(kernel, 0) == (0, 0, 0, 0)
 
 
@@ -603,10 +603,10 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     ("data", "flushed"),
     [
         (probe(0, Kind.ALIVE, lane=5), 1 << 5),
-        (probe(0, Kind.ALIVE, lane=5, generation=NEXT), 1 << 5),
+        (probe(0, Kind.ALIVE, lane=5, seq=NEXT), 1 << 5),
         (probe(0, Kind.ALIVE, lane=63), 1 << 63),
         (probe(0, Kind.ALIVE, lane=64), 0),
-        (probe(0, Kind.ALIVE, lane=5, generation=GENERATION - 1), 0),  # it answers a probe of another collective
+        (probe(0, Kind.ALIVE, lane=5, seq=SEQ - 1), 0),  # it answers a probe of another collective
         (probe(2, Kind.ALIVE, lane=5), 0),  # not the rank before
         (probe(0, lane=5), 0),  # not an answer
     ],
@@ -639,8 +639,8 @@ def naming(carrier: str, item: int) -> bytes:
         "lap one": lambda: reduce(3, prev=item),
         "lap two": lambda: result(3, prev=item),
         "answer": lambda: probe(0, Kind.ALIVE, prev=item),
-        "parked": lambda: reduce(3, generation=NEXT, flags=EARLIER, prev=item),
-        "answer of the next collective": lambda: probe(0, Kind.ALIVE, generation=NEXT, flags=EARLIER, prev=item),
+        "parked": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
+        "answer of the next collective": lambda: probe(0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item),
     }
     return made[carrier]()
 
@@ -654,7 +654,7 @@ def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrie
     item, _, chunk, stage = LOST[what]
     kernel.run("ring_link", naming(carrier, item))
     assert kernel.counters()["lost"] == 1
-    assert kernel.records["lost"][chunk].tolist() == [GENERATION * (stage == each) for each in Stage]
+    assert kernel.records["lost"][chunk].tolist() == [SEQ * (stage == each) for each in Stage]
     assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no gap
 
 
@@ -746,14 +746,14 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
     native.publish(NEXT, TOTAL)
     native.rings()
     held, record = kernel.results[1].copy(), kernel.records[1].copy()
-    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, generation=NEXT, checksum=checksum_of(result(1)))
+    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, seq=NEXT, checksum=checksum_of(result(1)))
     assert kernel.run("ring_link", late).retval == XDP_DROP
     assert kernel.counters()["bad_checksum"] == 1
     np.testing.assert_array_equal(kernel.results[1], held)
     assert kernel.records[1] == record
     run = kernel.run("ring_link", request(1))
     assert run.retval == XDP_TX
-    assert_sent(run.data, 2, ANSWER | {"generation": GENERATION}, total_of(1))
+    assert_sent(run.data, 2, ANSWER | {"seq": SEQ}, total_of(1))
 
 
 OLD = {
@@ -772,7 +772,7 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
     native.rings()
-    for data in (reduce(2, generation=NEXT), result(0, generation=NEXT), result(1, generation=NEXT)):
+    for data in (reduce(2, seq=NEXT), result(0, seq=NEXT), result(1, seq=NEXT)):
         kernel.run("ring_link", data)
     kernel.control.settled = NEXT if settled else 0
     before = kernel.records["result"].copy(), kernel.records["reduced"].copy(), kernel.results.copy()
@@ -848,4 +848,4 @@ def test_damaged_frames_change_nothing(kernel, name) -> None:
 
 def test_window_of_the_fixture_leaves_a_chunk_to_launch(kernel) -> None:
     """What the rows above rely on."""
-    assert kernel.control.next == GENERATION << 32 | WINDOW
+    assert kernel.control.next == SEQ << 32 | WINDOW

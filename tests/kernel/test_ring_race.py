@@ -11,7 +11,7 @@ import pytest
 from testbed.protocol.ring.memory import ANYWHERE, ORDERS, Order, ResultState
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
-from tests.kernel.packets import GENERATION, LENGTH, RANKS, TAG, bell, loaded, packet
+from tests.kernel.packets import LENGTH, RANKS, SEQ, TAG, bell, loaded, packet
 
 pytestmark = [
     pytest.mark.kernel,
@@ -79,14 +79,14 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         ones = np.ones(LENGTH // 8, np.uint64)
         kernel.inputs[:] = ones
         kernel.records["input_sum"] = checksum(ones)
-        native.begin(GENERATION, total, LENGTH, TAG)
-        native.control.progress = GENERATION << 32 | total
+        native.begin(SEQ, total, LENGTH, TAG)
+        native.control.progress = SEQ << 32 | total
         batch = frames(kind)
         Pair(lambda turn: kernel.run("ring_link", batch[turn])).run(ROUNDS)
         counters = kernel.counters()
         assert counters["stored"] == kernel.control.stored == ROUNDS
         chunks = np.arange(RANKS * ROUNDS)[2 if kind == Kind.REDUCE else 0 :: RANKS]
-        done = kernel.records["result"] == word_of(GENERATION, ResultState.DONE)
+        done = kernel.records["result"] == word_of(SEQ, ResultState.DONE)
         assert done.sum() == ROUNDS
         assert done[chunks].all()
         expected = chunks + (1 if kind == Kind.REDUCE else 0)

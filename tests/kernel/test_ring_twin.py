@@ -44,13 +44,13 @@ def stock() -> Iterator[Stock]:
 
 
 @contextmanager
-def network_of_twins(stock, ranks, todo, window=3, holdoff_us=0, generation=0, upstream=False, gap=0) -> Iterator[Network]:
-    network = Network(ranks, todo, window=window, holdoff_us=holdoff_us, chunk_bytes=CHUNK_BYTES, generation=generation)
+def network_of_twins(stock, ranks, todo, window=3, holdoff_us=0, seq=0, upstream=False, gap=0) -> Iterator[Network]:
+    network = Network(ranks, todo, window=window, holdoff_us=holdoff_us, chunk_bytes=CHUNK_BYTES, seq=seq)
     with ExitStack() as stack:
         for index in range(ranks):
             kernel = stock.get(index, ranks, upstream, gap)
-            kernel.reset(generation, holdoff_us)
-            rank = TwinRank(kernel.config, generation=generation, holdoff_us=holdoff_us)
+            kernel.reset(seq, holdoff_us)
+            rank = TwinRank(kernel.config, seq=seq, holdoff_us=holdoff_us)
             rank.kernel = kernel
             process = TwinProcess(rank, window)
             stack.enter_context(process.native)
@@ -64,7 +64,7 @@ SCENES = {
     "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
     "window": st.integers(1, 3),
     "holdoff_us": st.sampled_from((0, LONG_AGO)),
-    "generation": st.sampled_from((0, NEWEST - 1, NEWEST)),
+    "seq": st.sampled_from((0, NEWEST - 1, NEWEST)),
     "upstream": st.booleans(),
     "gap": st.sampled_from((0, 1)),
 }
@@ -72,10 +72,10 @@ SCENES = {
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_twins(stock, ranks, totals, script, holdoff_us, generation, **scene) -> None:
+def test_every_step_is_the_twins(stock, ranks, totals, script, holdoff_us, seq, **scene) -> None:
     """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
-    todo = collectives(ranks, totals, after=generation, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_twins(stock, ranks, todo, holdoff_us=holdoff_us, generation=generation, **scene) as network:
+    todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
+    with network_of_twins(stock, ranks, todo, holdoff_us=holdoff_us, seq=seq, **scene) as network:
         for action, index in script:
             act(network, action, index)
         if not holdoff_us:
@@ -87,7 +87,7 @@ FIELDS = {
     "kind": 8,
     "group": 16,
     "cookie": 64,
-    "generation": 32,
+    "seq": 32,
     "chunk": 32,
     "checksum": 64,
     "lane": 8,

@@ -51,8 +51,8 @@ class KernelRank:
     def close(self) -> None:
         self.object.close()
 
-    def reset(self, generation: int = 0, holdoff_us: int = 0) -> None:
-        """As new, but for the generation that the process is said to have entered."""
+    def reset(self, seq: int = 0, holdoff_us: int = 0) -> None:
+        """As new, but for the sequence number that the process is said to have entered."""
         for memory in (self.inputs, self.results, *self.memory.values()):
             memory[:] = np.zeros((), memory.dtype)
         counters = self.object.maps["ring_counters"]
@@ -62,7 +62,7 @@ class KernelRank:
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
-        self.control.progress, self.control.holdoff_us = generation << 32, holdoff_us
+        self.control.progress, self.control.holdoff_us = seq << 32, holdoff_us
 
     def run(self, program: str, data: bytes) -> TestRun:
         return self.object.programs[program].test_run(data)
@@ -72,7 +72,7 @@ class KernelRank:
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def events(self) -> list[int]:
-        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a generation."""
+        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a sequence number."""
         found = []
         while self.consumer[0] < self.producer[0]:
             place = int(self.consumer[0]) % (self.data.size // 2) + 8
@@ -96,8 +96,8 @@ class KernelRank:
         """The maps hold what the twin holds. Times are left out: the clocks differ."""
         control = self.control
         assert self.counters() == rank.counters
-        assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
-        assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
+        assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
+        assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
         for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
         assert orders_waiting(control, self.orders) == list(rank.orders)
@@ -107,10 +107,10 @@ class KernelRank:
         _assert_same_queue(asks.fresh, rank.asks[0].fresh)
         _assert_same_queue(asks.again, rank.asks[0].again)
         lane, expected = self.lanes[cpu], rank.lanes[0]
-        assert (lane.generation, lane.prev, lane.progress) == (expected.generation, expected.prev, expected.progress)
+        assert (lane.seq, lane.prev, lane.progress) == (expected.seq, expected.prev, expected.progress)
         assert {other: count for other, count in enumerate(lane.heard.tolist()) if count} == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
-            assert (peer.generation, peer.settled, peer.told, peer.front) == astuple(said)
+            assert (peer.seq, peer.settled, peer.told, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
             for name in ("input_sum", "reduced", "result", "attempt"):
@@ -132,7 +132,7 @@ class KernelRank:
         for slot, (parked, frame) in enumerate(zip(self.parking, rank.parking, strict=True)):
             assert parked.state == (FREE if frame is None else PARKED), slot
             if frame is not None:
-                for name in ("generation", "chunk", "attempt", "hop", "round", "length", "tag"):
+                for name in ("seq", "chunk", "attempt", "hop", "round", "length", "tag"):
                     assert getattr(parked, name) == getattr(frame.header, name), (slot, name)
                 assert parked.sum == frame.sum(frame.header.length)
                 data = self.object.maps["ring_parking_data"].lookup(slot)
@@ -146,10 +146,10 @@ def _assert_same_queue(queue: np.void, expected: Queue) -> None:
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
         found = queue["asks"][[index % ASKS for index in range(first, end)]]
-        return found[["generation", "item", "due_frame", "tries"]].tolist()
+        return found[["seq", "item", "due_frame", "tries"]].tolist()
 
     def of(asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in asks]
+        return [(ask.seq, ask.item, ask.due_frame, ask.tries) for ask in asks]
 
     assert entries(int(queue["taken"]), int(queue["carried"])) == of(expected.carried)
     assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
@@ -208,9 +208,9 @@ class TwinProcess(Process):
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        super().begin(generation, total, length, tag)
-        self.native.begin(generation, total, length, tag)
+    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
+        super().begin(seq, total, length, tag)
+        self.native.begin(seq, total, length, tag)
 
     def fill(self, chunk: int, words: Words) -> None:
         super().fill(chunk, words)
@@ -221,7 +221,7 @@ class TwinProcess(Process):
         self._in_c = True
         super().publish(ready)
         self._in_c = False
-        self.native.publish(self.memory.generation, ready)
+        self.native.publish(self.memory.seq, ready)
         self.native.rings()
 
     def replay(self) -> None:
@@ -229,7 +229,7 @@ class TwinProcess(Process):
         super().replay()
         if outermost:
             self._in_c = False
-            self.native.replay(self.memory.generation, self.memory.ready)
+            self.native.replay(self.memory.seq, self.memory.ready)
 
     def settle(self) -> None:
         super().settle()
@@ -247,7 +247,7 @@ class TwinProcess(Process):
         self._in_c = True
         super().probe(cpu)
         self._in_c = False
-        self.native.probe(self.memory.generation, cpu)
+        self.native.probe(self.memory.seq, cpu)
 
     def refuse(self, chunk: int) -> None:
         self._in_c = True
@@ -255,8 +255,8 @@ class TwinProcess(Process):
         self._in_c = False
         self.native.refuse(chunk)
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        super().order(kind, generation, chunk, attempt, extra)
+    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        super().order(kind, seq, chunk, attempt, extra)
         if not self._in_c:
-            self.native.order(kind, generation, chunk, attempt, extra)
+            self.native.order(kind, seq, chunk, attempt, extra)
 

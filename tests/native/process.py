@@ -79,14 +79,14 @@ class NativeProcess:
     def call(self, function: str, *arguments: int) -> int:
         return getattr(self.library, f"ring_{function}")(self.pointer, *arguments) or 0
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        self.library.ring_begin(self.pointer, U32(generation), U32(total), U16(length), U16(tag), U32(self.window))
+    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
+        self.library.ring_begin(self.pointer, U32(seq), U32(total), U16(length), U16(tag), U32(self.window))
 
-    def publish(self, generation: int, ready: int) -> None:
-        assert self.call("publish", U32(generation), U32(ready)) == 0
+    def publish(self, seq: int, ready: int) -> None:
+        assert self.call("publish", U32(seq), U32(ready)) == 0
 
-    def replay(self, generation: int, ready: int) -> None:
-        self.call("replay", U32(generation), U32(ready))
+    def replay(self, seq: int, ready: int) -> None:
+        self.call("replay", U32(seq), U32(ready))
 
     def refuse(self, chunk: int) -> None:
         self.call("refuse", U32(chunk))
@@ -94,11 +94,11 @@ class NativeProcess:
     def stall(self, total: int, now_us: int, still: bool) -> None:
         self.library.ring_stall(self.pointer, U32(total), U32(now_us), ctypes.c_bool(still))
 
-    def probe(self, generation: int, cpu: int) -> None:
-        self.call("probe", U32(generation), U32(cpu))
+    def probe(self, seq: int, cpu: int) -> None:
+        self.call("probe", U32(seq), U32(cpu))
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        self.call("order", U32(kind), U32(generation), U32(chunk), U32(attempt), U32(extra))
+    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        self.call("order", U32(kind), U32(seq), U32(chunk), U32(attempt), U32(extra))
 
     def waiting(self) -> list[OrderEntry]:
         return orders_waiting(self.control, self.memory["orders"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed.kernel.abi import constant
 from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
 from testbed.protocol.ring.process import Process
-from testbed.protocol.sequence import NEWEST, generation_after, word_of
+from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.native.process import NativeProcess
 from tests.protocol.network import config
@@ -48,26 +48,26 @@ class Both:
         self.parked = 0
         # Counters of orders wrap as well.
         native.control.ordered = native.control.taken = 0xFFFFFFF0
-        native.control.progress = memory.generation << 32
+        native.control.progress = memory.seq << 32
         native.control.holdoff_us = memory.holdoff_us
 
     def begin(self, total: int, tag: int) -> None:
-        generation = generation_after(self.memory.generation)
-        self.process.begin(generation, total, BLOCK, tag)
-        self.native.begin(generation, total, BLOCK, tag)
+        seq = seq_after(self.memory.seq)
+        self.process.begin(seq, total, BLOCK, tag)
+        self.native.begin(seq, total, BLOCK, tag)
 
     def publish(self, value: int, _) -> None:
-        generation = self.memory.generation
-        ready = max(self.memory.ready, min(value, self.memory.tensors[generation & 1].total))
+        seq = self.memory.seq
+        ready = max(self.memory.ready, min(value, self.memory.tensors[seq & 1].total))
         self.process.publish(ready)
-        self.native.publish(generation, ready)
+        self.native.publish(seq, ready)
         assert self.native.rings() == -(-len(self.memory.orders) // FAN)
 
     def park(self, later: int, chunk: int) -> None:
-        frame = Frame(Header(Kind.REDUCE, generation=self.memory.generation + later & 0xFFFFFFFF, chunk=chunk))
+        frame = Frame(Header(Kind.REDUCE, seq=self.memory.seq + later & 0xFFFFFFFF, chunk=chunk))
         self.memory.parking[self.parked] = frame
         parked = self.native.parking[self.parked]
-        parked.state, parked.generation, parked.chunk = PARKED, frame.header.generation, chunk
+        parked.state, parked.seq, parked.chunk = PARKED, frame.header.seq, chunk
         self.parked = (self.parked + 1) % PARKING
 
     def launched(self, count: int, _) -> None:
@@ -81,18 +81,18 @@ class Both:
 
     def result(self, chunk: int, state: ResultState) -> None:
         """The programs have come to this state of a chunk, one round later than before."""
-        record, generation = self.memory.chunks[chunk], self.memory.generation
-        was = record.result & 0xFF if record.result >> 32 == generation else ResultState.NONE
-        record.result = word_of(generation, (record.result + 0x100 & 0xFF00) | state)
+        record, seq = self.memory.chunks[chunk], self.memory.seq
+        was = record.result & 0xFF if record.result >> 32 == seq else ResultState.NONE
+        record.result = word_of(seq, (record.result + 0x100 & 0xFF00) | state)
         self.native.records[chunk].result = record.result
         self.memory.stored += (state == ResultState.DONE) - (was == ResultState.DONE)
         self.native.control.stored = self.memory.stored
 
     def reduced(self, chunk: int, round_: int) -> None:
-        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.generation, round_)
+        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.seq, round_)
 
     def lost(self, chunk: int, stage: Stage) -> None:
-        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.generation
+        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.seq
 
     def asked(self, chunk: int, ago_us: int) -> None:
         self.memory.chunks[chunk].asked_us = self.native.records[chunk].asked_us = NOW - ago_us
@@ -107,8 +107,8 @@ class Both:
     def said(self, later: int, settled: bool) -> None:
         """The rank before has said that it is in this collective, or a neighbouring one."""
         peer, before = self.memory.ranks[self.memory.config.before], self.memory.config.before
-        peer.generation = self.native.peers[before].generation = self.memory.generation + later & 0xFFFFFFFF
-        peer.settled = self.native.peers[before].settled = peer.generation if settled else 0
+        peer.seq = self.native.peers[before].seq = self.memory.seq + later & 0xFFFFFFFF
+        peer.settled = self.native.peers[before].settled = peer.seq if settled else 0
 
     def stall(self, still: bool, _=0) -> None:
         self.process.stall(NOW, still)
@@ -117,14 +117,14 @@ class Both:
 
     def probe(self, cpu: int, _=0) -> None:
         self.process.probe(cpu)
-        self.native.probe(self.memory.generation, cpu)
+        self.native.probe(self.memory.seq, cpu)
 
     def assert_same(self) -> None:
         native, memory = self.native, self.memory
         assert native.waiting() == list(memory.orders)
         control = native.control
-        assert control.progress == memory.generation << 32 | memory.ready
-        assert control.next == memory.next_generation << 32 | memory.next_slot
+        assert control.progress == memory.seq << 32 | memory.ready
+        assert control.next == memory.next_seq << 32 | memory.next_slot
         assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
@@ -140,9 +140,9 @@ class Both:
     st.sampled_from((0, 200)),
     st.lists(OPERATIONS, min_size=1, max_size=40),
 )
-def test_same_orders_and_the_same_memory(who, generation, upstream, holdoff_us, operations) -> None:
+def test_same_orders_and_the_same_memory(who, seq, upstream, holdoff_us, operations) -> None:
     ranks, rank = who
-    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), generation=generation, holdoff_us=holdoff_us)
+    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), seq=seq, holdoff_us=holdoff_us)
     with NativeProcess(rank, ranks, WINDOW) as native:
         both = Both(native, memory)
         for name, value, other in operations:

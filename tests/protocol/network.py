@@ -8,7 +8,7 @@ import numpy as np
 from testbed.protocol.ring.memory import Config
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words, weigh
 
 COOKIE = 0x5EED_C0DE_F00D_D00D
@@ -30,7 +30,7 @@ def config(
 class Collective:
     """One all-reduce: the words that each rank brings, ``(ranks, total, words of a chunk)``."""
 
-    generation: int
+    seq: int
     inputs: Words
 
     @property
@@ -52,7 +52,7 @@ def collectives(ranks: int, totals: Sequence[int], *, after: int = 0, words: int
     random = np.random.default_rng(seed)
     made = []
     for total in totals:
-        after = generation_after(after)
+        after = seq_after(after)
         shape = (ranks, total, words if total > 1 else BLOCK // 8)
         halves = random.integers(0, (1 << 32) // ranks, (*shape[:2], 2 * shape[2]), dtype=np.uint32)
         inputs = halves.view(np.uint64)
@@ -93,8 +93,8 @@ class Member:
             if self.todo:
                 self.current = self.todo.pop(0)
                 current = self.current
-                tag = current.generation & 0xFFFF
-                self.process.begin(current.generation, current.total, current.length, tag)
+                tag = current.seq & 0xFFFF
+                self.process.begin(current.seq, current.total, current.length, tag)
         elif self.rank.ready < self.current.total:
             ready = min(self.rank.ready + chunks, self.current.total)
             for chunk in range(self.rank.ready, ready):
@@ -118,7 +118,7 @@ class Network:
         window: int = 2,
         holdoff_us: int = 0,
         chunk_bytes: int = BLOCK,
-        generation: int = 0,
+        seq: int = 0,
         upstream: bool = True,
         gap: int = 1,
         kept: int = 4,
@@ -127,7 +127,7 @@ class Network:
         self.members = []
         for rank in range(ranks):
             setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap, kept=kept)
-            self.members.append(Member(Rank(setting, generation=generation, holdoff_us=holdoff_us), window, todo))
+            self.members.append(Member(Rank(setting, seq=seq, holdoff_us=holdoff_us), window, todo))
         self.flying: list[Frame] = []
         self.now_us = 0
 

@@ -21,7 +21,7 @@ from testbed.protocol.pinch.packet import NOBODY, U32, Packet
 from testbed.protocol.pinch.policy import Policy
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import PinchKind
 from tests.support.explore import FAULT, System
 
@@ -43,7 +43,7 @@ class Scene:
     :param holds: For each exchange, whether the scale holds.
     :param odd: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
     :param partners: Ranks that share frames are the only ones that meet.
-    :param generation: Of the first exchange.
+    :param seq: Of the first exchange.
     :param crash: One rank may die.
     :param hubs: Frames have a vertex of many neighbours.
     :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one before the first.
@@ -58,7 +58,7 @@ class Scene:
     holds: Sequence[bool] = ()
     odd: int = NOBODY
     partners: bool = False
-    generation: int = 5
+    seq: int = 5
     crash: bool = False
     hubs: bool = False
     before: int | None = None
@@ -170,15 +170,15 @@ class Ranks:
         scene, rank = self.scene, self.ranks[index]
         rank.__init__(rank.config, rank.sink)  # type: ignore[misc]
         self.sinks[index].values = ()
-        rank.window, rank.generation = 8, scene.generation - 1
+        rank.window, rank.seq = 8, scene.seq - 1
         if scene.partners:
             rank.partners = sum(1 << other for other in range(scene.ranks) if other == index or self._share(index, other))
         for peer in rank.peers:  # the exchange before is over
             for words in (peer.ours, peer.theirs):
-                words[rank.generation & 1] = rank.generation << 32
-        before = scene.generation - 1 if scene.before is None else scene.before
+                words[rank.seq & 1] = rank.seq << 32
+        before = scene.seq - 1 if scene.before is None else scene.before
         rank.seen = [before << 32] * len(rank.seen)
-        self.processes[index].open(scene.generation)
+        self.processes[index].open(scene.seq)
         return self._save(index, "opened", 0, None)
 
     def _share(self, one: int, other: int) -> bool:
@@ -278,7 +278,7 @@ class Ranks:
             wrong = f"rank {index} has {[hex(value) for value in sink.values]}, not {[hex(value) for value in expected]}"
         sink.values = ()
         rank.sent, rank.serials, rank.hubs, rank.hub_queue = {}, {}, {}, {}  # nothing of it is looked at any more
-        process.open(generation_after(rank.generation))
+        process.open(seq_after(rank.seq))
         if turn + 1 < len(self.scene.frames):
             return "opened", turn + 1, None, wrong, []
         if not self.linger:
@@ -434,12 +434,12 @@ class Exchanges(System[State]):
             self._over[key] = there.phase in GONE or self._is_past(packet, there.memory[0][0])
         return self._over[key]
 
-    def _is_past(self, packet: Packet, generation: int) -> bool:
+    def _is_past(self, packet: Packet, seq: int) -> bool:
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK):
-            return packet.generation + 1 < generation
+            return packet.seq + 1 < seq
         if self.scene.flips or self.scene.crash:  # one that is damaged, or that says no more than that its sender lives
             return False
-        return packet.generation < generation and not packet.flags
+        return packet.seq < seq and not packet.flags
 
     def _moves(self, state: State) -> Iterator[tuple[str, State]]:
         parts = [self.ranks.parts[number] for number in state.ranks]
@@ -461,7 +461,7 @@ class Exchanges(System[State]):
         packet = self.ranks.packets[number]
         kind = PinchKind(packet.kind).name.lower() if packet.kind in set(PinchKind) else str(packet.kind)
         asks = f" asks({packet.attempt})" if packet.flags else ""
-        return f"{kind} {packet.chunk} of {packet.generation}: {packet.sender} to {packet.receiver}{asks}"
+        return f"{kind} {packet.chunk} of {packet.seq}: {packet.sender} to {packet.receiver}{asks}"
 
     def _do(self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False) -> tuple[str, State]:
         number, sent = self.ranks.react(state.ranks[rank], rank, event, packet, lose)
@@ -516,7 +516,7 @@ class Exchanges(System[State]):
         """A CPU has verified the frame, and is held up then."""
         rank = self.ranks.ranks[packet.destination]
         rank.restore(parts[packet.destination].memory)
-        if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.generation):
+        if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.seq):
             verified = tuple(sorted((*state.verified, (packet.destination, number))))
             yield f"{FAULT}rank {packet.destination} verifies {self.say(number)}", state._replace(verified=verified)
 

@@ -16,7 +16,7 @@ from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, O
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.protocol.network import COOKIE, GROUP, endpoints
 from tests.support.explore import FAULT, System
@@ -100,9 +100,9 @@ class TinyProcess(Process):
     def replay(self) -> None:
         memory = self.memory
         for slot, parked in sorted(memory.parking.items()):
-            if parked.header.generation == memory.generation and parked.header.chunk < memory.ready:
-                self.order(Order.REPLAY, memory.generation, slot)
-            elif parked.header.generation < memory.generation:
+            if parked.header.seq == memory.seq and parked.header.chunk < memory.ready:
+                self.order(Order.REPLAY, memory.seq, slot)
+            elif parked.header.seq < memory.seq:
                 memory.parking[slot] = None
 
     def bell(self) -> Frame:
@@ -123,7 +123,7 @@ class TinyProcess(Process):
 class RankState(NamedTuple):
     """All that a rank is, frozen."""
 
-    generation: int = 1
+    seq: int = 1
     ready: int = 0
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
@@ -193,7 +193,7 @@ class Scene:
     upstream: bool = True
     budget: Budget = ANY_TWO
     faults: tuple[str, ...] = ("lose", "duplicate", "delay", "flip", "stray", "unseen", "crash", "hold", "early")
-    flips: tuple[str, ...] = ("kind", "generation", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
+    flips: tuple[str, ...] = ("kind", "seq", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
     data: bool = False
     eager: bool = False
     late_looks: bool = False
@@ -201,7 +201,7 @@ class Scene:
 
 FLIPS = {
     "kind": 3,  # a partial sum becomes a result
-    "generation": 1,
+    "seq": 1,
     "chunk": 1,
     "hop": 3,
     "sender": 1,
@@ -351,7 +351,7 @@ class RingSystem(System[State]):
     def _enter(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         total = self.scene.totals[state.ranks[index].turn]
-        process.begin(generation_after(rank.generation), total, BLOCK, TAG)
+        process.begin(seq_after(rank.seq), total, BLOCK, TAG)
         return self._freeze(state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks)
 
     def _publish(self, state: State, index: int) -> State:
@@ -420,7 +420,7 @@ class RingSystem(System[State]):
         rank = state.ranks[index]
         peers = [Peer(*peer) for peer in rank.peers]
         askers, askees = self._neighbours(index)
-        return {*unsettled(askers, rank.generation, peers), *untold(askees, rank.generation, peers)}
+        return {*unsettled(askers, rank.seq, peers), *untold(askees, rank.seq, peers)}
 
     def _may_leave(self, state: State, index: int) -> bool:
         """Those who are gone are not waited for: they are silent."""
@@ -456,15 +456,15 @@ class RingSystem(System[State]):
         rank, _ = self._thaw(state, to)
         work = rank.look(_thaw_frame(frame))
         assert work is not None
-        held = (_freeze_frame(work.frame), work.generation, work.ready, work.index, work.length, work.reduced, work.result)
+        held = (_freeze_frame(work.frame), work.seq, work.ready, work.index, work.length, work.reduced, work.result)
         return self._set(state, to, held=held)
 
     def _resume(self, state: State, to: int) -> State:
         held = state.ranks[to].held
         assert held is not None
         rank, process = self._thaw(state, to)
-        frame, generation, ready, index, length, reduced, result = held
-        work = Work(_thaw_frame(frame), 0, 0, generation, ready, index, length, reduced, result)
+        frame, seq, ready, index, length, reduced, result = held
+        work = Work(_thaw_frame(frame), 0, 0, seq, ready, index, length, reduced, result)
         return self._act(state, to, rank, process, work, held=None)
 
     def _serve(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
@@ -511,9 +511,9 @@ class RingSystem(System[State]):
         s = state.ranks[index]
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
-        rank.generation, rank.ready, rank.settled = s.generation, s.ready, s.settled
+        rank.seq, rank.ready, rank.settled = s.seq, s.ready, s.settled
         rank.flushed, rank.stored = s.flushed, s.stored
-        rank.next_generation, rank.next_slot = s.next
+        rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
         rank.orders, rank.events = _Orders(), []
@@ -533,9 +533,9 @@ class RingSystem(System[State]):
     def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
         lane = rank.lanes[0]
         frozen = state.ranks[index]._replace(
-            generation=rank.generation,
+            seq=rank.seq,
             ready=rank.ready,
-            next=(rank.next_generation, rank.next_slot),
+            next=(rank.next_seq, rank.next_slot),
             flushed=rank.flushed,
             stored=rank.stored,
             settled=rank.settled,
@@ -546,10 +546,10 @@ class RingSystem(System[State]):
                 (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
             ),
             kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
-            lane=(lane.generation, lane.prev),
+            lane=(lane.seq, lane.prev),
             fresh=_frozen(rank.asks[0].fresh),
             again=_frozen(rank.asks[0].again),
-            peers=tuple((peer.generation, peer.settled, peer.told, 0) for peer in rank.ranks),
+            peers=tuple((peer.seq, peer.settled, peer.told, 0) for peer in rank.ranks),
             parking=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.parking.items())),
             stalled=process.stalls > 0,
             total=process.total,
@@ -594,5 +594,5 @@ def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
 def _show(frame: tuple[Any, ...]) -> str:
     header = Header(*frame[0])
     kind = Kind(header.kind).name if header.kind in list(Kind) else header.kind
-    return f"{kind} {header.generation}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
+    return f"{kind} {header.seq}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, ack_first
 from testbed.protocol.pinch.policy import TRIES, Policy, Seen, Up, cover
 
-GENERATION = 16
-HERE = GENERATION << 32 | 1 << EXPONENT_BITS  # has entered, with a frame
+SEQ = 16
+HERE = SEQ << 32 | 1 << EXPONENT_BITS  # has entered, with a frame
 
 
 def seen(**fields) -> Seen:
     """Rank 0 of three, and nothing is missing."""
     good = {
         "rank": 0,
-        "generation": GENERATION,
+        "seq": SEQ,
         "partners": [1, 2],
         "hellos": [HERE] * 3,
         "received": [0, 1, 1],
@@ -26,7 +26,7 @@ def seen(**fields) -> Seen:
         "heard": [0, 0, 0],
         "news": [0, 0, 0],
         "answers": [0, 0, 0],
-        "at": [0, GENERATION, GENERATION],
+        "at": [0, SEQ, SEQ],
         "waits": [0, 0, 0],
         "lacking": lambda rank: [],
         "met": True,
@@ -105,16 +105,16 @@ def test_who_has_not_been_heard_of_is_silent() -> None:
     waiting = seen(hellos=[HERE, 0, 0])
     policy = Policy(waiting)
     policy.act(waiting)
-    now = heard(waiting, 2, at=[0, 0, GENERATION - 1])
+    now = heard(waiting, 2, at=[0, 0, SEQ - 1])
     assert policy.is_sure(now)
     verdict = policy.verdict(now)
-    assert (verdict.silent, verdict.up) == ((1,), (Up(2, GENERATION - 1, ()),))
+    assert (verdict.silent, verdict.up) == ((1,), (Up(2, SEQ - 1, ()),))
 
 
 def test_who_is_up_says_whom_it_waits_for() -> None:
     waiting = seen(received=[0, 1, 0], waits=[0, 0, 0b011])
     policy = Policy(waiting)
-    assert policy.verdict(heard(waiting, 2)).up == (Up(2, GENERATION, (0, 1)),)
+    assert policy.verdict(heard(waiting, 2)).up == (Up(2, SEQ, (0, 1)),)
 
 
 def test_those_that_wait_for_somebody_else_are_not_named() -> None:
@@ -163,7 +163,7 @@ def test_who_is_up_and_waits_for_another_is_given_time_to_find_out_about_it() ->
     policy = Policy(waiting)
     assert not policy.is_sure(heard(waiting, 1))
     assert policy.is_sure(heard(waiting, 1, waits=[0, 0b001, 0]))
-    assert not policy.is_sure(heard(waiting, 1, at=[0, GENERATION - 1, 0]))
+    assert not policy.is_sure(heard(waiting, 1, at=[0, SEQ - 1, 0]))
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1, max_size=200))

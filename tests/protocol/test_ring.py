@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from testbed.protocol.ring.memory import COUNTERS, Stage, item_of, slots_of
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.sequence import NEWEST, generation_after
+from testbed.protocol.sequence import NEWEST, seq_after
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.protocol.network import Collective, Member, Network, collectives, config
 
 ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
 """A healthy network most of the time: what delivers is drawn more often."""
 
-WIDTHS = {"generation": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
+WIDTHS = {"seq": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
 FIELDS = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 # Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
@@ -62,15 +62,15 @@ def act(network: Network, action: str, index: int) -> None:
     totals=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     window=st.integers(1, 3),
     holdoff_us=st.sampled_from((0, 50)),
-    generation=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
+    seq=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
     upstream=st.booleans(),
     gap=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, generation, script, **scene):
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, seq, script, **scene):
     """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
-    todo = collectives(ranks, totals, after=generation, words=16, seed=len(script))
-    network = Network(ranks, todo, holdoff_us=holdoff_us, chunk_bytes=2 * BLOCK, generation=generation, **scene)
+    todo = collectives(ranks, totals, after=seq, words=16, seed=len(script))
+    network = Network(ranks, todo, holdoff_us=holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene)
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -162,7 +162,7 @@ def test_a_late_rank_finds_frames_parked():
     assert network.total("resent") == 0
 
 
-def test_parking_lets_go_of_past_generations():
+def test_parking_lets_go_of_past_sequence_numbers():
     """A duplicate that was parked and never replayed does not take its slot for good."""
     rank = Rank(config(1, 2))
     process = Process(rank, 1)
@@ -386,15 +386,15 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     work = rank.look(frame, network.now_us)
     network.run()
     before = rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored, rank.results[chunk].copy()
-    assert before[0] >> 32 == todo[1].generation
+    assert before[0] >> 32 == todo[1].seq
     rank.act(work)
     assert (rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored) == before[:3]
     np.testing.assert_array_equal(rank.results[chunk], before[3])
 
 
-def test_generation_numbers_wrap_past_none_and_change_parity():
+def test_sequence_numbers_wrap_past_none_and_change_parity():
     numbers = [NEWEST - 1]
     for _ in range(4):
-        numbers.append(generation_after(numbers[-1]))
+        numbers.append(seq_after(numbers[-1]))
     assert numbers == [NEWEST - 1, NEWEST, 2, 3, 4]
     assert all((one ^ other) & 1 for one, other in pairwise(numbers))

@@ -60,7 +60,7 @@ _OUTCOMES = tuple(Outcome)
 class Peer:
     """What another rank has said of itself last: `testbed.protocol.ring.liveness.PeerState`."""
 
-    generation: int
+    seq: int
     settled: int
     told: int
     front: int
@@ -196,7 +196,7 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def reduce(self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
+    def reduce(self, layout: Layout, seq: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
         """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.
@@ -204,7 +204,7 @@ class RingPort:
         :param absmax: A magnitude that the status is to count with besides the values'.
         """
         bits = _bits(absmax) if absmax else 0
-        outcome: int = self._reduce(self._ring, layout.address, generation, tag, values, out, bits, exponent)
+        outcome: int = self._reduce(self._ring, layout.address, seq, tag, values, out, bits, exponent)
         if outcome == Outcome.FAILED:
             self._check(self._native.error)
         return _OUTCOMES[outcome]
@@ -214,9 +214,9 @@ class RingPort:
         outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
-    def finish(self, layout: Layout, generation: int, status: bytes) -> None:
+    def finish(self, layout: Layout, seq: int, status: bytes) -> None:
         """Publish the end of the input with a status of the caller's."""
-        self._check(self._finish(self._ring, layout.address, generation, status))
+        self._check(self._finish(self._ring, layout.address, seq, status))
 
     @property
     def seen(self) -> int:
@@ -232,13 +232,13 @@ class RingPort:
         """Time spent since the start, by phase."""
         return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in PHASES}
 
-    def begin(self, generation: int) -> None:
-        """Enter a generation with nothing to reduce."""
-        self._begin(self._ring, generation, 0, 0, 0, 0)
+    def begin(self, seq: int) -> None:
+        """Enter a sequence number with nothing to reduce."""
+        self._begin(self._ring, seq, 0, 0, 0, 0)
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
+    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
         """Prepare an order; `flush` rings for what has been prepared."""
-        self._order(self._ring, kind, generation, chunk, attempt, extra)
+        self._order(self._ring, kind, seq, chunk, attempt, extra)
 
     def flush(self) -> None:
         """Ring for the orders that wait."""
@@ -262,15 +262,15 @@ class RingPort:
     def peers(self) -> list[Peer]:
         """What each rank has said of itself last; zeros: nothing."""
         return [
-            Peer(int(row["generation"]), int(row["settled"]), int(row["told"]), int(row["front"]))
+            Peer(int(row["seq"]), int(row["settled"]), int(row["told"]), int(row["front"]))
             for row in self._ranks[: self.spec.size].copy()
         ]
 
-    def forget(self, generation: int) -> None:
-        """What is stored of collectives before ``generation`` must not pass for results to come, when numbers begin anew."""
+    def forget(self, seq: int) -> None:
+        """What is stored of collectives before ``seq`` must not pass for results to come, when numbers begin anew."""
         for name in ("reduced", "result"):
             words = self.records[name]
-            words[words >> np.uint64(32) != generation] = 0
+            words[words >> np.uint64(32) != seq] = 0
 
     def counters(self) -> dict[str, int]:
         """All of ``enum ring_counter``, summed over CPUs."""

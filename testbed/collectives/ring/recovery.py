@@ -18,7 +18,7 @@ from testbed.protocol.ring.memory import Order
 __all__ = ["Recovery"]
 
 FIRST = 1
-"""The generation in which ranks meet."""
+"""The sequence number in which ranks meet."""
 NEVER = 0xFFFFFFFF
 """More results than there ever are."""
 _LOOKS = 40
@@ -46,7 +46,7 @@ class Recovery:
         self._others = [rank for rank in range(spec.size) if rank != spec.rank]
         self._probes = 0
 
-    def wait(self, generation: int, total: int) -> None:
+    def wait(self, seq: int, total: int) -> None:
         """Until all results of a collective are stored.
 
         :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
@@ -64,13 +64,13 @@ class Recovery:
             elif now - progressed > timeout and asked >= _LEAST_ASKED:
                 where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
-                raise CollectiveError(self._verdict(generation, where, quiet, self._mismatched() > mismatched))
+                raise CollectiveError(self._verdict(seq, where, quiet, self._mismatched() > mismatched))
             if now - probed >= timeout / _LOOKS:
                 probed, asked = now, asked + 1
                 self._probe(self._others)
 
     def meet(self) -> None:
-        """Until every rank of the group has its programs in place. It is the first generation, with nothing to reduce.
+        """Until every rank of the group has its programs in place. It is the first sequence number, with nothing to reduce.
 
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
@@ -87,12 +87,12 @@ class Recovery:
             port.wait(NEVER, _MEETING)
         port.control.settled = FIRST
 
-    def linger(self, generation: int) -> None:
+    def linger(self, seq: int) -> None:
         """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
 
         Who is gone is not waited for, and nobody for longer than the group's timeout.
 
-        :param generation: The last collective, which this rank is done with.
+        :param seq: The last collective, which this rank is done with.
         """
         port, spec = self.port, self.port.spec
         upstream = spec.recovery == "upstream"
@@ -103,8 +103,8 @@ class Recovery:
         while True:
             now, peers, latest = time.monotonic(), port.peers(), port.heard()
             seen[latest != heard], heard = now, latest
-            needed = [rank for rank in unsettled(askers, generation, peers) if now - seen[rank] < _GONE]
-            owing = [rank for rank in untold(askees, generation, peers) if now - seen[rank] < _QUIET]
+            needed = [rank for rank in unsettled(askers, seq, peers) if now - seen[rank] < _GONE]
+            owing = [rank for rank in untold(askees, seq, peers) if now - seen[rank] < _QUIET]
             if (not needed and not owing) or now - started > spec.timeout:
                 return
             self._probe({*needed, *owing})
@@ -121,7 +121,7 @@ class Recovery:
         counters = self.port.counters()
         return sum(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk"))
 
-    def _verdict(self, generation: int, where: str, quiet: list[int], mismatched: bool) -> str:
+    def _verdict(self, seq: int, where: str, quiet: list[int], mismatched: bool) -> str:
         """Why a collective does not go on, as far as this rank can tell.
 
         :param quiet: Ranks of which nothing has been seen.
@@ -129,7 +129,7 @@ class Recovery:
         """
         port, spec = self.port, self.port.spec
         peers = port.peers()
-        elsewhere = absent(spec.rank, generation, peers)
+        elsewhere = absent(spec.rank, seq, peers)
         if quiet:
             why = f"{self._names(quiet)} silent for {spec.timeout:g} s"
         elif elsewhere:
@@ -137,8 +137,8 @@ class Recovery:
         elif mismatched:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
-            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, generation, peers), peers)}"
-        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
+            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, seq, peers), peers)}"
+        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {seq}: {where})"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
         """What is missing here, and what the ranks wait for that are not done either."""

@@ -29,7 +29,7 @@ from testbed.exchange.pinch.recovery import Recovery
 from testbed.exchange.pinch.tables import make_tables
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -52,7 +52,7 @@ class Pinch(Exchange):
             self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new one costs all that is remembered
         self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
         self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
-        self._generation = 0
+        self._seq = 0
         self._port: PinchPort | None = None
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are where it is
@@ -87,10 +87,10 @@ class Pinch(Exchange):
         self._port.address(bundles)
 
     def _advance(self) -> None:
-        """Take frames of the next generation in."""
+        """Take frames of the next sequence number in."""
         assert self._port is not None
-        self._generation = generation_after(self._generation)
-        self._port.open(self._generation)
+        self._seq = seq_after(self._seq)
+        self._port.open(self._seq)
 
     def _open(self) -> None:
         """Be ready for the next exchange: others may begin before this rank does."""

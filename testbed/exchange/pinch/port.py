@@ -68,7 +68,7 @@ class PinchPort(Closing):
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
         self._frames_to = np.zeros(self.group.size, np.uint64)
-        self.generation = 0
+        self.seq = 0
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
@@ -225,7 +225,7 @@ class PinchPort(Closing):
         window = min(self.group.window * peers, _MOST_FLYING)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
-        self._acked[:] = np.uint64(self.generation << 32)  # before acknowledgements that are late find what is wanted now
+        self._acked[:] = np.uint64(self.seq << 32)  # before acknowledgements that are late find what is wanted now
         self._wanted[:] = 0
         self._frames_to[:] = 0
         for rank in range(self.group.size):
@@ -248,10 +248,10 @@ class PinchPort(Closing):
         self.control.window = window
         self._copies = int(frames["copies"].sum())
 
-    def open(self, generation: int) -> None:
-        """Take frames of a generation in from here on; there is nothing to send yet."""
-        self.generation = generation
-        self._library.pinch_open(self._address, generation)
+    def open(self, seq: int) -> None:
+        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        self.seq = seq
+        self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int | None, holds: range) -> None:
         """Tell all partners that this rank takes frames in, its largest exponent, and how many frames it has for each.
@@ -273,8 +273,8 @@ class PinchPort(Closing):
     @property
     def hellos(self) -> NDArray[np.uint64]:
         """What each rank has said as it entered; 0: it has not."""
-        words: NDArray[np.uint64] = self.peers["theirs"][:, self.generation & 1].copy()
-        words[words >> np.uint64(32) != self.generation] = 0
+        words: NDArray[np.uint64] = self.peers["theirs"][:, self.seq & 1].copy()
+        words[words >> np.uint64(32) != self.seq] = 0
         return words
 
     @property
@@ -355,7 +355,7 @@ class PinchPort(Closing):
     def lacking(self, rank: int) -> NDArray[np.int64]:
         """Frames that have been sent to a rank, and that it has not acknowledged."""
         words = self._acked[rank]
-        have = np.where(words >> np.uint64(32) == np.uint64(self.generation), words, np.uint64(0))
+        have = np.where(words >> np.uint64(32) == np.uint64(self.seq), words, np.uint64(0))
         missing = self._wanted[rank] & ~have & np.uint64(0xFFFFFFFF)
         bits = np.unpackbits(missing.astype("<u4").view(np.uint8), bitorder="little")
         numbers: NDArray[np.int64] = np.flatnonzero(bits)
@@ -369,11 +369,11 @@ class PinchPort(Closing):
         counts = {name: peers[name].tolist() for name in ("received", "acked", "heard", "news", "answers", "at", "waits")}
         return Seen(
             rank=self.group.rank,
-            generation=self.generation,
+            seq=self.seq,
             partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
             hellos=self.hellos.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
-            met=int(self.control.met) >> 32 == self.generation,
+            met=int(self.control.met) >> 32 == self.seq,
             owed=int(self.control.owed),
             **counts,
         )
@@ -393,7 +393,7 @@ class PinchPort(Closing):
         number = self.homes[rank]
         flow = self.flows[number]
         room = ORDERS - (int(flow["ordered"]) - int(flow["taken"])) % (1 << 32)
-        entries = np.uint64(self.generation << 32) | numbers[:room].astype(np.uint64)
+        entries = np.uint64(self.seq << 32) | numbers[:room].astype(np.uint64)
         self._orders[number, (int(flow["ordered"]) + np.arange(len(entries))) % ORDERS] = entries
         flow["ordered"] = (int(flow["ordered"]) + len(entries)) % (1 << 32)
 

@@ -109,7 +109,7 @@ class Frame(NamedTuple):
 class Sent(NamedTuple):
     """``struct pinch_sent``."""
 
-    generation: int
+    seq: int
     serial: int
     sent_us: int
     lane: int
@@ -191,7 +191,7 @@ def _make_peer(*state: Any) -> Peer:
 
 
 _SCALARS = (
-    "generation", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
+    "seq", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
     "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
@@ -204,10 +204,10 @@ class Memory:
 
     def __init__(self, config: Config, sink: Sink) -> None:
         self.config, self.sink = config, sink
-        self.generation = self.ready = 0
+        self.seq = self.ready = 0
         self.window, self.copies = 1, UNKNOWN
         self.lowest, self.highest, self.partners = 0, NOT_FINITE - 2, (1 << config.ranks) - 1
-        #: generation << 32 | frames to come, once all ranks have entered and payloads hold.
+        #: seq << 32 | frames to come, once all ranks have entered and payloads hold.
         self.met = 0
         self.unfit = self.acked = self.received = self.owed = self.queued = self.served = 0
         self.odd = self.gone = self.late = self.told = self.handed = self.taken = 0
@@ -220,7 +220,7 @@ class Memory:
         self.acks = [0] * (config.acked_words * config.ranks)
         self.wanted = [0] * (config.acked_words * config.ranks)
         self.hubs: dict[int, Hub] = {}  # by slot
-        self.hub_queue: dict[int, int] = {}  # generation << 32 | slot, by place
+        self.hub_queue: dict[int, int] = {}  # seq << 32 | slot, by place
         #: By CPU: frames put on its lane.
         self.serials: dict[int, int] = {}
         #: By CPU: bells that a last hello has become.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from testbed.kernel.abi import constant
-from testbed.protocol.sequence import generation_of
+from testbed.protocol.sequence import seq_of
 from testbed.protocol.weights import weigh_halves
 from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
 
@@ -62,7 +62,7 @@ ORDER_ASK = constant("PINCH_ORDER_ASK")
 UNKNOWN = constant("PINCH_UNKNOWN")
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
 FIRST = constant("PINCH_FIRST")
-"""The generation in which all ranks meet."""
+"""The sequence number in which all ranks meet."""
 BELL_FOR_ALL = constant("PINCH_FLAG_ALL")
 """Flag of a bell: there is one for each flow."""
 EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
@@ -95,7 +95,7 @@ class Packet(NamedTuple):
     kind: int
     group: int = 0
     cookie: int = 0
-    generation: int = 0
+    seq: int = 0
     chunk: int = 0
     checksum: int = 0
     lane: int = 0
@@ -136,9 +136,9 @@ def check_of(words: Iterable[int]) -> int:
     return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
 
 
-def bits_of(word: int, generation: int) -> int:
-    """The bits of a bitmap's word, if they are of a generation."""
-    return word & U32 if generation_of(word) == generation else 0
+def bits_of(word: int, seq: int) -> int:
+    """The bits of a bitmap's word, if they are of a sequence number."""
+    return word & U32 if seq_of(word) == seq else 0
 
 
 def frames_in(word: int) -> int:
@@ -151,10 +151,10 @@ def exponent_in(word: int) -> int:
     return word & (1 << EXPONENT_BITS) - 1
 
 
-def word_in(pair: list[int], generation: int) -> int:
-    """A generation's word in those of an even and an odd one; 0: there is none."""
-    word = pair[generation & 1]
-    return word if generation_of(word) == generation else 0
+def word_in(pair: list[int], seq: int) -> int:
+    """A sequence number's word in those of an even and an odd one; 0: there is none."""
+    word = pair[seq & 1]
+    return word if seq_of(word) == seq else 0
 
 
 def ack_first(chunk: int) -> int:

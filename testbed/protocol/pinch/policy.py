@@ -36,19 +36,19 @@ class Seen:
     """What a process sees of the exchange that it is in. Sequences have an entry a rank.
 
     :param partners: Ranks that it has to meet, without itself.
-    :param hellos: Their words of this generation; 0: there is none.
+    :param hellos: Their words of this sequence number; 0: there is none.
     :param received: Frames that have come from them.
     :param acked: Frames that they have acknowledged.
     :param heard: Frames of any kind that have come from them since the start; `news`: those that said something new; `answers`:
         acknowledgements.
-    :param at: Generations that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
+    :param at: Sequence numbers that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
     :param lacking: Of a rank the numbers of frames that were sent to it and that it has not acknowledged, ascending.
     :param met: Its programs have found that all partners have entered, and that payloads hold.
     :param owed: Slices of hubs that its own programs have not added yet.
     """
 
     rank: int
-    generation: int
+    seq: int
     partners: Sequence[int]
     hellos: Sequence[int]
     received: Sequence[int]
@@ -87,12 +87,12 @@ class Actions:
 class Up:
     """A rank that something is missing from, though it is up.
 
-    :param generation: The one that it has entered last.
+    :param seq: The one that it has entered last.
     :param waits: For whom it waits there, as it says.
     """
 
     rank: int
-    generation: int
+    seq: int
     waits: tuple[int, ...]
 
 

@@ -22,7 +22,7 @@ from testbed.protocol.pinch.packet import (
 )
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.pinch.rank import Rank
-from testbed.protocol.sequence import generation_of, must_forget, word_of
+from testbed.protocol.sequence import must_forget, seq_of, word_of
 from testbed.protocol.wire import PinchKind
 
 __all__ = ["Process"]
@@ -47,7 +47,7 @@ class Process:
         """
         memory, config = self.memory, self.memory.config
         ask = [0] * len(frames)
-        memory.acks = [word_of(memory.generation, 0)] * len(memory.acks)
+        memory.acks = [word_of(memory.seq, 0)] * len(memory.acks)
         memory.wanted = [0] * len(memory.wanted)
         for rank in range(config.ranks):
             mine = [number for number, (to, _) in enumerate(frames) if to >> rank & 1]
@@ -62,30 +62,30 @@ class Process:
             homes = config.homes(flow)
             memory.flows[flow].schedule = tuple(number for number, (to, _) in enumerate(frames) if to & homes)
 
-    def open(self, generation: int) -> None:
-        """Take frames of a generation in from here on; there is nothing to send yet."""
-        memory, before = self.memory, self.memory.generation
-        if must_forget(before, generation):
-            self.forget(before, generation)
+    def open(self, seq: int) -> None:
+        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        memory, before = self.memory, self.memory.seq
+        if must_forget(before, seq):
+            self.forget(before, seq)
         memory.copies, memory.unfit = UNKNOWN, 0
         memory.taken = memory.handed
         memory.acked = memory.received = memory.owed = memory.queued = memory.served = 0
         for peer in memory.peers:
             peer.received = peer.acked = 0
-        memory.generation, memory.ready = generation, 0
+        memory.seq, memory.ready = seq, 0
         for flow in memory.flows:
             flow.next = flow.flying = 0
 
-    def forget(self, before: int, generation: int) -> None:
-        """Reset all that carries the number of neither of two generations."""
-        memory, kept = self.memory, (before, generation)
+    def forget(self, before: int, seq: int) -> None:
+        """Reset all that carries the number of neither of two sequence numbers."""
+        memory, kept = self.memory, (before, seq)
         for bitmap in (memory.seen, memory.acks):
-            bitmap[:] = [word if generation_of(word) in kept else word_of(before, 0) for word in bitmap]
-        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if generation_of(word) in kept}
-        memory.sent = {key: sent for key, sent in memory.sent.items() if sent.generation == before}
+            bitmap[:] = [word if seq_of(word) in kept else word_of(before, 0) for word in bitmap]
+        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if seq_of(word) in kept}
+        memory.sent = {key: sent for key, sent in memory.sent.items() if sent.seq == before}
         for peer in memory.peers:
             for pair in (peer.ours, peer.theirs):
-                pair[:] = [word if generation_of(word) in kept else 0 for word in pair]
+                pair[:] = [word if seq_of(word) in kept else 0 for word in pair]
 
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
         """Say that this rank has entered.
@@ -96,7 +96,7 @@ class Process:
         """
         memory = self.memory
         memory.lowest, memory.highest = lowest, highest
-        parity, word = memory.generation & 1, word_of(memory.generation, exponent)
+        parity, word = memory.seq & 1, word_of(memory.seq, exponent)
         for peer, frames in zip(memory.peers, self.frames_to, strict=True):
             peer.ours[parity] = word | frames << EXPONENT_BITS
         memory.peers[memory.config.rank].theirs[parity] = word
@@ -111,23 +111,23 @@ class Process:
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
         memory.ready = len(memory.frames[:count])
-        return self.bells() if memory.ready and generation_of(memory.met) == memory.generation else []
+        return self.bells() if memory.ready and seq_of(memory.met) == memory.seq else []
 
     @property
     def is_done(self) -> bool:
         """Whether all has come, been added, and been acknowledged."""
-        return self.memory.is_complete(self.memory.generation)
+        return self.memory.is_complete(self.memory.seq)
 
     @property
     def is_unfit(self) -> bool:
         """Whether all ranks have come, and what was made to be sent does not hold."""
         memory = self.memory
-        return memory.unfit == memory.generation != generation_of(memory.met)
+        return memory.unfit == memory.seq != seq_of(memory.met)
 
     @property
     def highest(self) -> int:
         """The largest exponent of any rank that has entered, as hellos have it."""
-        words = [word_in(peer.theirs, self.memory.generation) for peer in self.memory.peers]
+        words = [word_in(peer.theirs, self.memory.seq) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
     def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
@@ -165,9 +165,9 @@ class Process:
         peers = memory.peers
         return Seen(
             config.rank,
-            memory.generation,
+            memory.seq,
             [rank for rank in range(config.ranks) if memory.partners >> rank & 1 and rank != config.rank],
-            [word_in(peer.theirs, memory.generation) for peer in peers],
+            [word_in(peer.theirs, memory.seq) for peer in peers],
             [peer.received for peer in peers],
             [peer.acked for peer in peers],
             [peer.heard for peer in peers],
@@ -176,7 +176,7 @@ class Process:
             [peer.at for peer in peers],
             [peer.waits for peer in peers],
             self.lacking,
-            generation_of(memory.met) == memory.generation,
+            seq_of(memory.met) == memory.seq,
             memory.owed,
         )
 
@@ -186,7 +186,7 @@ class Process:
         flow, found = memory.flows[config.flow_to(rank)], []
         for number in flow.schedule[: flow.next]:
             index = rank * config.acked_words + number // 32
-            if memory.wanted[index] & ~bits_of(memory.acks[index], memory.generation) & 1 << number % 32:
+            if memory.wanted[index] & ~bits_of(memory.acks[index], memory.seq) & 1 << number % 32:
                 found.append(number)
         return found
 
@@ -206,7 +206,7 @@ class Process:
     def order(self, rank: int, numbers: Sequence[int]) -> None:
         """Have frames to a rank sent again, or asked about; a bell carries it out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
-        entries = [word_of(self.memory.generation, number) for number in numbers]
+        entries = [word_of(self.memory.seq, number) for number in numbers]
         flow.orders = (*flow.orders, *entries)[:ORDERS]
 
     def bells(self) -> list[Packet]:

@@ -28,7 +28,7 @@ from testbed.protocol.pinch.packet import (
 )
 from testbed.protocol.pinch.sending import Sender
 from testbed.protocol.pinch.work import DROP, Claim, Greeting, Next, Out
-from testbed.protocol.sequence import generation_after, generation_of, is_before, word_of
+from testbed.protocol.sequence import is_before, seq_after, seq_of, word_of
 from testbed.protocol.wire import PinchKind
 
 __all__ = ["Next", "Rank"]
@@ -64,7 +64,7 @@ class Rank(Sender):
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet, self.is_late(packet.generation), by_link) if self.verify(packet) else DROP
+            return self.claim(packet, self.is_late(packet.seq), by_link) if self.verify(packet) else DROP
         if packet.kind == PinchKind.ASK:
             return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
@@ -76,16 +76,16 @@ class Rank(Sender):
     # Frames of embeddings.
 
     def _is_expected(self, packet: Packet) -> bool:
-        """Can a frame of the sender's have this number, generation and tag?"""
+        """Can a frame of the sender's have this number, sequence number and tag?"""
         if packet.chunk >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
-        if packet.generation != self.generation and not self.is_late(packet.generation):
-            return self._refuse("bad_generation")
+        if packet.seq != self.seq and not self.is_late(packet.seq):
+            return self._refuse("bad_seq")
         return packet.tag == self.config.tag or self._refuse("bad_tensor")
 
-    def is_late(self, generation: int) -> bool:
-        """Was a generation the one before this rank's?"""
-        return generation > 0 and generation_after(generation) == self.generation
+    def is_late(self, seq: int) -> bool:
+        """Was a sequence number the one before this rank's?"""
+        return seq > 0 and seq_after(seq) == self.seq
 
     def verify(self, packet: Packet) -> bool:
         """Is a frame of embeddings what its sender has sent, and can it be for this exchange?"""
@@ -105,24 +105,24 @@ class Rank(Sender):
         :param late: It was of the exchange before, when it was verified.
         :param by_link: It came to the CPU that aggregates.
         """
-        peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
+        peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
         peer.heard += 1
         # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
         if late:
             return self._acknowledge(packet, by_link)
-        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
+        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32)
         if claim is Claim.TAKEN:
             self.count("duplicate")
             return self._acknowledge(packet, by_link)
         if claim is Claim.STALE:
-            return self._drop("bad_generation")
+            return self._drop("bad_seq")
         hubs = self._add_rows(packet)
         peer.received += 1
         peer.news += 1
         self.received += 1
-        self._check_complete(generation)
+        self._check_complete(seq)
         # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
-        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, generation)):
+        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, seq)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
         return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
@@ -137,7 +137,7 @@ class Rank(Sender):
             elif row.hub is not None:
                 self.hubs[row.slot] = row.hub
                 self.owed += self._slices(row.hub.neighbours)
-                self.hub_queue[self.queued] = word_of(self.generation, row.slot)
+                self.hub_queue[self.queued] = word_of(self.seq, row.slot)
                 self.queued += 1
                 hubs += 1
             else:
@@ -159,10 +159,10 @@ class Rank(Sender):
         lane = NO_LANE if self._may_overtake(by_link) else packet.lane
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
-        if packet.generation == self.generation:
+        if packet.seq == self.seq:
             end = -(-source.frames // 32)
             have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
-            words = [bits_of(word, packet.generation) for word in have]
+            words = [bits_of(word, packet.seq) for word in have]
         answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
@@ -183,8 +183,8 @@ class Rank(Sender):
         return True
 
     def _is_ack(self, packet: Packet) -> bool:
-        if packet.generation != self.generation:
-            return self._refuse("bad_generation")
+        if packet.seq != self.seq:
+            return self._refuse("bad_seq")
         if packet.chunk >= self.ready:
             return self._refuse("bad_chunk")
         if len(packet.body) < ACK_WORDS or packet.length != 8 * ACK_WORDS:
@@ -195,12 +195,12 @@ class Rank(Sender):
         """Note what a peer has. Is there anything to send now?"""
         if not self._is_ack(packet):
             return False
-        rank, chunk, generation = packet.sender, packet.chunk, packet.generation
+        rank, chunk, seq = packet.sender, packet.chunk, packet.seq
         peer, number = self.peers[rank], self.config.flow_to(rank)
         flow, first, news, holes = self.flows[number], ack_first(chunk), 0, 0
         for word in range(first, min(first + ACK_WORDS, self.config.acked_words)):
             index, bits = rank * self.config.acked_words + word, packet.body[word - first] & U32
-            _, fresh = self._add_bits(self.acks, index, generation, self.wanted[index] & bits)
+            _, fresh = self._add_bits(self.acks, index, seq, self.wanted[index] & bits)
             news += fresh.bit_count()
             holes |= self.wanted[index] & ~bits & self._up_to(chunk, word)
         peer.heard += 1
@@ -210,7 +210,7 @@ class Rank(Sender):
             peer.acked += news
             flow.flying -= news
             self.acked += news
-            self._check_complete(generation)
+            self._check_complete(seq)
             self._measure(packet, self.sent.get((number, chunk)), now)
         return bool(holes) or flow.next_number < self.ready
 
@@ -221,7 +221,7 @@ class Rank(Sender):
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
         """Take the time since a frame was sent, if it was this very sending that has been answered."""
-        if sent is None or (sent.generation, sent.lane, sent.serial) != (packet.generation, packet.lane, packet.prev):
+        if sent is None or (sent.seq, sent.lane, sent.serial) != (packet.seq, packet.lane, packet.prev):
             return
         rtt = now - sent.sent_us & U32
         if rtt >> 30:
@@ -237,13 +237,13 @@ class Rank(Sender):
             return self._refuse("bad_tensor")
         if not packet.body or packet.length != 8:
             return self._refuse("bad_length")
-        good = packet.generation == generation_of(packet.body[0]) and packet.checksum == packet.good_checksum
+        good = packet.seq == seq_of(packet.body[0]) and packet.checksum == packet.good_checksum
         return good or self._refuse("bad_checksum")
 
     def _on_hello(self, packet: Packet) -> Out:
         if not self._is_hello(packet):
             return DROP
-        peer, generation, ask = self.peers[packet.sender], packet.generation, bool(packet.flags & ASK)
+        peer, seq, ask = self.peers[packet.sender], packet.seq, bool(packet.flags & ASK)
         peer.heard += 1
         if exponent_in(packet.body[0]) == ENDED:
             late = packet.prev if packet.flags & LATE else 0
@@ -253,16 +253,16 @@ class Rank(Sender):
             if self._take_word(peer, packet.body[0]):
                 bell = packet._replace(sender=self.config.rank, flags=BELL_FOR_ALL)
                 return Next.FAN, self._own(bell, PinchKind.BELL)
-            mine = self.generation
-            near = mine in (generation, generation_after(generation)) or generation == generation_after(mine)
-            if not near and (generation != FIRST or not ask) and not self.has_ended:
-                return self._drop("bad_generation")
+            mine = self.seq
+            near = mine in (seq, seq_after(seq)) or seq == seq_after(mine)
+            if not near and (seq != FIRST or not ask) and not self.has_ended:
+                return self._drop("bad_seq")
         if not ask:
             return DROP
-        answer = word_of(generation, 0) if self.has_ended else self._answer(peer, generation)
+        answer = word_of(seq, 0) if self.has_ended else self._answer(peer, seq)
         if not answer:
             return DROP
-        entered = generation_of(word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1])
+        entered = seq_of(word_in(peer.ours, self.seq) or peer.ours[~self.seq & 1])
         say = Greeting(entered, self.waits(), packet.attempt)
         return Next.LINK, self._hello(packet, packet.sender, answer, say)
 
@@ -277,24 +277,24 @@ class Rank(Sender):
 
     def _take_word(self, peer: Peer, word: int) -> bool:
         """Have a rank's word. Does it let this rank send?"""
-        generation = generation_of(word)
-        if generation not in (self.generation, generation_after(self.generation)):
+        seq = seq_of(word)
+        if seq not in (self.seq, seq_after(self.seq)):
             return False
-        before = peer.theirs[generation & 1]
-        if before and (generation == generation_of(before) or is_before(generation, generation_of(before))):
+        before = peer.theirs[seq & 1]
+        if before and (seq == seq_of(before) or is_before(seq, seq_of(before))):
             self.count("duplicate")
             return False
-        peer.theirs[generation & 1] = word
+        peer.theirs[seq & 1] = word
         peer.news += 1
-        return generation == self.generation and self.meet()
+        return seq == self.seq and self.meet()
 
-    def _answer(self, peer: Peer, generation: int) -> int:
-        """What this rank has to say to one that lacks its hello: that of the generation asked for, or else its latest."""
-        word = word_in(peer.ours, generation)
-        # Who has no partner in somebody may be any number of generations ahead of it.
-        if generation == FIRST < self.generation and not word:
+    def _answer(self, peer: Peer, seq: int) -> int:
+        """What this rank has to say to one that lacks its hello: that of the sequence number asked for, or else its latest."""
+        word = word_in(peer.ours, seq)
+        # Who has no partner in somebody may be any number of sequence numbers ahead of it.
+        if seq == FIRST < self.seq and not word:
             return word_of(FIRST, 0)
-        return word or peer.ours[~generation & 1]
+        return word or peer.ours[~seq & 1]
 
     # The doorbell.
 
@@ -329,7 +329,7 @@ class Rank(Sender):
             if self.served == self.queued:
                 return False
             entry = self.hub_queue.get(self.served, 0)
-            if generation_of(entry) != self.generation:
+            if seq_of(entry) != self.seq:
                 return False
             slot = entry & U32
             hub = self.hubs[slot]
@@ -339,7 +339,7 @@ class Rank(Sender):
                 self.count("edges", self.sink.add_slice(hub, hub.next))
                 self.owed -= 1
                 if not self.owed:
-                    self._check_complete(self.generation)
+                    self._check_complete(self.seq)
                 return True
             self.served += 1
         return True

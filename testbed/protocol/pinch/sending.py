@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.protocol.pinch.memory import Sent
 from testbed.protocol.pinch.packet import BATCH, BELL_FOR_ALL, LEAST_WORDS, ORDER_ASK, Packet, ack_first, word_in
 from testbed.protocol.pinch.work import Greeting, Next, Work
-from testbed.protocol.sequence import generation_of, word_of
+from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
 
 __all__ = ["Sender"]
@@ -38,16 +38,16 @@ class Sender(Work):
     def _greet_all(self, bell: Packet) -> list[tuple[Next, Packet]]:
         """Say hello to all partners: the first time, or to those that have more to say; of the end to all that do not know."""
         waits = self.waits() if bell.attempt else 0
-        say = Greeting(self.generation, waits, bell.attempt, bool(bell.attempt) or self.has_ended)
+        say = Greeting(self.seq, waits, bell.attempt, bool(bell.attempt) or self.has_ended)
         out = []
         for rank, peer in enumerate(self.peers):
-            word = word_in(peer.ours, self.generation)
+            word = word_in(peer.ours, self.seq)
             if rank == self.config.rank:
                 continue
             if self.has_ended:
                 if self.told >> rank & 1:
                     continue
-                word = word_of(self.generation, 0)
+                word = word_of(self.seq, 0)
             elif not self.partners >> rank & 1 or not word or (bell.attempt and not self.is_behind(rank)):
                 continue
             blank = bell._replace(body=bell.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(bell.body)))
@@ -60,7 +60,7 @@ class Sender(Work):
     def _send_all(self, bell: Packet, now: int) -> list[Packet]:
         """What the process has ordered, then what is lost, then what is new."""
         out = self._send_ordered(bell, now)
-        if bell.sender != self.config.rank and bell.sender < self.config.ranks and bell.generation == self.generation:
+        if bell.sender != self.config.rank and bell.sender < self.config.ranks and bell.seq == self.seq:
             out += self._send_holes(bell, now)
         return out + self._send_new(bell, now)
 
@@ -72,7 +72,7 @@ class Sender(Work):
             flow.taken += 1
             number, last = order & ORDER_ASK - 1, self.sent.get((self.flow_here, order & ORDER_ASK - 1))
             # What has not been sent yet is left alone.
-            if order >> 32 != self.generation or number >= self.ready or last is None or last.generation != self.generation:
+            if order >> 32 != self.seq or number >= self.ready or last is None or last.seq != self.seq:
                 continue
             to = self.frames[number].to & homes
             lacking = sum(1 << rank for rank in range(self.config.ranks) if to >> rank & 1 and not self._is_acked(number, rank))
@@ -89,7 +89,7 @@ class Sender(Work):
             last = self.sent.get((self.flow_here, number))
             if not self.frames[number].to >> rank & 1 or self._is_acked(number, rank):
                 continue
-            if last is None or (last.generation, last.lane) != (self.generation, bell.lane):
+            if last is None or (last.seq, last.lane) != (self.seq, bell.lane):
                 continue
             if (last.serial - bell.prev) & 0x80000000:
                 out += self._send_frame(bell, number, 1 << rank, now)
@@ -102,7 +102,7 @@ class Sender(Work):
         homes = self.config.homes(self.flow_here)
         for _ in range(BATCH):
             number = flow.next_number
-            if number >= self.ready or generation_of(self.met) != self.generation:
+            if number >= self.ready or seq_of(self.met) != self.seq:
                 break
             to = self.frames[number].to & homes
             if flow.flying and flow.flying + to.bit_count() > self.window:
@@ -116,13 +116,13 @@ class Sender(Work):
         """Frame `number`, a copy for each rank in `to`."""
         frame, key = self.frames[number], (self.flow_here, number)
         last, length, attempt = self.sent.get(key), 8 * len(frame.body), 0
-        again = last is not None and last.generation == self.generation
+        again = last is not None and last.seq == self.seq
         if last is not None and again:
             attempt = last.attempt + 1 & 0xFF
         ask = to if again else frame.ask
         body = frame.body + (0,) * (LEAST_WORDS - len(frame.body))
-        head = self._head(bell, PinchKind.EMBED, self.generation, number, attempt)._replace(prev=self._next_serial(), body=body)
-        self.sent[key] = Sent(self.generation, head.prev, now, self.cpu & 0xFF, attempt)
+        head = self._head(bell, PinchKind.EMBED, self.seq, number, attempt)._replace(prev=self._next_serial(), body=body)
+        self.sent[key] = Sent(self.seq, head.prev, now, self.cpu & 0xFF, attempt)
         self.count("sent", to.bit_count())
         self.count("sent_bytes", to.bit_count() * max(FRAME_BYTES + length, _LEAST_BYTES))
         if again:
@@ -133,7 +133,7 @@ class Sender(Work):
         """Ask the ranks in `to` whether frame `number` has come."""
         attempt = last.attempt + 1 & 0xFF
         self.sent[self.flow_here, number] = last._replace(attempt=attempt)
-        head = self._head(bell, PinchKind.ASK, self.generation, number, attempt)._replace(prev=self._next_serial())
+        head = self._head(bell, PinchKind.ASK, self.seq, number, attempt)._replace(prev=self._next_serial())
         self.count("asks", to.bit_count())
         return self._copies(head._replace(body=head.body[:LEAST_WORDS]), to, 0, 0)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from testbed.protocol.pinch.memory import Memory
 from testbed.protocol.pinch.packet import ACK_WORDS, ASK, ENDED, LATE, U32, Packet, bits_of, exponent_in, frames_in, word_in
-from testbed.protocol.sequence import generation_of, is_before, word_of
+from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import VERSION, PinchKind
 
 __all__ = ["DROP", "Claim", "Greeting", "Next", "Out", "Work"]
@@ -42,7 +42,7 @@ class Claim(Enum):
 class Greeting(NamedTuple):
     """``struct greeting``: what a rank has to say to all."""
 
-    generation: int
+    seq: int
     waits: int = 0
     attempt: int = 0
     ask: bool = False
@@ -75,48 +75,48 @@ class Work(Memory):
         """Is another CPU the one that adds for this rank?"""
         return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
 
-    def _add_bits(self, bitmap: list[int], index: int, generation: int, bits: int) -> tuple[Claim, int]:
-        """Add bits to a bitmap's word, only ever forward in generations (``bitmap_add``); those that it did not have."""
+    def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
+        """Add bits to a bitmap's word, only ever forward in sequence numbers (``bitmap_add``); those that it did not have."""
         word = bitmap[index]
-        if is_before(generation, generation_of(word)):
+        if is_before(seq, seq_of(word)):
             return Claim.STALE, 0
-        fresh = bits & ~bits_of(word, generation)
+        fresh = bits & ~bits_of(word, seq)
         if not fresh:
             return Claim.TAKEN, 0
-        bitmap[index] = word_of(generation, bits_of(word, generation) | bits)
+        bitmap[index] = word_of(seq, bits_of(word, seq) | bits)
         return Claim.CLAIMED, fresh
 
     def _is_acked(self, number: int, rank: int) -> bool:
         word = self.acks[rank * self.config.acked_words + number // 32]
-        return bool(bits_of(word, self.generation) >> number % 32 & 1)
+        return bool(bits_of(word, self.seq) >> number % 32 & 1)
 
     # Meeting.
 
     def meet(self) -> bool:
-        """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames go."""
-        if generation_of(self.met) == self.generation:
+        """Have all partners entered this exchange, and do payloads hold? If not, the process is told; if so, frames go."""
+        if seq_of(self.met) == self.seq:
             return True
-        words = [word_in(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
+        words = [word_in(peer.theirs, self.seq) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
         if not all(words):
             return False
         if not self.lowest <= max(map(exponent_in, words)) <= self.highest:
-            self.unfit = self.generation
-            self.events.append(self.generation)
+            self.unfit = self.seq
+            self.events.append(self.seq)
             return False
-        self.met = word_of(self.generation, sum(map(frames_in, words)))
-        self._check_complete(self.generation)
+        self.met = word_of(self.seq, sum(map(frames_in, words)))
+        self._check_complete(self.seq)
         return True
 
     def is_behind(self, rank: int) -> bool:
-        """Has a rank more to say in this generation: its hello, or frames?"""
-        word = word_in(self.peers[rank].theirs, self.generation)
+        """Has a rank more to say in this sequence number: its hello, or frames?"""
+        word = word_in(self.peers[rank].theirs, self.seq)
         return not word or self.peers[rank].received < frames_in(word)
 
     def waits(self) -> int:
         """The ranks from which this one lacks something, a bit each."""
         found = 0
         for rank, peer in enumerate(self.peers):
-            ours = word_in(peer.ours, self.generation)
+            ours = word_in(peer.ours, self.seq)
             if rank == self.config.rank or not ours or not self.partners >> rank & 1:
                 continue
             if self.is_behind(rank) or peer.acked < frames_in(ours):
@@ -128,26 +128,26 @@ class Work(Memory):
         """No exchange will be complete any more."""
         return bool(self.odd or self.gone or self.late)
 
-    def is_complete(self, generation: int) -> bool:
+    def is_complete(self, seq: int) -> bool:
         """Whether all has come, is added, and has been acknowledged."""
-        come = generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
+        come = seq_of(self.met) == seq and self.received == self.met & U32 and not self.owed
         return come and self.acked == self.copies
 
-    def _check_complete(self, generation: int) -> None:
+    def _check_complete(self, seq: int) -> None:
         """Wake the process when all is: whatever was last comes here."""
-        if self.is_complete(generation):
-            self.events.append(generation)
+        if self.is_complete(seq):
+            self.events.append(seq)
 
     # Headers.
 
     def _hello(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
         """The frame becomes a hello to a rank."""
-        generation, ended = generation_of(word), self.has_ended
-        word = word_of(generation, ENDED) if ended else word
-        head = self._head(packet, PinchKind.HELLO, generation, self.odd if ended else say.waits, say.attempt)
+        seq, ended = seq_of(word), self.has_ended
+        word = word_of(seq, ENDED) if ended else word
+        head = self._head(packet, PinchKind.HELLO, seq, self.odd if ended else say.waits, say.attempt)
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)
-        head = head._replace(prev=self.gone | late if ended else say.generation, flags=flags, body=(word, *packet.body[1:]))
+        head = head._replace(prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:]))
         self.count("hellos")
         return self._address(head, to, 8)
 
@@ -157,7 +157,7 @@ class Work(Memory):
         self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
         return self.serials[self.cpu]
 
-    def _head(self, packet: Packet, kind: int, generation: int, chunk: int, attempt: int) -> Packet:
+    def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
         """The header of a frame of this rank's, but for its receiver, flags, checksum and length (``write_head``)."""
         config = self.config
         return packet._replace(
@@ -165,7 +165,7 @@ class Work(Memory):
             version=VERSION,
             group=config.group,
             cookie=config.cookie,
-            generation=generation,
+            seq=seq,
             chunk=chunk,
             attempt=attempt,
             hop=0,

@@ -92,7 +92,7 @@ class OrderEntry(NamedTuple):
     """``struct ring_order``."""
 
     kind: int
-    generation: int
+    seq: int
     chunk: int
     attempt: int = 0
     extra: int = 0
@@ -101,7 +101,7 @@ class OrderEntry(NamedTuple):
 class Ask(NamedTuple):
     """``struct ring_ask``, without its time."""
 
-    generation: int
+    seq: int
     item: int
     due_frame: int
     due_us: int
@@ -183,7 +183,7 @@ class Kept:
 class Lane:
     """``struct ring_lane``."""
 
-    generation: int = 0
+    seq: int = 0
     prev: int = 0
     progress: int = 0
     heard: dict[int, int] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class Lane:
 class Peer:
     """``struct ring_rank``."""
 
-    generation: int = 0
+    seq: int = 0
     settled: int = 0
     told: int = 0
     front: int = 0
@@ -221,23 +221,23 @@ class Memory:
     """The maps of one rank; what is not said otherwise has its name in ``struct ring_control``.
 
     :param config: Set once.
-    :param generation: Upper half of ``progress``: the collective that the process has entered.
+    :param seq: Upper half of ``progress``: the collective that the process has entered.
     :param ready: Lower half: chunks whose input is ready.
-    :param next_generation: Upper half of ``next``.
+    :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
     :param holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
-    :param settled: Generation of which the process has verified all results.
+    :param settled: Sequence number of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
-    :param events: Generations of which the last result that was waited for has been stored.
+    :param events: Sequence numbers of which the last result that was waited for has been stored.
     :param orders: Given and not taken.
     :param parking: What is parked in each slot.
     """
 
     config: Config
-    generation: int = 0
+    seq: int = 0
     ready: int = 0
-    next_generation: int = 0
+    next_seq: int = 0
     next_slot: int = 0
     flushed: int = 0
     stored: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
-from testbed.protocol.sequence import generation_after, is_before, is_forward, word_of
+from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
@@ -37,7 +37,7 @@ class Rank(Sender):
         if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
             self._drop("bad_cookie")
             return None
-        w = Work(frame.copy(), now_us & U32, cpu, self.generation, self.ready, header.chunk)
+        w = Work(frame.copy(), now_us & U32, cpu, self.seq, self.ready, header.chunk)
         if header.chunk < self.config.chunks:
             chunk = self.chunks[header.chunk]
             w.reduced, w.result = chunk.reduced, chunk.result
@@ -99,17 +99,17 @@ class Rank(Sender):
         header, config = w.frame.header, self.config
         if header.chunk >= config.chunks:
             return self._refuse("bad_chunk")
-        if not header.generation:
-            return self._refuse("bad_generation")  # what chunks that were never stored have
+        if not header.seq:
+            return self._refuse("bad_seq")  # what chunks that were never stored have
         w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
         # An earlier one is answered as it asks, what the next one will be is not known yet.
-        return header.generation != w.generation or self._fits(w)
+        return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
-        """Is the frame, which is of this rank's generation, one of this rank's tensor?"""
-        header, tensor = w.frame.header, self._tensor(w.frame.header.generation)
+        """Is the frame, which is of this rank's sequence number, one of this rank's tensor?"""
+        header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
         if header.chunk >= tensor.total:
             return self._refuse("bad_chunk")
         if header.length != tensor.length:
@@ -144,9 +144,9 @@ class Rank(Sender):
             if self._verify(w) is None or self._too_soon(w):
                 return None
             return self._send_result(w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT])
-        if header.generation not in (w.generation, generation_after(w.generation)):
-            return self._drop("bad_generation")
-        if header.generation == w.generation and w.index < w.ready:
+        if header.seq not in (w.seq, seq_after(w.seq)):
+            return self._drop("bad_seq")
+        if header.seq == w.seq and w.index < w.ready:
             return self._reduce(w)
         total = self._verify(w)
         if total is None:
@@ -160,16 +160,16 @@ class Rank(Sender):
         if header.hop != hop:
             return self._drop("bad_rank")
         state = w.result & 0xFF
-        if w.result >> 32 == header.generation and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
+        if w.result >> 32 == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
             return self._drop("duplicate")
-        if header.generation != w.generation or w.index >= w.ready:
+        if header.seq != w.seq or w.index >= w.ready:
             # No sum can be whole without this rank's part: a forgery, or a frame of another age.
-            return self._drop("bad_generation")
+            return self._drop("bad_seq")
         total = self._verify(w)
         if total is None:
             return None
         self._look_back(w)
-        first = w.result >> 32 != w.generation
+        first = w.result >> 32 != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
         if hop + 1 < config.ranks:
@@ -211,7 +211,7 @@ class Rank(Sender):
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """The rank behind lacks the partial sum that this rank has sent."""
-        if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
+        if w.frame.header.seq != w.seq or w.reduced >> 32 != w.seq:
             return self._drop("not_held")
         if not (self.config.upstream or mine):
             return self._pass_on(w, NOTHING)  # it passes by here again, and is told then what was before
@@ -226,32 +226,32 @@ class Rank(Sender):
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._is_settled(header.generation):
+        if self._holds(w) and self._is_settled(header.seq):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
             return self._send_result(w, header.sender, header.round + 1 & 0xFF, prev)
-        if header.generation != w.generation:
+        if header.seq != w.seq:
             return self._drop("not_held")
         return self._restart(w, header.round)
 
     def _note_rank(self, w: Work) -> None:
         """What another rank says of itself."""
         header, peer = w.frame.header, self.ranks[w.frame.header.sender]
-        if peer.generation and is_before(header.generation, peer.generation):
+        if peer.seq and is_before(header.seq, peer.seq):
             return
-        peer.front, peer.generation = header.chunk, header.generation
+        peer.front, peer.seq = header.chunk, header.seq
         if header.flags & SETTLED:
-            peer.settled = header.generation
+            peer.settled = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
         """What this rank says of itself. To the rank behind it names what it has sent it last."""
         header = w.frame.header
-        header.kind, header.generation, header.chunk = kind, self.generation, self.front
+        header.kind, header.seq, header.chunk = kind, self.seq, self.front
         header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
-        header.flags = flags | (SETTLED if self.settled == self.generation else 0)
+        header.flags = flags | (SETTLED if self.settled == self.seq else 0)
         if kind == Kind.ALIVE and to == self.config.after:
-            self._name_latest(w, self.generation)
+            self._name_latest(w, self.seq)
         return self._send(w, to, 0, 0)
 
     def _on_probe(self, w: Work) -> Frame | None:
@@ -268,7 +268,7 @@ class Rank(Sender):
         self._note_rank(w)
         if header.flags & TOLD:
             self.ranks[header.sender].told = self.settled
-        if header.sender == self.config.before and not is_before(header.generation, w.generation):
+        if header.sender == self.config.before and not is_before(header.seq, w.seq):
             self._look_back(w)
             if header.lane < 64:
                 self.flushed |= 1 << header.lane
@@ -282,9 +282,9 @@ class Rank(Sender):
             return self._tell(w, Kind.PROBE, order.chunk)
         if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
             return self._drop("bad_kind")
-        if order.generation != w.generation or order.chunk >= w.ready:
-            return self._drop("bad_generation")
-        w.index, w.length = order.chunk, self._tensor(w.generation).length
+        if order.seq != w.seq or order.chunk >= w.ready:
+            return self._drop("bad_seq")
+        w.index, w.length = order.chunk, self._tensor(w.seq).length
         if order.kind == Order.LAUNCH:
             return self._launch_first(w)
         return self._request_next(w) if order.kind == Order.REQUEST else self._order_restart(w, order.extra)
@@ -301,23 +301,23 @@ class Rank(Sender):
     def _request_next(self, w: Work) -> Frame | None:
         """Ask for whatever frame is next to come about a chunk, unless it is all there."""
         chunk = self.chunks[w.index]
-        if chunk.result >> 32 == w.generation:
+        if chunk.result >> 32 == w.seq:
             state = chunk.result & 0xFF
             if state in (ResultState.DONE, ResultState.CLAIMED):
                 return None
             if state == ResultState.REFUSED:
                 return self._request(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
-        if chunk.reduced >> 32 == w.generation:
+        if chunk.reduced >> 32 == w.seq:
             return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
         return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
 
     def _order_restart(self, w: Work, round_: int) -> Frame | None:
         """A result was refused in a round."""
-        header, tensor = w.frame.header, self._tensor(w.generation)
+        header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)
         w.frame.resize(w.length)
-        header.generation, header.chunk, header.tag = w.generation, w.index, tensor.tag
+        header.seq, header.chunk, header.tag = w.seq, w.index, tensor.tag
         return self._ask_restart(w, round_ & 0xFF)
 
     def _park(self, w: Work) -> Frame | None:
@@ -328,10 +328,10 @@ class Rank(Sender):
             waiting = self.parking[slot]
             if waiting is None:
                 break
-            if (waiting.header.generation, waiting.header.chunk) == (header.generation, header.chunk):
+            if (waiting.header.seq, waiting.header.chunk) == (header.seq, header.chunk):
                 return self._drop("duplicate")
         else:
-            self.chunks[w.index].lost[Stage.PARTIAL] = header.generation
+            self.chunks[w.index].lost[Stage.PARTIAL] = header.seq
             return self._drop("parking_full")
         self.parking[slot] = w.frame.copy()
         return self._drop("parked")
@@ -349,7 +349,7 @@ class Rank(Sender):
         total = frame.sum(kept.length)
         assert total is not None
         header.kind, header.flags, header.lane, header.prev = Kind.REDUCE, 0, 0, NOTHING
-        header.generation, header.chunk, header.attempt = kept.generation, kept.chunk, kept.attempt
+        header.seq, header.chunk, header.attempt = kept.seq, kept.chunk, kept.attempt
         header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
         header.sender, header.receiver = self.config.before, self.config.rank
         header.checksum = total + frame_seal(header) & U64
@@ -360,7 +360,7 @@ class Rank(Sender):
     def _reduce(self, w: Work) -> Frame | None:
         """Lap one, input ready: add it; the last rank of the lap has the sum."""
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
-        mine, last = word_of(w.generation, header.round), header.hop + 1 >= config.ranks
+        mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
         # With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
@@ -369,7 +369,7 @@ class Rank(Sender):
         total = w.frame.sum(w.length)
         if total is None:
             return self._drop("bad_length")
-        if w.generation != self.generation:
+        if w.seq != self.seq:
             return self._drop("overtaken")
         if total != expected:
             return self._drop("bad_checksum")
@@ -395,15 +395,15 @@ class Rank(Sender):
 
     def _take_result(self, w: Work, round_: int, total: int) -> bool:
         """Take the payload, which has been verified, for the result; one that the process has verified is kept."""
-        chunk, first = self.chunks[w.index], w.result >> 32 != w.generation
+        chunk, first = self.chunks[w.index], w.result >> 32 != w.seq
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
             return False
         if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
             return False
-        done = word_of(w.generation, round_ << 8 | ResultState.DONE)
+        done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and state == ResultState.DONE
-        if held and self._is_settled(w.generation):
+        if held and self._is_settled(w.seq):
             return self._advance(chunk, "result", w.result, done)
         if not self._advance(chunk, "result", w.result, done):
             return False
@@ -416,5 +416,5 @@ class Rank(Sender):
             return True
         self.stored += 1
         if self.stored == self.wake_at:
-            self.events.append(w.generation)
+            self.events.append(w.seq)
         return True

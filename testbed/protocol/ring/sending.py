@@ -23,7 +23,7 @@ from testbed.protocol.ring.memory import (
     item_of,
     parts_of,
 )
-from testbed.protocol.sequence import generation_after, is_before, is_forward, word_of
+from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
@@ -48,7 +48,7 @@ class Work:
     frame: Frame
     now: int
     cpu: int
-    generation: int
+    seq: int
     ready: int
     index: int = 0
     length: int = 0
@@ -81,17 +81,17 @@ class Sender(Memory):
         """
         return self._steps(index, rank) + 1
 
-    def _is_settled(self, generation: int) -> bool:
-        return self.settled == generation or is_before(generation, self.generation)
+    def _is_settled(self, seq: int) -> bool:
+        return self.settled == seq or is_before(seq, self.seq)
 
     def _holds(self, w: Work) -> bool:
-        """Does this rank hold the result of the frame's chunk and generation?"""
-        return w.result >> 32 == w.frame.header.generation and w.result & 0xFF == ResultState.DONE
+        """Does this rank hold the result of the frame's chunk and sequence number?"""
+        return w.result >> 32 == w.frame.header.seq and w.result & 0xFF == ResultState.DONE
 
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
         header = w.frame.header
-        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation))
+        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.seq))
 
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
@@ -105,8 +105,8 @@ class Sender(Memory):
         setattr(chunk, name, after)
         return True
 
-    def _tensor(self, generation: int) -> Tensor:
-        return self.tensors[generation & 1]
+    def _tensor(self, seq: int) -> Tensor:
+        return self.tensors[seq & 1]
 
     # Lanes, and what is missing on them.
 
@@ -114,8 +114,8 @@ class Sender(Memory):
         """Give the frame, which is sent for the first time, its place in the order of this CPU's frames."""
         lane, chunk, header = self.lanes[w.cpu], self.chunks[index], w.frame.header
         header.flags = 0
-        self._name_latest(w, w.generation)
-        lane.generation, lane.prev = w.generation, item_of(index, header.round, stage)
+        self._name_latest(w, w.seq)
+        lane.seq, lane.prev = w.seq, item_of(index, header.round, stage)
         chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
 
     def _repeat(self, w: Work) -> None:
@@ -123,52 +123,52 @@ class Sender(Memory):
         header, chunk = w.frame.header, self.chunks[w.index]
         header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
 
-    def _name_latest(self, w: Work, generation: int) -> None:
-        """Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before."""
+    def _name_latest(self, w: Work, seq: int) -> None:
+        """Have the frame name the latest one that was sent on this CPU, if that is of its collective or of the one before."""
         lane, header = self.lanes[w.cpu], w.frame.header
         header.prev = NOTHING
-        if lane.generation == generation:
+        if lane.seq == seq:
             header.prev = lane.prev
-        elif lane.generation and generation_after(lane.generation) == generation:
+        elif lane.seq and seq_after(lane.seq) == seq:
             header.prev = lane.prev
             header.flags |= EARLIER
 
-    def _lacks(self, chunk: Chunk, generation: int, round_: int, stage: Stage) -> bool:
+    def _lacks(self, chunk: Chunk, seq: int, round_: int, stage: Stage) -> bool:
         """Is a frame about a chunk missing here?"""
         state = chunk.result & 0xFF
-        at_all = chunk.result >> 32 == generation and state != ResultState.NONE
+        at_all = chunk.result >> 32 == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
-            return not at_all and is_forward(chunk.reduced, word_of(generation, round_))
-        good = state == ResultState.DONE and self._is_settled(generation)
+            return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
+        good = state == ResultState.DONE and self._is_settled(seq)
         return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or good))
 
-    def _has_parked(self, generation: int, index: int) -> bool:
+    def _has_parked(self, seq: int, index: int) -> bool:
         for step in range(PARKING_TRIES):
             parked = self.parking[(index + step * (PARKING // PARKING_TRIES)) % PARKING]
-            if parked is not None and (parked.header.generation, parked.header.chunk) == (generation, index):
+            if parked is not None and (parked.header.seq, parked.header.chunk) == (seq, index):
                 return True
         return False
 
     def _look_back(self, w: Work) -> None:
         """A frame has come whose sender sent another before it: is that here?"""
-        generation, prev = w.frame.header.generation, w.frame.header.prev
+        seq, prev = w.frame.header.seq, w.frame.header.prev
         index, round_, stage = parts_of(prev)
         if w.frame.header.flags & EARLIER:
-            if generation != generation_after(w.generation):
+            if seq != seq_after(w.seq):
                 return
-            generation = w.generation
-        if prev == NOTHING or index >= self.config.chunks or is_before(generation, w.generation):
+            seq = w.seq
+        if prev == NOTHING or index >= self.config.chunks or is_before(seq, w.seq):
             return
         chunk, asks = self.chunks[index], self.asks[w.cpu]
-        if not self._lacks(chunk, generation, round_, stage):
+        if not self._lacks(chunk, seq, round_, stage):
             return
-        if stage is Stage.PARTIAL and self._has_parked(generation, index):
+        if stage is Stage.PARTIAL and self._has_parked(seq, index):
             return
-        chunk.lost[stage], chunk.asked_us = generation, w.now
+        chunk.lost[stage], chunk.asked_us = seq, w.now
         self._count("lost")
-        if not self.config.gap or generation != w.generation or index >= w.ready:
+        if not self.config.gap or seq != w.seq or index >= w.ready:
             return
-        self._put(asks.fresh, Ask(generation, prev, asks.frames + self.config.gap, w.now))
+        self._put(asks.fresh, Ask(seq, prev, asks.frames + self.config.gap, w.now))
 
     def _put(self, queue: Queue, ask: Ask) -> None:
         if len(queue.carried) + len(queue.waiting) >= ASKS:
@@ -179,10 +179,10 @@ class Sender(Memory):
         queue.waiting.append(ask)
 
     def _is_missing(self, ask: Ask) -> bool:
-        if ask.generation != self.generation:
+        if ask.seq != self.seq:
             return False
         index, round_, stage = parts_of(ask.item)
-        return self._lacks(self.chunks[index], ask.generation, round_, stage)
+        return self._lacks(self.chunks[index], ask.seq, round_, stage)
 
     def _look_around(self, w: Work) -> None:
         """A frame has come: is it time to ask for others?"""
@@ -214,7 +214,7 @@ class Sender(Memory):
             ask = queue.carried.popleft()
             if self._is_missing(ask):
                 due = w.now + (self.holdoff_us << ask.tries) & U32
-                self._put(asks.again, Ask(ask.generation, ask.item, asks.frames, due, min(ask.tries + 1, _MOST_DOUBLINGS)))
+                self._put(asks.again, Ask(ask.seq, ask.item, asks.frames, due, min(ask.tries + 1, _MOST_DOUBLINGS)))
                 return ask
         return None
 
@@ -225,12 +225,12 @@ class Sender(Memory):
 
         :param again: It was sent before.
         """
-        header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.generation)
+        header, chunk, tensor = w.frame.header, self.chunks[w.index], self._tensor(w.seq)
         w.frame.resize(tensor.length)
         w.frame.fill(self.inputs[w.index], tensor.length)
-        if w.generation != self.generation:
+        if w.seq != self.seq:
             return self._drop("overtaken")
-        header.kind, header.generation, header.chunk = Kind.REDUCE, w.generation, w.index
+        header.kind, header.seq, header.chunk = Kind.REDUCE, w.seq, w.index
         header.hop, header.flags, header.round, header.tag = 1, 0, round_, tensor.tag
         if again:
             header.attempt, header.prev = self._next_attempt(chunk), chunk.before[Stage.PARTIAL]
@@ -244,7 +244,7 @@ class Sender(Memory):
     def _launch_first(self, w: Work) -> Frame | None:
         """Launch an own chunk that nobody has launched yet."""
         chunk = self.chunks[w.index]
-        if chunk.reduced >> 32 == w.generation or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.generation, 0)):
+        if chunk.reduced >> 32 == w.seq or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.seq, 0)):
             return None
         return self._launch(w, 0, again=False)
 
@@ -252,15 +252,15 @@ class Sender(Memory):
         """The frame is at liberty: it carries on as this rank's next chunk, if there is one that is ready."""
         w.index = self.config.rank + self.config.ranks * self.next_slot
         self.next_slot += 1
-        if self.next_generation != self.generation or w.index >= self.ready:
+        if self.next_seq != self.seq or w.index >= self.ready:
             return None
-        w.generation, w.ready = self.generation, self.ready
+        w.seq, w.ready = self.seq, self.ready
         return self._launch_first(w)
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         """Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of a round."""
         chunk = self.chunks[w.index]
-        if chunk.reduced >> 32 != w.generation or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
+        if chunk.reduced >> 32 != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
             return None
         if not self._advance(chunk, "reduced", chunk.reduced, chunk.reduced + 1):
             return None
@@ -277,7 +277,7 @@ class Sender(Memory):
         hop = self._result_steps(w.index, to)
         w.frame.resize(w.length)
         w.frame.fill(self.results[w.index], w.length)
-        if chunk.result >> 32 != header.generation or chunk.result & 0xFF != ResultState.DONE:
+        if chunk.result >> 32 != header.seq or chunk.result & 0xFF != ResultState.DONE:
             return self._drop("overtaken")
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
@@ -290,21 +290,21 @@ class Sender(Memory):
 
     def _keep(self, w: Work, total: int) -> None:
         """Keep the partial sum that is about to be sent, unless the slot has one that may still be needed."""
-        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.generation, w.index)
-        if slot.owner != mine and slot.owner >> 32 == w.generation:
+        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.seq, w.index)
+        if slot.owner != mine and slot.owner >> 32 == w.seq:
             other = slot.owner & U32
             # Whose result is here was taken from this rank by the rank behind.
-            if self.chunks[other].result >> 32 != w.generation:
+            if self.chunks[other].result >> 32 != w.seq:
                 self._count("unkept")
                 return
-        if slot.owner != mine and slot.owner and is_before(w.generation, slot.owner >> 32):
+        if slot.owner != mine and slot.owner and is_before(w.seq, slot.owner >> 32):
             return
         slot.owner = slot.valid = mine
         slot.data, slot.sum, slot.round = w.frame.take(w.length), total, self.chunks[w.index].reduced & 0xFF
 
     def _send_kept(self, w: Work, round_: int) -> Frame | None:
         """The frame becomes the partial sum that this rank has sent, or a request for another where it is not kept."""
-        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.generation, w.index)
+        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.seq, w.index)
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
@@ -327,10 +327,10 @@ class Sender(Memory):
 
     def _request(self, w: Work, round_: int, stage: Stage) -> Frame | None:
         """Ask for a frame. The request is as long as the answer; every asking is another attempt."""
-        header, config, tensor = w.frame.header, self.config, self._tensor(w.generation)
+        header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
         w.frame.resize(tensor.length)
-        header.kind, header.generation, header.chunk = Kind.REQUEST, w.generation, w.index
+        header.kind, header.seq, header.chunk = Kind.REQUEST, w.seq, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
         header.round, header.tag, header.prev = round_, tensor.tag, chunk.reduced & 0xFF
