@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Broadcast in TC (after PINCH, MLArchSys 2024): a bell becomes frames of embeddings, each cloned to exactly the ranks that need it.
+/* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned to exactly the ranks that need it.
  *
- * A bell comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
- * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the bell is dropped in the end.
+ * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
+ * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the kick is dropped in the end.
  * First come frames that the process has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
  */
 #include "pinch_hello.h"
@@ -241,65 +241,65 @@ static long send_hello(__u32 rank, struct greet_work *w)
 	return 0;
 }
 
-/* A bell for each flow. */
-static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
+/* A kick for each flow. */
+static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *kick)
 {
-	bell->flags = PINCH_FLAG_ALL;
-	pinch_make_own(bell, PINCH_BELL);
-	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
+	kick->flags = PINCH_FLAG_ALL;
+	pinch_make_own(kick, PINCH_DOORBELL);
+	if (bpf_skb_store_bytes(skb, 0, kick, sizeof(*kick), 0))
 		return;
 	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < pinch_config.fan; i++)
-		bpf_clone_redirect(skb, pinch_config.bell, 0);
+		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
 /* A function of its own, as it is all the stack that there is, together with what else the program needs. */
-static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *bell)
+static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
 {
 	struct greet_work w = { .skb = skb, .control = c };
 
 	w.say.seq = seq_of(c->progress);
-	w.say.attempt = bell->attempt;
-	w.say.ask = bell->attempt || pinch_has_ended(c);
-	if (bell->attempt)
+	w.say.attempt = kick->attempt;
+	w.say.ask = kick->attempt || pinch_has_ended(c);
+	if (kick->attempt)
 		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(pinch_config.ranks, send_hello, &w, 0);
 	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
 	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
-		ring_all(skb, bell);
+		kick_all(skb, kick);
 	return TC_ACT_SHOT;
 }
 
-/* What a bell rings for. */
-static __always_inline void send_all(struct send_work *w, const struct ring_frame *bell)
+/* What a kick rings for. */
+static __always_inline void send_all(struct send_work *w, const struct ring_frame *kick)
 {
 	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);
 	if (w->flow->taken != w->flow->ordered)
 		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
-	w->peer = bell->sender;
-	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && bell->seq == w->seq) {
-		w->chunk = bell->chunk;
-		w->serial = bell->prev;
-		w->lane = bell->lane;
+	w->peer = kick->sender;
+	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && kick->seq == w->seq) {
+		w->chunk = kick->chunk;
+		w->serial = kick->prev;
+		w->lane = kick->lane;
 		bpf_loop(PINCH_ACK_BEHIND + 1, send_holes, w, 0);
 	}
 	bpf_loop(PINCH_BATCH, send_new, w, 0);
 }
 
-/* Is it a bell of this host's, as it was made? */
-static __always_inline bool is_bell(const struct ring_frame *bell)
+/* Is it a kick of this host's, as it was made? */
+static __always_inline bool is_kick(const struct ring_frame *kick)
 {
-	if (pinch_is_foreign(bell))
+	if (pinch_is_foreign(kick))
 		return false;
-	if (bell->receiver != pinch_config.rank) {
+	if (kick->receiver != pinch_config.rank) {
 		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
-	if (bell->kind != PINCH_BELL && bell->kind != PINCH_GREET) {
+	if (kick->kind != PINCH_DOORBELL && kick->kind != PINCH_GREET) {
 		pinch_count(DROP_BAD_KIND, 1);
 		return false;
 	}
-	if (bell->checksum != frame_seal(bell)) {
+	if (kick->checksum != frame_seal(kick)) {
 		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
@@ -310,19 +310,19 @@ SEC("tc")
 int pinch_send(struct __sk_buff *skb)
 {
 	struct send_work w = { .skb = skb, .control = pinch_control_of() };
-	struct ring_frame bell;
+	struct ring_frame kick;
 	__u32 here = pinch_flow_here();
 
 	w.flow = bpf_map_lookup_elem(&pinch_flows, &here);
-	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || !is_bell(&bell))
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) || !is_kick(&kick))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
-	if (bell.kind == PINCH_GREET)
-		return greet_all(skb, w.control, &bell);
+	if (kick.kind == PINCH_GREET)
+		return greet_all(skb, w.control, &kick);
 	w.here = here;
 	w.homes = pinch_config.homes[here % PINCH_MAX_FLOWS];
 	__sync_fetch_and_add(&w.control->sending, 1);
-	send_all(&w, &bell);
+	send_all(&w, &kick);
 	__sync_fetch_and_add(&w.control->sending, -1);
 	return TC_ACT_SHOT;
 }

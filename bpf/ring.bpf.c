@@ -27,12 +27,12 @@ int ring_link(struct xdp_md *ctx)
 	return ring_leave(&w, outcome, true);
 }
 
-/* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
+/* The process has kicked: make as many frames of the kick as there are orders. They arrive together, at the doorbell's near end, and
  * stay together, so that each device is polled for many frames at once. A process that rang for each order would be kept
  * in its first system call by the softirq that carries the first frame round and round.
  */
 SEC("xdp")
-int ring_bell(struct xdp_md *ctx)
+int ring_doorbell(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
 	__u32 waiting;
@@ -60,7 +60,7 @@ int ring_order(struct xdp_md *ctx)
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	if (w.frame->kind != RING_BELL) /* the copy of a frame that has gone on */
+	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that has gone on */
 		return ring_leave(&w, ring_on_ask(&w), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
 		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
@@ -79,7 +79,7 @@ int ring_order(struct xdp_md *ctx)
 	return ring_leave(&w, ring_on_order(&w, &order), false);
 }
 
-/* The same on another CPU: a bell, or a probe that is to go out from there. */
+/* The same on another CPU: a kick, or a probe that is to go out from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
@@ -91,7 +91,7 @@ int ring_remote(struct xdp_md *ctx)
 	if (w.frame->kind == RING_PROBE) {
 		order.chunk = w.frame->chunk;
 		order.attempt = w.frame->attempt;
-	} else if (w.frame->kind != RING_BELL || !ring_take(&w, &order)) {
+	} else if (w.frame->kind != RING_DOORBELL || !ring_take(&w, &order)) {
 		return XDP_DROP;
 	}
 	return ring_leave(&w, ring_on_order(&w, &order), false);

@@ -87,7 +87,7 @@ struct {
 	__type(value, __u32);
 } pinch_both SEC(".maps");
 
-/* The doorbell, once for each flow: a bell for all of them. */
+/* The doorbell, once for each flow: a kick for all of them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 1);

@@ -4,7 +4,7 @@
 
 #include "ring_receive.h"
 
-/* A parked frame's turn has come: the bell's frame takes its place. */
+/* A parked frame's turn has come: the kick's frame takes its place. */
 static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 slot)
 {
 	struct ring_parked *parked = bpf_map_lookup_elem(&ring_parking, &slot);

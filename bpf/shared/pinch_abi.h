@@ -17,7 +17,7 @@ enum pinch_size {
 	PINCH_ACK_WORDS = 16,	/* bitmap words in an acknowledgement, 32 frames each */
 	PINCH_ACK_BEHIND = 12,	/* of these, how many lie before the word of the frame that asked for it */
 	PINCH_LEAST_BYTES = sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS, /* of a frame, so that it can turn round as an acknowledgement */
-	PINCH_BATCH = 32,	/* frames that a bell sends at most */
+	PINCH_BATCH = 32,	/* frames that a kick sends at most */
 	PINCH_ORDERS = 1024,	/* frames that may wait to be sent again; a power of two */
 	PINCH_MAX_FLOWS = 64,
 };
@@ -42,7 +42,7 @@ enum pinch_seq {
 
 enum pinch_flag {
 	PINCH_FLAG_ASK = 1,  /* of embeddings and hellos: an answer is wanted */
-	PINCH_FLAG_ALL = 1,  /* of a bell: there is one for each flow */
+	PINCH_FLAG_ALL = 1,  /* of a kick: there is one for each flow */
 	PINCH_FLAG_LATE = 2, /* of a hello that says that exchanges have ended: `prev` are ranks that are up */
 };
 
@@ -74,7 +74,7 @@ struct pinch_config {
 	__u32 capacity;	/* frames */
 	__u32 acked_words; /* of each peer's bitmap of acknowledged frames */
 	__u32 uplink;	/* ifindex */
-	__u32 bell;	/* ifindex of the doorbell's near end */
+	__u32 doorbell;	/* ifindex of the doorbell's near end */
 	__u32 fan;	/* flows that have ranks: one for each CPU that aggregates for some rank; 1 where frames are aggregated anywhere */
 	__u32 homes[PINCH_MAX_FLOWS]; /* the ranks that each flow goes to, a bit each; flows have their CPUs' numbers */
 	__u8 fan_cpu[PINCH_MAX_FLOWS]; /* the CPUs of those that have any */
@@ -199,7 +199,7 @@ enum pinch_counter {
 	PINCH_ACKS,	      /* acknowledgements sent */
 	PINCH_ASKS,	      /* questions sent whether frames have come */
 	PINCH_HELLOS,	      /* hellos sent */
-	PINCH_FANNED,	      /* bells that a last hello has become */
+	PINCH_FANNED,	      /* kicks that a last hello has become */
 	PINCH_RECEIVED,
 	PINCH_VERTICES,	      /* received that have neighbours here */
 	PINCH_UNUSED,	      /* received that have none */

@@ -9,7 +9,7 @@ enum ring_size {
 	RING_BLOCK = 64,	/* bytes; payloads are whole blocks, so that loops have few tests */
 	RING_MAX_BLOCKS = 53,	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
 	RING_ORDERS = 1024,	/* orders that may wait to be taken; a power of two */
-	RING_FAN_SMALL = 8,	/* frames that one bell can become */
+	RING_FAN_SMALL = 8,	/* frames that one kick can become */
 	RING_FAN_LARGE = 32,
 	RING_PARKING = 256,	/* frames that may wait for the local gradient */
 	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
@@ -103,7 +103,7 @@ struct ring_rank {
 	__u32 front;
 };
 
-/* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
+/* What the process wants sent. One kick is multiplied, and each of its frames takes an order. */
 enum ring_order_kind {
 	RING_ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
 	RING_ORDER_REPLAY,	  /* the frame parked in slot `chunk` */

@@ -52,8 +52,8 @@ struct ring {
 	/* Set once. */
 	struct ring_control *control;
 	struct ring_parked *parking;
-	void *bell; /* a frame as long as a chunk from the start: there may be no room to grow */
-	__u64 bell_length;
+	void *kick; /* a frame as long as a chunk from the start: there may be no room to grow */
+	__u64 kick_length;
 	__s32 doorbell, events;
 	__u32 rank, ranks;
 	__u64 syscalls;

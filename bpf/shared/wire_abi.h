@@ -24,7 +24,7 @@ enum ring_kind {
 	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
 	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
-	RING_BELL = 16,
+	RING_DOORBELL = 16,
 };
 
 /* The kinds of an exchange; one byte, so numbers are unlike the ring's. */
@@ -34,14 +34,14 @@ enum pinch_kind {
 	PINCH_HELLO = 8, /* the sender has entered an exchange; what it brings is a word */
 	PINCH_ASK = 9,	 /* has frame `chunk` come? lane and prev as PINCH_EMBED has them */
 	/* Over the doorbell only. */
-	PINCH_BELL = 17,  /* there are frames to send */
+	PINCH_DOORBELL = 17,  /* there are frames to send */
 	PINCH_WORK = 18,  /* there are vertices with many neighbours to go on with */
 	PINCH_GREET = 19, /* there are ranks to say hello to */
 };
 
 enum ring_flag {
 	RING_FLAG_RESULT = 1,	/* of a request: what is missing is the result, not the partial sum */
-	RING_FLAG_SPREAD = 2,	/* of a bell: its frames are worth more than one CPU */
+	RING_FLAG_SPREAD = 2,	/* of a kick: its frames are worth more than one CPU */
 	RING_FLAG_SETTLED = 4,	/* of a probe and its answer: the sender's process has verified all results of this sequence number */
 	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
 	RING_FLAG_TOLD = 16,	/* of an answer: the probe said that its sender has settled */

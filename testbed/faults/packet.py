@@ -11,7 +11,7 @@ FOREIGN: Final = constant("FAULT_FOREIGN")
 """Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
 
 #: Kinds by the names that rules call them by.
-KINDS: Final = {kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.BELL} | {
+KINDS: Final = {kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.DOORBELL} | {
     "tcp": FOREIGN | constant("NET_PROTOCOL_TCP"),
     "udp": FOREIGN | constant("NET_PROTOCOL_UDP"),
     "icmp": FOREIGN | constant("NET_PROTOCOL_ICMP"),

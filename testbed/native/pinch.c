@@ -9,17 +9,17 @@
 #include "pinch_numbers.h"
 
 /* Ring for every flow, by one system call. Returns 0 or an errno. */
-int pinch_ring(struct pinch *p)
+int pinch_kick(struct pinch *p)
 {
-	struct mmsghdr messages[p->bell_count];
-	struct iovec parts[p->bell_count];
+	struct mmsghdr messages[p->kick_count];
+	struct iovec parts[p->kick_count];
 
 	memset(messages, 0, sizeof(messages));
-	for (uint32_t i = 0; i < p->bell_count; i++) {
-		parts[i] = (struct iovec){ (char *)p->bells + (size_t)i * p->bell_length, p->bell_length };
+	for (uint32_t i = 0; i < p->kick_count; i++) {
+		parts[i] = (struct iovec){ (char *)p->kicks + (size_t)i * p->kick_length, p->kick_length };
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
 	}
-	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
+	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
 }
 
 /* Have hellos sent to all partners. Returns 0 or an errno. */
@@ -59,7 +59,7 @@ static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 /* Take frames of a sequence number in from here on; there is nothing to send yet.
  *
  * All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from the moment that
- * `progress` says so, hence all counts begin before it; but bells must find no frame to send before they find `next` at its beginning.
+ * `progress` says so, hence all counts begin before it; but kicks must find no frame to send before they find `next` at its beginning.
  *
  * A program that sends may have begun before. It would put frames of the sequence number to come under the number of the one that is over, for a rank
  * that is still in that one to add up: so the process, which changes frames from here on, waits for its end, a few microseconds at most.
@@ -129,7 +129,7 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
 	/* Whose hello is the last rings, too, and comes later than this look. */
 	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == seq_of(p->control->progress))
-		error = pinch_ring(p);
+		error = pinch_kick(p);
 	p->quantize_ns += filled - began;
 	p->send_ns += now_ns() - filled;
 	return error;

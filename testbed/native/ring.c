@@ -7,15 +7,15 @@
 
 #include "ring_wait.h"
 
-/* Ring for all orders that wait, including those whose bell was lost. 0, or an errno. */
+/* Ring for all orders that wait, including those whose kick was lost. 0, or an errno. */
 int ring_flush(struct ring *r)
 {
 	struct ring_control *c = r->control;
 	uint32_t waiting = c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST);
 
-	for (uint32_t rung = 0; rung < waiting; rung += RING_FAN_LARGE) {
+	for (uint32_t kicked = 0; kicked < waiting; kicked += RING_FAN_LARGE) {
 		r->syscalls++;
-		if (send(r->doorbell, r->bell, r->bell_length, 0) >= 0)
+		if (send(r->doorbell, r->kick, r->kick_length, 0) >= 0)
 			continue;
 		/* A full doorbell is a lost frame like any other: the timer sees to it. */
 		if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)

@@ -109,7 +109,7 @@ class Kind(IntEnum):
     REQUEST = constant("RING_REQUEST")
     PROBE = constant("RING_PROBE")
     ALIVE = constant("RING_ALIVE")
-    BELL = constant("RING_BELL")
+    DOORBELL = constant("RING_DOORBELL")
 
 
 class PinchKind(IntEnum):
@@ -119,7 +119,7 @@ class PinchKind(IntEnum):
     ACK = constant("PINCH_ACK")
     HELLO = constant("PINCH_HELLO")
     ASK = constant("PINCH_ASK")
-    BELL = constant("PINCH_BELL")
+    DOORBELL = constant("PINCH_DOORBELL")
     WORK = constant("PINCH_WORK")
     GREET = constant("PINCH_GREET")
 

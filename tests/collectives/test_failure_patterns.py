@@ -41,7 +41,7 @@ from tests.collectives.test_xdp_ring import (
     set_seq_in,
 )
 from tests.fabric.helpers import wait_until
-from tests.kernel.packets import LENGTH, SEQ, TAG, bell, loaded, packet
+from tests.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
 from tests.kernel.test_ring_race import Pair
 from tests.protocol.network import Network, collectives
 from tests.support.kept import kept
@@ -131,7 +131,7 @@ def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
             native.rings()
             assert len(native.waiting()) == len(parked)
             for _ in parked:
-                sent = decode_frame(kernel.run("ring_order", bell()).data)
+                sent = decode_frame(kernel.run("ring_order", kick()).data)
                 assert (sent.payload == sent.header.chunk + 1).all()
 
 

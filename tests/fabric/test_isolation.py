@@ -151,23 +151,23 @@ def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
     check(all_reduce(others, PLAN.hosts, SIZES), SIZES, 32)
 
 
-def test_a_doorbell_is_rung_by_its_own_host_alone(fabrics) -> None:
-    """A bell by the link is no bell: no order is taken. One into the doorbell is, if it knows the group and its cookie."""
+def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
+    """A kick by the link is no kick: no order is taken. One into the doorbell is, if it knows the group and its cookie."""
     fabric, workers = fabrics[0]
     names = [host.name for host in PLAN.hosts]
     workers.call_all(order_in, names)
     before = counted(workers)
     with inside(fabric.hosts["h2"].namespace.fd, raw_socket("eth0")) as wire:
         for _ in range(100):
-            wire.send(frame(Kind.BELL, 1, 0))
+            wire.send(frame(Kind.DOORBELL, 1, 0))
     wait_until(lambda: counted(workers)[0]["bad_kind"] == before[0]["bad_kind"] + 100)
     assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
-    with inside(fabric.hosts["h1"].namespace.fd, raw_socket("bell0")) as bell:
-        bell.send(frame(Kind.BELL, 1, 0, group=9))
-        bell.send(encode(Frame(Header(Kind.BELL, cookie=COOKIE ^ 1), np.zeros(8, np.uint64))))
+    with inside(fabric.hosts["h1"].namespace.fd, raw_socket("doorbell0")) as kick:
+        kick.send(frame(Kind.DOORBELL, 1, 0, group=9))
+        kick.send(encode(Frame(Header(Kind.DOORBELL, cookie=COOKIE ^ 1), np.zeros(8, np.uint64))))
         wait_until(lambda: counted(workers)[0]["bad_cookie"] == before[0]["bad_cookie"] + 1)
         assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
-        bell.send(frame(Kind.BELL, 1, 0))
+        kick.send(frame(Kind.DOORBELL, 1, 0))
         wait_until(lambda: workers["h1"].call(waiting_in) == 0)
     assert workers["h2"].call(waiting_in) == 1
     check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)

@@ -84,8 +84,8 @@ def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:
     return packet(np.zeros(0, np.uint64), source=source, **{"kind": kind, "tag": 0} | fields)
 
 
-def bell(**fields) -> bytes:
-    return packet(**{"kind": Kind.BELL, "seq": 0, "tag": 0, "length": 0} | fields)
+def kick(**fields) -> bytes:
+    return packet(**{"kind": Kind.DOORBELL, "seq": 0, "tag": 0, "length": 0} | fields)
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
@@ -97,7 +97,7 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
     native.begin(SEQ, TOTAL, LENGTH, TAG)
     native.publish(SEQ, TOTAL)
     native.rings()
-    kernel.run("ring_order", bell())
+    kernel.run("ring_order", kick())
     counters = kernel.object.maps["ring_counters"]
     counters.update(0, bytes(counters.stride * counters.per_cpu))
 

@@ -23,13 +23,13 @@ from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
 from tests.exchange import pinch_twin as twin
 
-__all__ = ["SEQ", "Loaded", "ack", "bits", "first_bell", "frame", "hello", "meet", "received", "said"]
+__all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "hello", "meet", "received", "said"]
 
 SEQ = 5
 LANE = min(os.sched_getaffinity(1))
 """The CPU that tests run on (`one_cpu`)."""
 ETH_P_ALL = 3
-DEVICES = (("eth0", "wire"), ("bell0", "bell1"))
+DEVICES = (("eth0", "wire"), ("doorbell0", "doorbell1"))
 
 
 @contextmanager
@@ -156,7 +156,7 @@ class Loaded(Closing):
 
     def work(self, rank: int) -> TestRun:
         """Go on with what has been set aside."""
-        return self.run(rank, "pinch_bell", self.ports[rank].doorbell._work)
+        return self.run(rank, "pinch_doorbell", self.ports[rank].doorbell._work)
 
     def counters(self, rank: int) -> dict[str, int]:
         """Those that are not zero."""
@@ -217,9 +217,9 @@ def hello(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None
     return frame(port, word, sender, PinchKind.HELLO, **fields).ljust(LEAST_BYTES, b"\0")
 
 
-def first_bell(port: PinchPort) -> bytes:
-    """A bell as its process rings it."""
-    return bytes(port.doorbell.bells)[: port.doorbell.bell_bytes]
+def first_kick(port: PinchPort) -> bytes:
+    """A kick as its process rings it."""
+    return bytes(port.doorbell.kicks)[: port.doorbell.kick_bytes]
 
 
 def checksum(header: Header, payload: Words) -> int:

@@ -34,7 +34,7 @@ U64 = (1 << 64) - 1
 VERDICTS = {
     Next.DROP: XDP_DROP,
     Next.LINK: XDP_TX,
-    Next.BELL: XDP_REDIRECT,
+    Next.DOORBELL: XDP_REDIRECT,
     Next.BOTH: XDP_REDIRECT,
     Next.FAN: XDP_REDIRECT,
     Next.CPU: XDP_REDIRECT,
@@ -178,15 +178,15 @@ class Member:
     def enter(self, exponent: int | None = 0, holds: range = EXPONENTS) -> None:
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         self.port.enter(exponent, holds)
-        self.rung([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
+        self.kicked([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
 
     def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
         self.port.send(x, bundles, factor, None)
-        self.rung(self.process.send())
+        self.kicked(self.process.send())
 
     def end(self, **why: list[int]) -> None:
         self.port.end(**why)
-        self.rung([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
+        self.kicked([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
 
     def act(self, policy: Policy) -> None:
         """Look, and do what is to be done; both look at the same."""
@@ -199,15 +199,15 @@ class Member:
         policy.look(seen)
         actions = policy.act(seen)
         self.port.act(actions)
-        self.rung(self.process.act(actions))
+        self.kicked(self.process.act(actions))
 
-    def rung(self, bells: list[Packet]) -> None:
-        """Both have rung with the same bells, which are on their way."""
-        rung = received(self.network.doorbell)
-        expected = sorted(self.bytes_of(bell)[RING:FRAME_BYTES] for bell in bells)
-        assert sorted(data[RING:FRAME_BYTES] for data in rung) == expected
-        for data in rung:
-            self.network.bells.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_bell", data))
+    def kicked(self, kicks: list[Packet]) -> None:
+        """Both have kicked with the same kicks, which are on their way."""
+        kicked = received(self.network.doorbell)
+        expected = sorted(self.bytes_of(kick)[RING:FRAME_BYTES] for kick in kicks)
+        assert sorted(data[RING:FRAME_BYTES] for data in kicked) == expected
+        for data in kicked:
+            self.network.kicks.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_doorbell", data))
         self.assert_same()
 
     # What programs do, twice.
@@ -216,41 +216,41 @@ class Member:
         out, data = self._both("pinch_link", data, cpu, self.rank.on_link)
         if out in (Next.LINK, Next.BOTH):
             self.network.flying.append(data)
-        if out in (Next.BELL, Next.BOTH):
-            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+        if out in (Next.DOORBELL, Next.BOTH):
+            self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.FAN:
-            self.network.bells += [(self.index, cpu, "pinch_bell", data)] * len(self.rank.config.fan)
+            self.network.kicks += [(self.index, cpu, "pinch_doorbell", data)] * len(self.rank.config.fan)
         if out is Next.CPU:  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
-            self.network.bells.append((self.index, self.port.cpu, "pinch_link", data))
+            self.network.kicks.append((self.index, self.port.cpu, "pinch_link", data))
 
-    def bell(self, data: bytes, cpu: int) -> None:
-        out, data = self._both("pinch_bell", data, cpu, lambda packet, now: self.rank.on_bell(packet))
-        if out is Next.BELL:
-            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+    def kick(self, data: bytes, cpu: int) -> None:
+        out, data = self._both("pinch_doorbell", data, cpu, lambda packet, now: self.rank.on_doorbell(packet))
+        if out is Next.DOORBELL:
+            self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.SEND:
-            self.network.bells.append((self.index, cpu, "pinch_send", data))
+            self.network.kicks.append((self.index, cpu, "pinch_send", data))
         if out is Next.CPU:
             packet = self.parse(data)
             assert packet is not None
-            bell = packet.kind == PinchKind.BELL
-            to = packet.chunk if bell else self.port.cpu
+            kick = packet.kind == PinchKind.DOORBELL
+            to = packet.chunk if kick else self.port.cpu
             if to in self.network.cpus:
-                self.network.bells.append((self.index, to, "pinch_send" if bell else "pinch_bell", data))
+                self.network.kicks.append((self.index, to, "pinch_send" if kick else "pinch_doorbell", data))
 
     def serve(self, data: bytes, cpu: int) -> None:
-        """A bell has come to the program that sends."""
+        """A kick has come to the program that sends."""
         packet, self.rank.cpu = self.parse(data), cpu
         self.network.run(self.index, "pinch_send", data, cpu)
         out = self.rank.on_send(packet, 1) if packet is not None else []
-        sent, rung = received(self.network.wire), received(self.network.doorbell)
-        for found, way in ((sent, Next.LINK), (rung, Next.BELL)):
+        sent, kicked = received(self.network.wire), received(self.network.doorbell)
+        for found, way in ((sent, Next.LINK), (kicked, Next.DOORBELL)):
             expected = [self.bytes_of(each) for where, each in out if where is way]
             assert len(found) == len(expected)
             for got, wanted in zip(found, expected, strict=True):
-                begin = RING if way is Next.BELL else 0
+                begin = RING if way is Next.DOORBELL else 0
                 assert got[begin : len(wanted)] == wanted[begin:], (self.parse(got), self.parse(wanted))
         self.network.flying += sent
-        self.network.bells += [(self.index, cpu, "pinch_bell", each) for each in rung]
+        self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
 
     def _both(self, program, data, cpu, twins) -> tuple[Next, bytes]:
@@ -280,7 +280,7 @@ class Member:
             Endpoint(members[rank].mac, members[rank].ip) if rank != NOBODY else Endpoint("00:00:00:00:00:00", "0.0.0.0")
             for rank in (packet.source, packet.destination)
         )
-        own = packet.kind in (PinchKind.BELL, PinchKind.GREET, PinchKind.WORK)
+        own = packet.kind in (PinchKind.DOORBELL, PinchKind.GREET, PinchKind.WORK)
         words = packet.body[: 0 if own else packet.length // 8]
         header = packet.header
         payload = np.array(words, np.uint64)
@@ -363,7 +363,7 @@ class Twins(Closing):
         self.affinity = os.sched_getaffinity(0)
         self.cpus = sorted(self.affinity)[:2]
         self.loaded = Loaded(graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu)
-        self.wire, self.doorbell = (self._tap(name) for name in ("wire", "bell1"))
+        self.wire, self.doorbell = (self._tap(name) for name in ("wire", "doorbell1"))
 
     def _tap(self, device: str) -> socket:
         tap = socket(AF_PACKET, SOCK_RAW, 0)
@@ -375,7 +375,7 @@ class Twins(Closing):
 
         :param seq: Of the exchange before the first.
         """
-        self.chance, self.flying, self.bells = chance, [], []
+        self.chance, self.flying, self.kicks = chance, [], []
         received(self.wire), received(self.doorbell)
         self.members = [Member(self, rank) for rank in range(self.graph.world)]
         self.exchanges = [self._draw(chance) for _ in range(exchanges)]
@@ -410,11 +410,11 @@ class Twins(Closing):
             if packet is not None and packet.destination == member.index:
                 member.link(data, self.chance.choice(self.cpus))
 
-    def ring(self, index: int = 0) -> None:
+    def kick(self, index: int = 0) -> None:
         """What is on its way within a host goes on."""
-        rank, cpu, program, data = self.bells.pop(index)
+        rank, cpu, program, data = self.kicks.pop(index)
         member = self.members[rank]
-        {"pinch_link": member.link, "pinch_bell": member.bell, "pinch_send": member.serve}[program](data, cpu)
+        {"pinch_link": member.link, "pinch_doorbell": member.kick, "pinch_send": member.serve}[program](data, cpu)
 
     def step(self, index: int) -> bool:
         """A process goes on, if it can. Has it anything to do still?"""
@@ -488,10 +488,10 @@ class Twins(Closing):
                 return
             for index in range(len(self.members)):
                 self.step(index)
-            quiet = not self.flying and not self.bells
-            while self.flying or self.bells:
-                while self.bells:
-                    self.ring()
+            quiet = not self.flying and not self.kicks
+            while self.flying or self.kicks:
+                while self.kicks:
+                    self.kick()
                 if self.flying:
                     self.deliver()
             if quiet:

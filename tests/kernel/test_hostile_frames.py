@@ -41,7 +41,7 @@ from tests.kernel.packets import (
     SEQ,
     TAG,
     TOTAL,
-    bell,
+    kick,
     loaded,
     packet,
     probe,
@@ -130,7 +130,7 @@ REFUSED = {
     "chunk beyond the tensor": ("bad_chunk", reduce(TOTAL)),
     "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, seq=LATER)),
     "chunk beyond everything": ("bad_chunk", result(0xFFFFFFFF)),
-    "a bell that comes by the link": ("bad_kind", bell()),
+    "a kick that comes by the link": ("bad_kind", kick()),
     "no kind": ("bad_kind", result(0, kind=0)),
     "another kind": ("bad_kind", result(0, kind=255)),
     "wrong sum, lap one": ("bad_checksum", reduce(0, checksum=1)),
@@ -217,7 +217,7 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
-    made = [bell(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
+    made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
     made += [request(1), request(4), request(1, source=0), request(1, flags=RESULT, prev=0), request(1, **ANEW)]
     made += [request(0), request(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
@@ -312,7 +312,7 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
     return wrong
 
 
-@pytest.mark.parametrize("program", ["ring_link", "ring_order", "ring_bell"])
+@pytest.mark.parametrize("program", ["ring_link", "ring_order", "ring_doorbell"])
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     """And what they park does no harm in the collective that it is parked for.
 
@@ -332,7 +332,7 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
         native.rings()
         assert {order.kind for order in native.waiting()} <= {Order.REPLAY, Order.LAUNCH}
         for _ in native.waiting():
-            verdicts.add(kernel.run("ring_order", bell()).retval)
+            verdicts.add(kernel.run("ring_order", kick()).retval)
         refused += assert_sound(kernel, LATER)
         for name, count in kernel.counters().items():
             counted[name] += count

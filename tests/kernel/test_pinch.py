@@ -15,7 +15,7 @@ from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import LANE, SEQ, Loaded, ack, bits, first_bell, frame, meet, received, said
+from tests.kernel.pinch import LANE, SEQ, Loaded, ack, bits, first_kick, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -221,7 +221,7 @@ def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
         run = loaded.link(0, loaded.embed(1, 0, 0, flags=ASK))
         assert run.retval == XDP_REDIRECT
         assert bits(said(run.data)) == {0}
-        copy = loaded.run(0, "pinch_bell", run.data)
+        copy = loaded.run(0, "pinch_doorbell", run.data)
         assert copy.retval == XDP_REDIRECT
         assert loaded.counters(0)["slices"] == 1
 
@@ -255,9 +255,9 @@ def test_acknowledgements_at_the_sender(long) -> None:
         assert port.control.acked == port.peers["acked"][0] == len(have)
         assert flying(long, 1) == count - len(have)
         assert set(range(count)) - set(port.lacking(0).tolist()) == have
-        # There are holes before it, so it goes on as a bell.
+        # There are holes before it, so it goes on as a kick.
         assert run.retval == XDP_REDIRECT
-        assert decode(run.data).header.kind == PinchKind.BELL
+        assert decode(run.data).header.kind == PinchKind.DOORBELL
     assert long.events(1) == []
     for last in (*range(31, count, 32), count - 1):
         long.link(1, ack(port, 0, last, range(count)))
@@ -283,30 +283,30 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
     assert port.lacking(2).size == len([number for sender, number in loaded.numbers_to(2) if sender == 1])
 
 
-def test_bells_pass_and_grow(loaded) -> None:
+def test_kicks_pass_and_grow(loaded) -> None:
     loaded.open(1, SEQ)
     loaded.publish(1)
     loaded.ports[1].flows["next"] = 0
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
-    rung = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
-    assert rung.retval == XDP_REDIRECT
-    run = loaded.run(1, "pinch_bell", rung.data)
+    kicked = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
+    assert kicked.retval == XDP_REDIRECT
+    run = loaded.run(1, "pinch_doorbell", kicked.data)
     assert run.retval == XDP_PASS
     assert len(run.data) == FRAME_BYTES + max(loaded.layout.payload, 128)
 
 
-def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
+def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
     """All of them, whole and addressed, so that receivers sum up what they should."""
     for rank in range(3):
         loaded.open(rank, SEQ)
     for rank, port in loaded.ports.items():
         count = loaded.publish(rank)
         with loaded.wire() as tap:
-            bell = first_bell(port)
+            kick = first_kick(port)
             while int(port.flows["next"].max()) < count:
                 before = int(port.flows["next"].max())
                 flying_before = flying(loaded, rank)
-                assert loaded.run(rank, "pinch_send", bell).retval == SHOT
+                assert loaded.run(rank, "pinch_send", kick).retval == SHOT
                 now = int(port.flows["next"].max())
                 assert before < now <= before + BATCH
                 assert flying(loaded, rank) - flying_before == int(port.frames["copies"][before:now].sum())
@@ -329,15 +329,15 @@ def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
 
 def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
     long.open(1, SEQ)
-    port, bell = long.ports[1], first_bell(long.ports[1])
+    port, kick = long.ports[1], first_kick(long.ports[1])
     count = long.publish(1)
     window = int(port.control.window)
     with long.wire() as tap:
         for _ in range(window):
-            long.run(1, "pinch_send", bell)
+            long.run(1, "pinch_send", kick)
         assert flying(long, 1) == len(received(tap)) == window < count
         long.link(1, ack(port, 0, 4, range(5)))
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))
 
 
@@ -356,20 +356,20 @@ def put_out(loaded: Loaded, rank: int, serials: range) -> None:
 
 def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
     loaded.open(1, SEQ)
-    port, bell = loaded.ports[1], first_bell(loaded.ports[1])
+    port, kick = loaded.ports[1], first_kick(loaded.ports[1])
     count = loaded.publish(1)
     to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
     with loaded.wire() as tap:
         port.control.met = 0
         for flag in (0, ORDER_ASK):
             port.order(0, np.array([to_both | flag]))
-        loaded.run(1, "pinch_send", bell)
+        loaded.run(1, "pinch_send", kick)
         assert received(tap) == []  # what has not been sent is not sent again, nor asked for
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
             for flag, kind in ((ORDER_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
                 port.order(0, np.array([to_both | flag]))
-                loaded.run(1, "pinch_send", bell)
+                loaded.run(1, "pinch_send", kick)
                 sent = [decode(data) for data in received(tap)]
                 assert len(sent) == lacking
                 asked = 0 if flag else ASK
@@ -378,7 +378,7 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
         assert port.flows["taken"].tolist() == port.flows["ordered"].tolist() == [8]
         port.order(0, np.array([to_both]))  # of an exchange that is over
         port.open(SEQ + 1)
-        loaded.run(1, "pinch_send", bell)
+        loaded.run(1, "pinch_send", kick)
         assert received(tap) == []
     assert (loaded.counters(1)["asks"], loaded.counters(1)["resent"]) == (3, 3)
 
@@ -392,7 +392,7 @@ def test_each_attempt_is_another(loaded) -> None:
     with loaded.wire() as tap:
         for attempt in (254, 255, 0, 1):
             port.order(0, np.array([0 if attempt % 2 else ORDER_ASK]))
-            loaded.run(1, "pinch_send", first_bell(port))
+            loaded.run(1, "pinch_send", first_kick(port))
             assert {decode(data).header.attempt for data in received(tap)} == {attempt}
     assert loaded.counters(1)["asks"] == loaded.counters(1)["resent"] > 0
 
@@ -426,16 +426,16 @@ def test_what_was_overtaken_on_its_lane_is_lost(long) -> None:
     have = set(range(64)) - {20, 30, 40, 50, 62}
     run = long.link(1, ack(port, 0, 63, sorted(have), prev=1))
     assert run.retval == XDP_REDIRECT
-    bell = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
+    kick = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
     with long.wire() as tap:
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         again = [decode(data).header for data in received(tap)]
         assert [(header.chunk, header.attempt, header.flags) for header in again] == [(20, 1, ASK), (50, 1, ASK)]
         assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         assert received(tap) == []  # that was before they were sent again
         later = ack(port, 0, 63, sorted(have), prev=int(records["serial"][50]) + 1)
-        long.run(1, "pinch_send", long.link(1, later).data.ljust(len(bell), b"\0"))
+        long.run(1, "pinch_send", long.link(1, later).data.ljust(len(kick), b"\0"))
         assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]
 
 

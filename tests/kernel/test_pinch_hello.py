@@ -11,10 +11,10 @@ import pytest
 from testbed.exchange.pinch.numbers import EXPONENTS
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch.packet import BELL_FOR_ALL, LEAST_BYTES, ORDER_ASK, frames_in
+from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, ORDER_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_bell, hello, received
+from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, hello, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -73,30 +73,30 @@ def test_who_enters_says_hello_to_all(loaded) -> None:
     assert loaded.counters(0) == {"hellos": 2}
 
 
-def test_the_last_hello_is_a_bell_for_all_flows(loaded) -> None:
+def test_the_last_hello_is_a_kick_for_all_flows(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
     assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
     assert port.control.met == 0
     run = loaded.link(0, hello(port, 2, 4))
     assert run.retval == XDP_REDIRECT
-    bell = decode(run.data).header
-    assert (bell.kind, bell.sender, bell.flags) == (PinchKind.BELL, 0, BELL_FOR_ALL)
+    kick = decode(run.data).header
+    assert (kick.kind, kick.sender, kick.flags) == (PinchKind.DOORBELL, 0, KICK_ALL)
     assert port.control.met == SEQ << 32 | 7
     assert port.peers["heard"].tolist()[0] == 0
-    assert loaded.run(0, "pinch_bell", run.data).retval == XDP_PASS
+    assert loaded.run(0, "pinch_doorbell", run.data).retval == XDP_PASS
 
 
 def test_frames_wait_for_the_last_hello(loaded) -> None:
-    port, bell = loaded.ports[0], first_bell(loaded.ports[0])
+    port, kick = loaded.ports[0], first_kick(loaded.ports[0])
     enter(loaded)
     loaded.publish(0)
     with loaded.wire() as tap:
         for rank in (1, 2):
-            loaded.run(0, "pinch_send", bell)
+            loaded.run(0, "pinch_send", kick)
             assert received(tap) == []
             loaded.link(0, hello(port, rank))
-        loaded.run(0, "pinch_send", bell)
+        loaded.run(0, "pinch_send", kick)
         assert len(received(tap)) > 0
 
 
@@ -158,9 +158,9 @@ def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
     port = loaded.ports[0]
     enter(loaded)
     loaded.link(0, hello(port, 1))
-    with loaded.wire() as tap, bells() as rung:
+    with loaded.wire() as tap, kicks() as kicked:
         port.greet(300)
-        (greeting,) = received(rung)
+        (greeting,) = received(kicked)
         loaded.run(0, "pinch_send", greeting)
         (again,) = (decode(data) for data in received(tap))
     assert again.destination.ip == loaded.groups[0].members[2].ip
@@ -217,47 +217,47 @@ def test_sequence_numbers_wrap(shared, seq, after) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: there is one flow")
-def test_each_flow_gets_one_of_the_bells() -> None:
+def test_each_flow_gets_one_of_the_kicks() -> None:
     here = min(os.sched_getaffinity(0))
     with Loaded(GRAPH, embeddings(0, GRAPH, 8), processing="pinned") as loaded:
         port = loaded.ports[0]
         before(loaded)
         enter(loaded)
         loaded.link(0, hello(port, 1))
-        bell = loaded.link(0, hello(port, 2)).data
+        kick = loaded.link(0, hello(port, 2)).data
         flows = sorted(set(port.homes))
         assert len(flows) > 1
         verdicts = {}
         for _ in flows:
-            run = loaded.run(0, "pinch_bell", bell)
+            run = loaded.run(0, "pinch_doorbell", kick)
             verdicts[decode(run.data).header.chunk] = run.retval
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 
-def test_frames_are_rung_for_by_a_greeting_that_comes_late(loaded) -> None:
+def test_frames_are_kicked_for_by_a_greeting_that_comes_late(loaded) -> None:
     """This rank is the last, and its greeting still waits for a CPU when the process looks whether all are there."""
     port = loaded.ports[0]
     for rank in (1, 2):
         loaded.link(0, hello(port, rank))
     mine = np.ascontiguousarray(loaded.x[GRAPH.halos[0].owned])
-    with loaded.wire() as tap, bells() as rung:
+    with loaded.wire() as tap, kicks() as kicked:
         port.enter(0, EXPONENTS)
         port.send(mine, loaded.bundles[0], 1.0, None)
-        received(rung)
+        received(kicked)
         loaded.run(0, "pinch_send", bytes(port.doorbell.greeting))
         assert port.control.met >> 32 == SEQ
-        (bell,) = received(rung)
-        assert decode(bell).header.flags == BELL_FOR_ALL
+        (kick,) = received(kicked)
+        assert decode(kick).header.flags == KICK_ALL
         received(tap)
-        loaded.run(0, "pinch_send", loaded.run(0, "pinch_bell", bell).data)
+        loaded.run(0, "pinch_send", loaded.run(0, "pinch_doorbell", kick).data)
         assert len(received(tap)) > 0
 
 
 @contextmanager
-def bells() -> Iterator[socket]:
+def kicks() -> Iterator[socket]:
     """What comes out at the doorbell's far end."""
     with socket(AF_PACKET, SOCK_RAW, 0) as tap:
-        tap.bind(("bell1", ETH_P_ALL))
+        tap.bind(("doorbell1", ETH_P_ALL))
         yield tap
 
 

@@ -13,7 +13,7 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import SEQ, Loaded, ack, first_bell, frame, hello
+from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, hello
 from tests.kernel.test_hostile_frames import Runner
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a host outside": ("bad_rank", lambda on: outside(embed(on))),
     "acknowledgement of a host outside": ("bad_rank", lambda on: outside(answer(on))),
     "acknowledgement in another rank's name": ("bad_rank", lambda on: answer(on, sender=2)),
-    "a bell that comes by the link": ("bad_kind", lambda on: embed(on, kind=PinchKind.BELL)),
+    "a kick that comes by the link": ("bad_kind", lambda on: embed(on, kind=PinchKind.DOORBELL)),
     "no kind": ("bad_kind", lambda on: embed(on, kind=0)),
     "another kind": ("bad_kind", lambda on: embed(on, kind=255)),
     "wrong sum": ("bad_checksum", lambda on: embed(on, checksum=1)),
@@ -227,11 +227,11 @@ def test_every_single_bit_of_a_header(fresh, kind) -> None:
     assert fresh.memory(0) == before
 
 
-def test_damaged_bells_send_nothing(fresh) -> None:
+def test_damaged_kicks_send_nothing(fresh) -> None:
     """All that the doorbell brings to the program that sends, from its kind on."""
     port = fresh.ports[0]
     before = fresh.memory(0)
-    for good in (first_bell(port), bytes(port.doorbell.greeting)):
+    for good in (first_kick(port), bytes(port.doorbell.greeting)):
         for place, width in FIELDS[2:]:
             for bit in range(8 * width):
                 data = bytearray(good)
@@ -252,7 +252,7 @@ class Mutations:
         made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, seq=SEQ - 1)]
         made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
         made += [hello(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)]
-        made += [first_bell(port), port.doorbell._work]
+        made += [first_kick(port), port.doorbell._work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])
 
@@ -303,7 +303,7 @@ def test_mutated_frames_at_the_doorbell(loaded) -> None:
     mutations = Mutations(loaded, seed=2)
     enter(loaded)
     before = loaded.memory(0)
-    for name in ("pinch_bell", "pinch_order"):
+    for name in ("pinch_doorbell", "pinch_order"):
         runner = Runner(loaded.program(0, name))
         assert runner(*mutations.draw(FRAMES // 10)) <= {XDP_DROP, XDP_PASS, XDP_REDIRECT}
         assert loaded.memory(0) == before

@@ -9,7 +9,7 @@ from testbed.kernel import XDP_TX
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.packet import ORDERS
 from testbed.testing.graphs import Partitioned, embeddings
-from tests.kernel.pinch import SEQ, Loaded, ack, first_bell, meet
+from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, meet
 from tests.kernel.test_pinch import hub
 from tests.kernel.test_ring_race import PATIENCE, Pair
 
@@ -91,15 +91,15 @@ def test_an_acknowledgement_and_its_duplicate() -> None:
 
 
 def test_frames_and_orders_are_sent_once() -> None:
-    """Both CPUs serve bells: none is lost, none is sent twice."""
+    """Both CPUs serve kicks: none is lost, none is sent twice."""
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         port.control.window = 1 << 30
-        bell = first_bell(port)
-        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(count // 32 + 10)
+        kick = first_kick(port)
+        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(count // 32 + 10)
         assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
         port.order(0, np.arange(ORDERS))
-        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(ORDERS // 32 + 10)
+        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(ORDERS // 32 + 10)
         assert port.flows["taken"].tolist() == [ORDERS]
         assert loaded.counters(1)["resent"] == ORDERS
         assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:ORDERS] == 1).all()

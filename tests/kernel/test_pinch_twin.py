@@ -13,7 +13,7 @@ from tests.kernel.pinch_twins import Twins
 pytestmark = pytest.mark.kernel
 
 STEPS = 500
-ACTIONS = ("deliver",) * 5 + ("ring",) * 5 + ("step",) * 3 + ("timer", "lose", "duplicate", "damage", "flood", "lose bell")
+ACTIONS = ("deliver",) * 5 + ("ring",) * 5 + ("step",) * 3 + ("timer", "lose", "duplicate", "damage", "flood", "lose kick")
 
 
 def fans() -> Partitioned:
@@ -65,13 +65,13 @@ def act(twins: Twins, action: str, chance: random.Random) -> None:
         twins.step(index)
     elif action == "timer":
         twins.timer(index)
-    elif action in ("ring", "lose bell"):
-        if twins.bells:
-            place = chance.randrange(len(twins.bells))
+    elif action in ("ring", "lose kick"):
+        if twins.kicks:
+            place = chance.randrange(len(twins.kicks))
             if action == "ring":
-                twins.ring(place)
+                twins.kick(place)
             else:
-                twins.bells.pop(place)
+                twins.kicks.pop(place)
     elif twins.flying:
         place = chance.randrange(min(len(twins.flying), 40))
         data = twins.flying[place]
@@ -90,7 +90,7 @@ def act(twins: Twins, action: str, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_step_is_the_twins(twins, seed) -> None:
-    """Loss, duplication, reordering, damage, flooding, lost bells and early timers; then to exact sums."""
+    """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then to exact sums."""
     chance = random.Random(seed)
     seq = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
     twins.begin(chance, seq, exchanges=3)
@@ -111,8 +111,8 @@ def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
         if step == 100:
             twins.members[0].end(**why)
         act(twins, chance.choice(ACTIONS), chance)
-    while twins.flying or twins.bells:
-        twins.ring() if twins.bells else twins.deliver()
+    while twins.flying or twins.kicks:
+        twins.kick() if twins.kicks else twins.deliver()
     assert all(member.rank.has_ended for member in twins.members[1:2])
     for name in ("odd", "gone", "late"):
         said = sum(1 << rank for rank in why.get(name, []))

@@ -36,8 +36,8 @@ from tests.kernel.packets import (
     TAG,
     TOTAL,
     WINDOW,
-    bell,
     input_of,
+    kick,
     loaded,
     packet,
     prepare,
@@ -129,7 +129,7 @@ ROWS = [
     Row("said to be for another rank", reduce(0, receiver=2), {"bad_receiver": 1}),
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
     Row("an unknown kind", reduce(0, kind=6), {"bad_kind": 1}),
-    Row("a bell by the link", reduce(0, kind=Kind.BELL), {"bad_kind": 1}),
+    Row("a kick by the link", reduce(0, kind=Kind.DOORBELL), {"bad_kind": 1}),
     Row("no sequence number", reduce(0, seq=0), {"bad_seq": 1}),
     Row("sequence number of long ago", reduce(0, seq=SEQ - 2), {"bad_seq": 1}),
     Row("sequence number before", reduce(0, seq=SEQ - 1), {"bad_seq": 1}),
@@ -509,7 +509,7 @@ ORDERED = [
 def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
     if order is not None:
         native.order(*order)
-    run = kernel.run("ring_order", bell())
+    run = kernel.run("ring_order", kick())
     assert run.retval == verdict
     assert changes(kernel.counters()) == counted
     assert native.waiting() == []
@@ -518,9 +518,9 @@ def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "counted"), [(bell(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (bell()[: FRAME_BYTES - 1], {})]
+    ("data", "counted"), [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})]
 )
-def test_what_is_no_bell_takes_no_order(kernel, native, data, counted) -> None:
+def test_what_is_no_kick_takes_no_order(kernel, native, data, counted) -> None:
     """A frame that is none comes back to ask for what is missing, and here nothing is."""
     native.order(Order.LAUNCH, SEQ, 4)
     assert kernel.run("ring_order", data).retval == XDP_DROP
@@ -529,11 +529,11 @@ def test_what_is_no_bell_takes_no_order(kernel, native, data, counted) -> None:
 
 
 @pytest.mark.parametrize(("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)])
-def test_a_bell_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
+def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
     for _ in range(waiting):
         native.order(Order.PROBE, 0, 0)
-    assert kernel.run("ring_bell", bell()).retval == verdict
-    assert kernel.run("ring_bell", bell(cookie=0)).retval == XDP_DROP
+    assert kernel.run("ring_doorbell", kick()).retval == verdict
+    assert kernel.run("ring_doorbell", kick(cookie=0)).retval == XDP_DROP
 
 
 def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
@@ -542,7 +542,7 @@ def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) ->
     native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
     native.publish(SEQ + 1, 1)  # chunk 0, and none of this rank's own
     assert [entry.kind for entry in native.waiting()] == [Order.REPLAY]
-    run = kernel.run("ring_order", bell())
+    run = kernel.run("ring_order", kick())
     assert run.retval == XDP_REDIRECT
     assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2}, words + input_of(1, 0))
     assert all(parked.state == 0 for parked in kernel.parking)
@@ -565,9 +565,9 @@ def test_full_queue_of_orders_is_served_in_order(kernel, native) -> None:
     for index in range(ORDERS):
         native.order(Order.PROBE, 0, 0, index, ANYWHERE)
     for index in range(ORDERS):
-        run = kernel.run("ring_order", bell())
+        run = kernel.run("ring_order", kick())
         assert Ether(run.data)[RingHeader].attempt == index
-    assert kernel.run("ring_order", bell()).retval == XDP_DROP
+    assert kernel.run("ring_order", kick()).retval == XDP_DROP
 
 
 def test_process_is_woken_when_enough_is_stored(kernel) -> None:

@@ -11,7 +11,7 @@ import pytest
 from testbed.protocol.ring.memory import ANYWHERE, ORDERS, Order, ResultState
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
-from tests.kernel.packets import LENGTH, RANKS, SEQ, TAG, bell, loaded, packet
+from tests.kernel.packets import LENGTH, RANKS, SEQ, TAG, kick, loaded, packet
 
 pytestmark = [
     pytest.mark.kernel,
@@ -97,11 +97,11 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
 
 
 def test_orders_are_taken_once() -> None:
-    """Both CPUs serve bells: no order is lost, none is carried out twice."""
+    """Both CPUs serve kicks: no order is lost, none is carried out twice."""
     with loaded() as (kernel, native):
         for _ in range(ORDERS):
             native.order(Order.PROBE, 0, 0, 0, ANYWHERE)
-        data = bell()
+        data = kick()
         Pair(lambda turn: kernel.run("ring_order", data)).run(ORDERS // 2 + 100)
         assert native.waiting() == []
         assert kernel.control.taken == ORDERS

@@ -166,8 +166,8 @@ class TwinRank(Rank):
     def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         return self._both("ring_link", XDP_TX, super().on_frame, frame)
 
-    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        return self._both("ring_order", XDP_REDIRECT, super().on_order, bell)
+    def on_order(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        return self._both("ring_order", XDP_REDIRECT, super().on_order, kick)
 
     def on_bytes(self, data: bytes) -> Frame | None:
         """Any bytes by the link: what is no frame of the ring's is dropped and changes nothing."""

@@ -44,7 +44,7 @@ class NativeProcess:
         self.control = Struct(self.memory["control"])
         self.parking, self.records, self.peers = (Struct.each(self.memory[name]) for name in ("parking", "chunks", "ranks"))
         self.quiet = Struct("ring_quiet")
-        self.bell = ctypes.create_string_buffer(16)
+        self.kick = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.far.setblocking(False)
         self.ring = Struct(
@@ -58,8 +58,8 @@ class NativeProcess:
             cpu_count=1,
             quiet=self.quiet.address,
             window=window,
-            bell=ctypes.addressof(self.bell),
-            bell_length=len(self.bell),
+            kick=ctypes.addressof(self.kick),
+            kick_length=len(self.kick),
             doorbell=self.near.fileno(),
             rank=rank,
             ranks=ranks,
@@ -103,8 +103,8 @@ class NativeProcess:
     def waiting(self) -> list[OrderEntry]:
         return orders_waiting(self.control, self.memory["orders"])
 
-    def rings(self) -> int:
-        """Bells since the last call."""
+    def kicks(self) -> int:
+        """Kicks since the last call."""
         count = 0
         try:
             while self.far.recv(64):

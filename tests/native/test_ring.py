@@ -14,7 +14,7 @@ from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.native.process import NativeProcess
 from tests.protocol.network import config
 
-FAN = constant("RING_FAN_LARGE")  # frames that one bell can become
+FAN = constant("RING_FAN_LARGE")  # frames that one kick can become
 WINDOW = 2
 CHUNKS = 16
 FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")

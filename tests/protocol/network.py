@@ -150,10 +150,10 @@ class Network:
         self.emit_all(rank, rank.on_frame(frame, self.now_us))
 
     def serve(self, index: int) -> None:
-        """A bell of this rank's has come back."""
+        """A kick of this rank's has come back."""
         self.now_us += TICK_US
         member = self.members[index]
-        self.emit_all(member.rank, member.rank.on_order(member.process.bell(), self.now_us))
+        self.emit_all(member.rank, member.rank.on_order(member.process.kick(), self.now_us))
 
     @property
     def finished(self) -> bool:

@@ -185,36 +185,36 @@ class Ranks:
         return any(turn[one][other] or turn[other][one] for turn in self.scene.frames)
 
     def react(
-        self, number: int, index: int, event: str, packet: int = -1, lose_bells: bool = False
+        self, number: int, index: int, event: str, packet: int = -1, lose_kicks: bool = False
     ) -> tuple[int, tuple[int, ...]]:
         """What a rank in some state does on an event: its state then, and the frames that it sends."""
-        key = number, index, event, packet, lose_bells
+        key = number, index, event, packet, lose_kicks
         if key not in self._known:
             self._known[key] = self._react(*key)
         return self._known[key]
 
-    def _react(self, number: int, index: int, event: str, packet: int, lose_bells: bool) -> tuple[int, tuple[int, ...]]:
+    def _react(self, number: int, index: int, event: str, packet: int, lose_kicks: bool) -> tuple[int, tuple[int, ...]]:
         parts, rank = self.parts[number], self.ranks[index]
         rank.restore(parts.memory)
         self.sinks[index].values = parts.added
         policy = self.policy(index, parts)
         out: list[Packet] = []
-        phase, turn, wrong, bells = parts.phase, parts.turn, parts.wrong, list[tuple[Next, Packet | None]]()
+        phase, turn, wrong, kicks = parts.phase, parts.turn, parts.wrong, list[tuple[Next, Packet | None]]()
         if event == "link":
-            bells.append(rank.on_link(self.packets[packet], 1))
+            kicks.append(rank.on_link(self.packets[packet], 1))
         elif event == "claim":
-            bells.append(rank.claim(self.packets[packet], late=False))
+            kicks.append(rank.claim(self.packets[packet], late=False))
         elif event == "timer":
             self._renumber(rank)
-            bells += self._on_timer(index, phase, policy)
+            kicks += self._on_timer(index, phase, policy)
         else:
-            phase, turn, policy, wrong, rung = getattr(self, f"_{event}")(index, parts, policy)
-            bells += [] if lose_bells else [(Next.BELL, bell) for bell in rung]
-        self._ring(rank, bells, out, lose_bells)
+            phase, turn, policy, wrong, kicked = getattr(self, f"_{event}")(index, parts, policy)
+            kicks += [] if lose_kicks else [(Next.DOORBELL, kick) for kick in kicked]
+        self._ring(rank, kicks, out, lose_kicks)
         return self._save(index, phase, turn, policy, wrong), tuple(map(self.packet, out))
 
     @staticmethod
-    def _ring(rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_bells: bool) -> None:
+    def _ring(rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_kicks: bool) -> None:
         """Carry out what rings within the host."""
         while todo:
             where, packet = todo.pop(0)
@@ -222,10 +222,10 @@ class Ranks:
                 continue
             if where in (Next.LINK, Next.BOTH):
                 out.append(packet)
-            if where in (Next.BELL, Next.BOTH) and not lose_bells:
-                todo.append(rank.on_bell(packet))
-            if where is Next.FAN and not lose_bells:
-                todo += [rank.on_bell(packet)] * len(rank.config.fan)
+            if where in (Next.DOORBELL, Next.BOTH) and not lose_kicks:
+                todo.append(rank.on_doorbell(packet))
+            if where is Next.FAN and not lose_kicks:
+                todo += [rank.on_doorbell(packet)] * len(rank.config.fan)
             if where is Next.SEND:
                 todo += rank.on_send(packet, 1)
 
@@ -240,34 +240,34 @@ class Ranks:
     def _on_timer(self, index: int, phase: str, policy: Policy | None) -> list[tuple[Next, Packet | None]]:
         process = self.processes[index]
         if phase == "lingering":
-            return [(Next.BELL, process.greeting(1))]
+            return [(Next.DOORBELL, process.greeting(1))]
         assert policy is not None
         seen = process.seen()
         policy.look(seen)
-        rung = process.act(policy.act(seen))
+        kicked = process.act(policy.act(seen))
         policy.attempt = min(policy.attempt, CAP)
         policy.asked = {rank: (heard, min(times, policy.tries)) for rank, (heard, times) in policy.asked.items()}
-        return [(Next.BELL, bell) for bell in rung]
+        return [(Next.DOORBELL, kick) for kick in kicked]
 
-    # What a process does: its phase, turn, policy, what is wrong, and bells.
+    # What a process does: its phase, turn, policy, what is wrong, and kicks.
 
     def _enter(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         scene, process, turn = self.scene, self.processes[index], parts.turn
         bodies = [(0, scene.value(turn, index, number)) for number in range(len(scene.to(turn, index)))]
         process.address(list(zip(scene.to(turn, index), bodies, strict=True)))
         holds = not scene.holds or scene.holds[turn]
-        rung = [process.enter(3, 0 if holds else 4, 9)]
+        kicked = [process.enter(3, 0 if holds else 4, 9)]
         if not scene.brisk:
-            return "entered", turn, None, "", rung
+            return "entered", turn, None, "", kicked
         phase, turn, policy, wrong, more = self._send(index, parts, policy)
-        return phase, turn, policy, wrong, rung + more
+        return phase, turn, policy, wrong, kicked + more
 
     def _send(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         process = self.processes[index]
         if self.scene.odd == index and parts.turn == len(self.scene.frames) - 1:
             return "lingering", parts.turn, None, "", [process.end(odd=1 << index)]
-        rung = process.send()
-        return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", rung
+        kicked = process.send()
+        return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
 
     def _finish(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         """Take the sums, and open what comes next: another exchange, or the last, in which all linger."""
@@ -491,8 +491,8 @@ class Exchanges(System[State]):
             yield f"{FAULT}duplicate {say}", faulty._replace(flying=tuple(sorted((*state.flying, number))))
         if "hold" in kinds:
             yield f"{FAULT}hold back {say}", faulty._replace(held=tuple(sorted((*state.held, number))))
-        if "bell" in kinds and alive:
-            yield self._do(faulty, f"{FAULT}{say}, and its bell is lost", packet.destination, "link", number, True)
+        if "kick" in kinds and alive:
+            yield self._do(faulty, f"{FAULT}{say}, and its kick is lost", packet.destination, "link", number, True)
         if "stall" in kinds and alive and packet.kind == PinchKind.EMBED:
             yield from self._stall(faulty, packet, number, parts)
         if "flood" in kinds:
@@ -531,9 +531,9 @@ class Exchanges(System[State]):
         if each.phase in ("opened", "entered"):
             event = "enter" if each.phase == "opened" else "send"
             yield self._do(state, f"rank {rank}: {event}", rank, event)
-            if state.faults and "bell" in self.scene.kinds:
+            if state.faults and "kick" in self.scene.kinds:
                 lost = state._replace(faults=state.faults - 1)
-                yield self._do(lost, f"{FAULT}rank {rank}: {event}, and its bells are lost", rank, event, lose=True)
+                yield self._do(lost, f"{FAULT}rank {rank}: {event}, and its kicks are lost", rank, event, lose=True)
             return
         memory.restore(each.memory)
         process = self.ranks.processes[rank]

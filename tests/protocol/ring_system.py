@@ -105,9 +105,9 @@ class TinyProcess(Process):
             elif parked.header.seq < memory.seq:
                 memory.parking[slot] = None
 
-    def bell(self) -> Frame:
+    def kick(self) -> Frame:
         config = self.memory.config
-        return TinyFrame(Header(Kind.BELL, group=config.group, cookie=config.cookie), 0)
+        return TinyFrame(Header(Kind.DOORBELL, group=config.group, cookie=config.cookie), 0)
 
     def probe(self, cpu: int) -> None:
         super().probe(cpu)
@@ -471,7 +471,7 @@ class RingSystem(System[State]):
         """Carry out all orders; they come by the doorbell, which does not lose any here."""
         sent = []
         while rank.orders:
-            sent.append(rank.on_order(process.bell()))
+            sent.append(rank.on_order(process.kick()))
         return self._send(self._freeze(state, index, rank, process, **changes), index, sent)
 
     def _send(self, state: State, sender: int, frames: Iterable[Frame | None]) -> State:

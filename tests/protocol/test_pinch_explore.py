@@ -40,7 +40,7 @@ def kinds(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-MOST = kinds("lose", "duplicate", "hold", "bell", "stall", "damage", "rename")
+MOST = kinds("lose", "duplicate", "hold", "kick", "stall", "damage", "rename")
 
 SCENES = {
     "two frames are lost": Scene([PAIR, PAIR], 2, kinds("lose")),
@@ -49,9 +49,9 @@ SCENES = {
     "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, seq=4),
     "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), seq=0xFFFFFFFF),
     "a twin is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
-    "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "bell", "damage")),
-    "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "bell", "stall"), hubs=True),
-    "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "bell"), holds=(False, True)),
+    "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "kick", "damage")),
+    "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
+    "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
     "words that half the range has gone by": Scene([PAIR, PAIR], 1, kinds("lose"), seq=1 << 30, before=(1 << 31) + 9),
     "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), odd=0, partners=True),
     "a rank dies, and a frame is lost": Scene([PAIR, PAIR], 1, kinds("lose"), crash=True),
@@ -243,10 +243,10 @@ MUTANTS = {
     "answers no late frames": Mutant({"make": AnswersNoLateFrames}, Scene([PAIR, PAIR], 1, kinds("lose"))),
     "answers only of its own exchange": Mutant({"make": AnswersOnlyOfItsOwn}, Scene([NOTHING] * 3, 1, kinds("lose"))),
     "goes on unacknowledged": Mutant({"make": GoesOnUnacknowledged}, Scene([PAIR, PAIR], 1, kinds("lose")), "."),
-    "goes on without its hubs": Mutant({"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("bell"), hubs=True), WRONG),
+    "goes on without its hubs": Mutant({"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("kick"), hubs=True), WRONG),
     "sends before all have come": Mutant({"make": SendsBeforeAllHaveCome}, Scene([PAIR, PAIR]), "."),
     "does not pass the end on": Mutant({"make": TellsNobody}, SCENES["a value is too large"]),
-    "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("bell"))),
+    "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("kick"))),
     "asks for no acknowledgement": Mutant({"make_policy": AsksForNoAcknowledgement}, Scene([PAIR], 1, kinds("lose"))),
     "believes the last answer alone": Mutant(
         {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a hello is lost"], "have gone, while"

@@ -123,7 +123,7 @@ class Lanes(Network):
 
     def serve_on(self, index: int, cpu: int) -> None:
         member = self.members[index]
-        self.emit(member.rank.on_order(member.process.bell(), self.now_us, cpu))
+        self.emit(member.rank.on_order(member.process.kick(), self.now_us, cpu))
 
 
 @given(
@@ -169,7 +169,7 @@ def test_parking_lets_go_of_past_sequence_numbers():
     sender = Process(early := Rank(config(0, 2)), 1)
     sender.begin(1, 1, BLOCK, 0)
     sender.publish(1)
-    rank.on_frame(early.on_order(sender.bell()))
+    rank.on_frame(early.on_order(sender.kick()))
     assert rank.parking[0] is not None
     process.begin(1, 1, BLOCK, 0)
     process.publish(0)

@@ -16,7 +16,7 @@ from testbed.comm.backend import PHASES
 from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError, SpecError
-from testbed.datapath.dispatcher import BELL_FAR, BELL_NEAR, LINK, Dispatcher
+from testbed.datapath.dispatcher import DOORBELL_FAR, DOORBELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
@@ -114,7 +114,7 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell(lanes, len(cpus))
-            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
+            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "order")))
         except BaseException:
             self._close_own()
             raise
@@ -130,7 +130,7 @@ class RingPort:
         self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
         self.control.holdoff_us = _HOLDOFF_US
-        far = socket.if_nametoindex(BELL_FAR)
+        far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
             shared["ring_fan_ask"].update(index, device)
         for fan in ("ring_fan_small", "ring_fan_large"):
@@ -144,17 +144,17 @@ class RingPort:
 
     def _connect_doorbell(self, lanes: Lanes, cpus: int) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self.doorbell.bind((BELL_NEAR, 0))
-        bell = encode(Frame(Header(Kind.BELL, self.spec.group_id, self.spec.cookie, prev=0)))
-        bell = bell.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
-        self._bell = ctypes.create_string_buffer(bell, len(bell))
+        self.doorbell.bind((DOORBELL_NEAR, 0))
+        kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
+        kick = kick.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
+        self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(cpus, dtype("ring_quiet"))
         self._native = Struct(
             "ring",
             control=self.control.address,
             parking=self.parking.ctypes.data,
-            bell=ctypes.addressof(self._bell),
-            bell_length=len(self._bell),
+            kick=ctypes.addressof(self._kick),
+            kick_length=len(self._kick),
             doorbell=self.doorbell.fileno(),
             events=self._events.fd,
             rank=self.spec.rank,
@@ -300,7 +300,7 @@ class RingPort:
     def _check(self, code: int) -> None:
         if code:
             raise CollectiveError(
-                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
+                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
             )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.closing import Closing
-from testbed.datapath.dispatcher import BELL_NEAR, LINK, Dispatcher
+from testbed.datapath.dispatcher import DOORBELL_NEAR, LINK, Dispatcher
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch.doorbell import Doorbell
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle_bound
@@ -75,8 +75,8 @@ class PinchPort(Closing):
             self._load(tables)
             self._share(tables)
             self._connect(numbers)
-            link, bell, order = (self._receive.programs[f"pinch_{end}"] for end in ("link", "bell", "order"))
-            dispatcher.add(self.group.group_id, link, bell, order, self._broadcast.programs["pinch_send"])
+            link, doorbell, order = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "order"))
+            dispatcher.add(self.group.group_id, link, doorbell, order, self._broadcast.programs["pinch_send"])
             self._open.callback(dispatcher.remove, self.group.group_id)  # frames are strangers' from then on
             undo.pop_all()
 
@@ -101,7 +101,7 @@ class PinchPort(Closing):
             capacity=self.capacity,
             acked_words=self.acked_words,
             uplink=socket.if_nametoindex(LINK),
-            bell=socket.if_nametoindex(BELL_NEAR),
+            doorbell=socket.if_nametoindex(DOORBELL_NEAR),
             fan=len(set(self.homes)),
             sources=tables.sources,
         )
@@ -154,7 +154,7 @@ class PinchPort(Closing):
             shared["pinch_vertices"].view(dtype("pinch_vertex")).reshape(-1)[:] = tables.vertices
         if len(tables.edges):
             shared["pinch_edges"].view(dtype("pinch_edge")).reshape(-1)[:] = tables.edges
-        near = socket.if_nametoindex(BELL_NEAR)
+        near = socket.if_nametoindex(DOORBELL_NEAR)
         for index, device in enumerate((near, socket.if_nametoindex(LINK))):
             shared["pinch_both"].update(index, device)
         for index in range(len(set(self.homes))):
@@ -172,16 +172,16 @@ class PinchPort(Closing):
         seen, hub_queue, sent = (shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
         here = self.homes[self.group.rank]
         flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
-        bell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
-        self.doorbell = self._open.enter_context(bell)
+        doorbell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
+        self.doorbell = self._open.enter_context(doorbell)
         self._native = Struct(
             "pinch",
             format=numbers.format.value,
             control=self.control.address,
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
-            bells=ctypes.addressof(bell.bells),
-            greeting=ctypes.addressof(bell.greeting),
+            kicks=ctypes.addressof(doorbell.kicks),
+            greeting=ctypes.addressof(doorbell.greeting),
             peers=self.peers.ctypes.data,
             flows=self.flows.ctypes.data,
             frames_to=self._frames_to.ctypes.data,
@@ -191,9 +191,9 @@ class PinchPort(Closing):
             sent=sent.ctypes.data,
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
-            bell_count=bell.bell_count,
-            bell_length=bell.bell_bytes,
-            greeting_length=len(bell.greeting),
+            kick_count=doorbell.kick_count,
+            kick_length=doorbell.kick_bytes,
+            greeting_length=len(doorbell.greeting),
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
@@ -201,7 +201,7 @@ class PinchPort(Closing):
             acked_words=shared["pinch_acked"].max_entries,
             hub_places=shared["pinch_hub_queue"].max_entries,
             sent_records=shared["pinch_sent"].max_entries,
-            doorbell=bell.fd,
+            doorbell=doorbell.fd,
             events=self._events.fd,
         )
         self._address = self._native.address
@@ -209,7 +209,7 @@ class PinchPort(Closing):
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
         library.pinch_send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
         library.pinch_wait.argtypes = [pointer, ctypes.c_int64]
-        library.pinch_ring.argtypes = [pointer]
+        library.pinch_kick.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
         library.pinch_enter.argtypes = [pointer, u32, u32, u32]
         library.pinch_end.argtypes = [pointer, u32, u32, u32]
@@ -321,7 +321,7 @@ class PinchPort(Closing):
         before = None if last is None else last.ctypes.data
         self.doorbell.check(self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before))
 
-    def ring(self, work: bool = False) -> None:
+    def kick(self, work: bool = False) -> None:
         """Get every flow going, by a system call, which may carry frames for a while.
 
         :param work: Go on with what has come in, too.
@@ -329,7 +329,7 @@ class PinchPort(Closing):
         """
         if work:
             self.doorbell.work()
-        self.doorbell.check(self._library.pinch_ring(self._address))
+        self.doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:
         """Sleep until the exchange is complete, is found not to hold, exchanges have ended, or time is up."""
@@ -386,7 +386,7 @@ class PinchPort(Closing):
             self.order(rank, np.array(numbers) | ORDER_ASK)
         for rank, numbers in actions.resends.items():
             self.order(rank, np.array(numbers))
-        self.ring(actions.work)
+        self.kick(actions.work)
 
     def order(self, rank: int, numbers: NDArray[np.int64]) -> None:
         """Have frames for a rank sent again if it lacks them, or asked about; `ring` carries it out."""

@@ -16,10 +16,10 @@ __all__ = [
     "ANYWHERE",
     "ASK",
     "BATCH",
-    "BELL_FOR_ALL",
     "ENDED",
     "EXPONENT_BITS",
     "FIRST",
+    "KICK_ALL",
     "LATE",
     "LEAST_BYTES",
     "LEAST_WORDS",
@@ -54,7 +54,7 @@ LEAST_BYTES = constant("PINCH_LEAST_BYTES")
 LEAST_WORDS = ACK_WORDS
 """Behind the header of a frame, so that it can turn round as an acknowledgement."""
 BATCH = constant("PINCH_BATCH")
-"""Frames that a bell sends at most."""
+"""Frames that a kick sends at most."""
 ORDERS = constant("PINCH_ORDERS")
 """Of a flow: frames that may wait to be sent again."""
 ORDER_ASK = constant("PINCH_ORDER_ASK")
@@ -63,8 +63,8 @@ UNKNOWN = constant("PINCH_UNKNOWN")
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
 FIRST = constant("PINCH_FIRST")
 """The sequence number in which all ranks meet."""
-BELL_FOR_ALL = constant("PINCH_FLAG_ALL")
-"""Flag of a bell: there is one for each flow."""
+KICK_ALL = constant("PINCH_FLAG_ALL")
+"""Flag of a kick: there is one for each flow."""
 EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
 NOT_FINITE = constant("PINCH_NOT_FINITE")
 """In a hello, instead of an exponent."""

@@ -31,7 +31,7 @@ __all__ = ["Process"]
 class Process:
     """One rank's process.
 
-    What it rings with comes back as packets, for `Rank.on_bell`.
+    What it rings with comes back as packets, for `Rank.on_doorbell`.
 
     :param every: Of how many frames for a rank one asks for an acknowledgement.
     """
@@ -106,12 +106,12 @@ class Process:
         """Let all frames be sent.
 
         :param count: Only so many.
-        :returns: Bells to ring with; none if the last hello is still to come, which rings by itself.
+        :returns: Kicks to ring with; none if the last hello is still to come, which rings by itself.
         """
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
         memory.ready = len(memory.frames[:count])
-        return self.bells() if memory.ready and seq_of(memory.met) == memory.seq else []
+        return self.kicks() if memory.ready and seq_of(memory.met) == memory.seq else []
 
     @property
     def is_done(self) -> bool:
@@ -195,23 +195,23 @@ class Process:
 
         :returns: What to ring with.
         """
-        rung = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
+        kicked = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
         for ask, numbers in ((ORDER_ASK, actions.asks), (0, actions.resends)):
             for rank, of_rank in numbers.items():
                 self.order(rank, [number | ask for number in of_rank])
         if actions.work:
-            rung.append(self._own(PinchKind.WORK))
-        return rung + self.bells()
+            kicked.append(self._own(PinchKind.WORK))
+        return kicked + self.kicks()
 
     def order(self, rank: int, numbers: Sequence[int]) -> None:
-        """Have frames to a rank sent again, or asked about; a bell carries it out."""
+        """Have frames to a rank sent again, or asked about; a kick carries it out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
         entries = [word_of(self.memory.seq, number) for number in numbers]
         flow.orders = (*flow.orders, *entries)[:ORDERS]
 
-    def bells(self) -> list[Packet]:
-        """A bell for each flow."""
-        return [self._own(PinchKind.BELL, chunk=flow) for flow in self.memory.config.fan]
+    def kicks(self) -> list[Packet]:
+        """A kick for each flow."""
+        return [self._own(PinchKind.DOORBELL, chunk=flow) for flow in self.memory.config.fan]
 
     def greeting(self, attempt: int = 0) -> Packet:
         """What has hellos sent."""

@@ -1,10 +1,10 @@
 """The programs of an exchange as a state machine without I/O or clocks.
 
-Twin of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame: `Rank.on_link` is
-the program on the link, `Rank.on_bell` the one at the doorbell's far end, `Rank.on_send` the one behind it that sends. What C
-does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and `Rank.claim` are the
-two halves of what is done with a frame of embeddings, between which another CPU, or the process, may do anything: so each must
-hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
+Twin of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame: `Rank.on_link`
+is the program on the link, `Rank.on_doorbell` the one at the doorbell's far end, `Rank.on_send` the one behind it that
+sends. What C does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and
+`Rank.claim` are the two halves of what is done with a frame of embeddings, between which another CPU, or the process, may
+do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from testbed.protocol.pinch.memory import Peer, Sent
 from testbed.protocol.pinch.packet import (
     ACK_WORDS,
     ASK,
-    BELL_FOR_ALL,
     ENDED,
     FIRST,
+    KICK_ALL,
     LATE,
     NO_LANE,
     U32,
@@ -68,7 +68,7 @@ class Rank(Sender):
         if packet.kind == PinchKind.ASK:
             return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
-            return (Next.BELL, self._own(packet, PinchKind.BELL)) if self._on_ack(packet, now_us) else DROP
+            return (Next.DOORBELL, self._own(packet, PinchKind.DOORBELL)) if self._on_ack(packet, now_us) else DROP
         if packet.kind == PinchKind.HELLO:
             return self._on_hello(packet)
         return self._drop("bad_kind")
@@ -125,7 +125,7 @@ class Rank(Sender):
         if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, seq)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
-        return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
+        return (Next.DOORBELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
 
     def _add_rows(self, packet: Packet) -> int:
         """Add a frame's rows; how many have been set aside."""
@@ -251,8 +251,8 @@ class Rank(Sender):
         else:
             peer.at, peer.waits = packet.prev, packet.chunk
             if self._take_word(peer, packet.body[0]):
-                bell = packet._replace(sender=self.config.rank, flags=BELL_FOR_ALL)
-                return Next.FAN, self._own(bell, PinchKind.BELL)
+                kick = packet._replace(sender=self.config.rank, flags=KICK_ALL)
+                return Next.FAN, self._own(kick, PinchKind.DOORBELL)
             mine = self.seq
             near = mine in (seq, seq_after(seq)) or seq == seq_after(mine)
             if not near and (seq != FIRST or not ask) and not self.has_ended:
@@ -298,24 +298,24 @@ class Rank(Sender):
 
     # The doorbell.
 
-    def on_bell(self, packet: Packet) -> Out:
-        """A frame of this host's own has come to the doorbell's far end (``pinch_bell``)."""
+    def on_doorbell(self, packet: Packet) -> Out:
+        """A frame of this host's own has come to the doorbell's far end (``pinch_doorbell``)."""
         if self._is_foreign(packet):
             return DROP
         if packet.kind == PinchKind.GREET:
             return Next.SEND, packet
-        if packet.kind != PinchKind.BELL:
+        if packet.kind != PinchKind.DOORBELL:
             if self._elsewhere():
                 self.count("remote")
                 return Next.CPU, packet
-            return (Next.BELL, packet) if self.add_slice() else DROP
+            return (Next.DOORBELL, packet) if self.add_slice() else DROP
         mine = packet.sender == self.config.rank
-        if mine and packet.flags & BELL_FOR_ALL:
+        if mine and packet.flags & KICK_ALL:
             place = self.fanned.get(self.cpu, 0)
             self.fanned[self.cpu] = place + 1
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
-            packet = self._own(packet._replace(chunk=flow), PinchKind.BELL)
+            packet = self._own(packet._replace(chunk=flow), PinchKind.DOORBELL)
         # Where its buffer has no room for what it becomes, the program that sends finds a larger one.
         packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
         # One that no acknowledgement has become is for the flow of a CPU.

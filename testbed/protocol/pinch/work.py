@@ -19,7 +19,7 @@ class Next(Enum):
     DROP = auto()
     LINK = auto()
     """To where it is addressed."""
-    BELL = auto()
+    DOORBELL = auto()
     """To the doorbell's near end: its far end has it next."""
     BOTH = auto()
     """A copy each."""

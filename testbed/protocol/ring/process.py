@@ -82,10 +82,10 @@ class Process:
         if len(self.memory.orders) < ORDERS:
             self.memory.orders.append(OrderEntry(kind, seq, chunk, attempt, extra))
 
-    def bell(self) -> Frame:
+    def kick(self) -> Frame:
         """A frame that carries out an order."""
         config = self.memory.config
-        header = Header(Kind.BELL, group=config.group, cookie=config.cookie)
+        header = Header(Kind.DOORBELL, group=config.group, cookie=config.cookie)
         frame = Frame(header)
         frame.resize(config.chunk_bytes)
         return frame

@@ -53,17 +53,17 @@ class Rank(Sender):
         self.asking = False  # a frame that goes nowhere asks by itself
         return self._on_ask(w)
 
-    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """One of the frames that a bell was made into has come back: carry out the next order (``ring_order``).
+    def on_order(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        """One of the frames that a kick was made into has come back: carry out the next order (``ring_order``).
 
         Or it is the copy of a frame that has gone on: ask for what is missing.
 
         :returns: The frame that goes out by the link, if any.
         """
-        w = self.look(bell, now_us, cpu)
+        w = self.look(kick, now_us, cpu)
         if w is None:
             return None
-        if w.frame.header.kind != Kind.BELL:
+        if w.frame.header.kind != Kind.DOORBELL:
             return self._on_ask(w)
         return self._on_order(w, self.orders.popleft()) if self.orders else None
 
@@ -337,7 +337,7 @@ class Rank(Sender):
         return self._drop("parked")
 
     def _replay(self, w: Work, slot: int) -> Frame | None:
-        """A parked frame's turn has come: the bell's frame takes its place."""
+        """A parked frame's turn has come: the kick's frame takes its place."""
         if slot >= PARKING:
             return self._drop("bad_chunk")
         parked, self.parking[slot] = self.parking[slot], None
