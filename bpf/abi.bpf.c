@@ -33,8 +33,8 @@ KEEP(enum drop_reason);
 
 KEEP(enum ring_size);
 KEEP(enum ring_result_state);
-KEEP(enum ring_order_kind);
-KEEP(enum ring_order_extra);
+KEEP(enum ring_wr_kind);
+KEEP(enum ring_wr_extra);
 KEEP(enum ring_parked_state);
 KEEP(enum ring_counter);
 KEEP(struct ring_config);
@@ -43,7 +43,7 @@ KEEP(struct ring_chunk);
 KEEP(struct ring_kept);
 KEEP(struct ring_lane);
 KEEP(struct ring_rank);
-KEEP(struct ring_order);
+KEEP(struct ring_wr);
 KEEP(struct ring_asks);
 KEEP(struct ring_parked);
 

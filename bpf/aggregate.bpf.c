@@ -168,7 +168,7 @@ int pinch_remote(struct xdp_md *ctx)
 
 /* The doorbell's near end: nothing of an exchange has business there. */
 SEC("xdp")
-int pinch_order(struct xdp_md *ctx)
+int pinch_execute(struct xdp_md *ctx)
 {
 	return XDP_DROP;
 }

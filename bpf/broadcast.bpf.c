@@ -3,7 +3,7 @@
  *
  * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
  * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the kick is dropped in the end.
- * First come frames that the process has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
+ * First come the process's work requests, then holes in what a peer has acknowledged, then new frames as far as the window goes.
  */
 #include "pinch_hello.h"
 
@@ -140,17 +140,17 @@ static __always_inline void send_again(struct send_work *w, __u32 number, bool a
 		send_frame(w, number, frame, lack.lacking);
 }
 
-/* What the process has ordered of this flow. */
-static long send_ordered(__u32 i, struct send_work *w)
+/* The work requests of this flow. */
+static long send_requested(__u32 i, struct send_work *w)
 {
-	__u32 taken = *(volatile __u32 *)&w->flow->taken, slot = w->here * PINCH_ORDERS + taken % PINCH_ORDERS;
-	__u64 *order = bpf_map_lookup_elem(&pinch_orders, &slot), entry;
+	__u32 taken = *(volatile __u32 *)&w->flow->sq_head, slot = w->here * PINCH_SQ_ENTRIES + taken % PINCH_SQ_ENTRIES;
+	__u64 *wr = bpf_map_lookup_elem(&pinch_sq, &slot), entry;
 
-	if (!order || taken == *(volatile __u32 *)&w->flow->ordered)
+	if (!wr || taken == *(volatile __u32 *)&w->flow->sq_tail)
 		return 1;
-	entry = *(volatile __u64 *)order;
-	if (__sync_val_compare_and_swap(&w->flow->taken, taken, taken + 1) == taken && seq_of(entry) == w->seq)
-		send_again(w, entry & ~PINCH_ORDER_ASK, entry & PINCH_ORDER_ASK);
+	entry = *(volatile __u64 *)wr;
+	if (__sync_val_compare_and_swap(&w->flow->sq_head, taken, taken + 1) == taken && seq_of(entry) == w->seq)
+		send_again(w, entry & ~PINCH_WR_ASK, entry & PINCH_WR_ASK);
 	return 0;
 }
 
@@ -274,8 +274,8 @@ static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, 
 static __always_inline void send_all(struct send_work *w, const struct ring_frame *kick)
 {
 	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);
-	if (w->flow->taken != w->flow->ordered)
-		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
+	if (w->flow->sq_head != w->flow->sq_tail)
+		bpf_loop(PINCH_BATCH, send_requested, w, 0);
 	w->peer = kick->sender;
 	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && kick->seq == w->seq) {
 		w->chunk = kick->chunk;

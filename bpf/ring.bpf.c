@@ -10,7 +10,7 @@
  * that it keeps, or the result. So a lap goes on from where it broke. Partial sums live in frames and inputs are never written here, so that lap one
  * can also begin anew (`round`): what a process has refused, and what nobody keeps.
  */
-#include "ring_orders.h"
+#include "ring_submission.h"
 
 /* A frame of this group has come in by the link. */
 SEC("xdp")
@@ -27,8 +27,8 @@ int ring_link(struct xdp_md *ctx)
 	return ring_leave(&w, outcome, true);
 }
 
-/* The process has kicked: make as many frames of the kick as there are orders. They arrive together, at the doorbell's near end, and
- * stay together, so that each device is polled for many frames at once. A process that rang for each order would be kept
+/* The process has kicked: make as many frames of the kick as there are work requests. They arrive together, at the doorbell's near end, and
+ * stay together, so that each device is polled for many frames at once. A process that kicked for each one would be kept
  * in its first system call by the softirq that carries the first frame round and round.
  */
 SEC("xdp")
@@ -39,7 +39,7 @@ int ring_doorbell(struct xdp_md *ctx)
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	waiting = *(volatile __u32 *)&w.control->ordered - *(volatile __u32 *)&w.control->taken;
+	waiting = *(volatile __u32 *)&w.control->sq_tail - *(volatile __u32 *)&w.control->sq_head;
 	if (waiting > RING_FAN_SMALL) {
 		w.frame->flags = RING_FLAG_SPREAD;
 		return bpf_redirect_map(&ring_fan_large, 0, BPF_F_BROADCAST);
@@ -52,10 +52,10 @@ int ring_doorbell(struct xdp_md *ctx)
  * to work alone.
  */
 SEC("xdp")
-int ring_order(struct xdp_md *ctx)
+int ring_execute(struct xdp_md *ctx)
 {
 	__u32 here = bpf_get_smp_processor_id();
-	struct ring_order order;
+	struct ring_wr wr;
 	struct ring_work w = {};
 
 	if (!ring_begin(&w, ctx))
@@ -68,33 +68,33 @@ int ring_order(struct xdp_md *ctx)
 		if (cpu != here)
 			return bpf_redirect_map(&ring_cpus, cpu, XDP_DROP);
 	}
-	if (!ring_take(&w, &order))
+	if (!ring_take_wr(&w, &wr))
 		return XDP_DROP;
-	if (order.kind == RING_ORDER_PROBE && order.extra != RING_ANYWHERE && order.extra != here) {
+	if (wr.kind == RING_WR_PROBE && wr.extra != RING_ANYWHERE && wr.extra != here) {
 		w.frame->kind = RING_PROBE;
-		w.frame->chunk = order.chunk;
-		w.frame->attempt = order.attempt;
-		return bpf_redirect_map(&ring_cpus, order.extra, XDP_DROP);
+		w.frame->chunk = wr.chunk;
+		w.frame->attempt = wr.attempt;
+		return bpf_redirect_map(&ring_cpus, wr.extra, XDP_DROP);
 	}
-	return ring_leave(&w, ring_on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
 /* The same on another CPU: a kick, or a probe that is to go out from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
-	struct ring_order order = { .kind = RING_ORDER_PROBE };
+	struct ring_wr wr = { .kind = RING_WR_PROBE };
 	struct ring_work w = {};
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind == RING_PROBE) {
-		order.chunk = w.frame->chunk;
-		order.attempt = w.frame->attempt;
-	} else if (w.frame->kind != RING_DOORBELL || !ring_take(&w, &order)) {
+		wr.chunk = w.frame->chunk;
+		wr.attempt = w.frame->attempt;
+	} else if (w.frame->kind != RING_DOORBELL || !ring_take_wr(&w, &wr)) {
 		return XDP_DROP;
 	}
-	return ring_leave(&w, ring_on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -25,7 +25,7 @@ PINCH_ARRAY(pinch_vertices, struct pinch_vertex); /* of other ranks, by rank and
 PINCH_ARRAY(pinch_edges, struct pinch_edge);
 PINCH_ARRAY(pinch_hubs, struct pinch_hub);
 PINCH_ARRAY(pinch_hub_queue, __u64);		   /* seq << 32 | slot in `pinch_hubs` */
-PINCH_ARRAY(pinch_orders, __u64);		   /* frames to send again, as seq << 32 | number: PINCH_ORDERS a flow */
+PINCH_ARRAY(pinch_sq, __u64);		   /* frames to send again, as seq << 32 | number: PINCH_SQ_ENTRIES a flow */
 /* Bitmaps, as seq << 32 | 32 frames: a word of another sequence number is empty, so that none needs clearing, and what a late frame of an
  * earlier one finds cannot be taken for its own.
  */

@@ -59,10 +59,10 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, RING_ORDERS);
+	__uint(max_entries, RING_SQ_ENTRIES);
 	__type(key, __u32);
-	__type(value, struct ring_order);
-} ring_orders SEC(".maps");
+	__type(value, struct ring_wr);
+} ring_sq SEC(".maps");
 
 /* The doorbell's far end, named many times: a broadcast to one of these makes many frames of one. */
 struct {

@@ -18,7 +18,7 @@ enum pinch_size {
 	PINCH_ACK_BEHIND = 12,	/* of these, how many lie before the word of the frame that asked for it */
 	PINCH_LEAST_BYTES = sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS, /* of a frame, so that it can turn round as an acknowledgement */
 	PINCH_BATCH = 32,	/* frames that a kick sends at most */
-	PINCH_ORDERS = 1024,	/* frames that may wait to be sent again; a power of two */
+	PINCH_SQ_ENTRIES = 1024,	/* entries of a flow's submission queue; a power of two */
 	PINCH_MAX_FLOWS = 64,
 };
 
@@ -26,7 +26,7 @@ enum pinch_mark {
 	PINCH_ANYWHERE = 0xffffffff, /* of `cpu`: frames are aggregated where they arrive */
 	PINCH_NO_LANE = 0xff,	     /* of an acknowledgement: what it lacks may only be late */
 	PINCH_UNKNOWN = 0xffffffff,  /* of `copies`: no count ever comes to this */
-	PINCH_ORDER_ASK = 0x80000000, /* of an order: ask whether the frame has come */
+	PINCH_WR_ASK = 0x80000000, /* of a work request: ask whether the frame has come, do not send it again */
 };
 
 /* Of a hello's word: seq << 32 | frames << 9 | exponent. */
@@ -117,8 +117,8 @@ struct pinch_flow {
 	__u32 total;  /* frames in its schedule */
 	__u32 next;   /* of these, to be sent next */
 	__u32 flying; /* copies under way */
-	__u32 ordered; /* frames to be sent again or asked for, since the start */
-	__u32 taken;   /* of these */
+	__u32 sq_tail; /* work requests that the process has posted, since the start: frames to send again, or to ask about */
+	__u32 sq_head; /* of these, those that programs have taken */
 	__u32 pad[11];
 };
 

@@ -8,7 +8,7 @@
 enum ring_size {
 	RING_BLOCK = 64,	/* bytes; payloads are whole blocks, so that loops have few tests */
 	RING_MAX_BLOCKS = 53,	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
-	RING_ORDERS = 1024,	/* orders that may wait to be taken; a power of two */
+	RING_SQ_ENTRIES = 1024,	/* entries of the submission queue; a power of two */
 	RING_FAN_SMALL = 8,	/* frames that one kick can become */
 	RING_FAN_LARGE = 32,
 	RING_PARKING = 256,	/* frames that may wait for the local gradient */
@@ -28,7 +28,7 @@ struct ring_config {
 	__u32 upstream;	   /* who lacks a frame asks: 0 the chunk's owner, 1 the rank before */
 	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
 	__u32 uplink;	   /* ifindex */
-	__u32 cpus;	   /* that orders are spread over */
+	__u32 cpus;	   /* that work requests are spread over */
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
@@ -43,7 +43,7 @@ struct ring_control {
 	__u64 progress; /* seq << 32 | chunks whose input is ready */
 	struct ring_tensor tensors[2]; /* of even and odd sequence numbers; set before `progress` names the sequence number */
 	__u32 wake_at;	/* wake the process when so many results are stored */
-	__u32 ordered;	/* orders given since the start */
+	__u32 sq_tail;	/* work requests that the process has posted, since the start */
 	__u32 holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
 	__u32 settled;	/* sequence number of which the process has verified all results */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
@@ -51,7 +51,7 @@ struct ring_control {
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
 	__u32 stored; /* results of this sequence number */
-	__u32 taken;  /* orders taken since the start */
+	__u32 sq_head; /* work requests that programs have taken, since the start */
 	__u32 pad1[10];
 };
 
@@ -103,16 +103,16 @@ struct ring_rank {
 	__u32 front;
 };
 
-/* What the process wants sent. One kick is multiplied, and each of its frames takes an order. */
-enum ring_order_kind {
-	RING_ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
-	RING_ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
-	RING_ORDER_REQUEST,	  /* ask for the frame about chunk `chunk` that is missing */
-	RING_ORDER_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
-	RING_ORDER_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
+/* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
+enum ring_wr_kind {
+	RING_WR_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
+	RING_WR_REPLAY,	  /* the frame parked in slot `chunk` */
+	RING_WR_NACK,	  /* ask for the frame about chunk `chunk` that is missing */
+	RING_WR_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
+	RING_WR_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
 };
 
-struct ring_order {
+struct ring_wr {
 	__u32 kind;
 	__u32 seq;
 	__u32 chunk;
@@ -120,8 +120,8 @@ struct ring_order {
 	__u16 extra;
 };
 
-enum ring_order_extra {
-	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the order */
+enum ring_wr_extra {
+	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the work request */
 };
 
 /* A frame that is missing, as `prev` named it. */
@@ -174,7 +174,7 @@ enum ring_counter {
 	RING_STORED,
 	RING_ANSWERED,	 /* results sent again */
 	RING_PARKED,
-	RING_SPREAD,	 /* orders handed to another CPU */
+	RING_SPREAD,	 /* work requests handed to another CPU */
 	RING_LOST,	 /* frames that later ones of their lane have overtaken */
 	RING_RESTARTED,	 /* laps that began anew */
 	RING_UNKEPT,	 /* partial sums for which there was no slot */

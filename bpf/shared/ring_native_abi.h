@@ -57,7 +57,7 @@ struct ring {
 	__s32 doorbell, events;
 	__u32 rank, ranks;
 	__u64 syscalls;
-	struct ring_order *orders;
+	struct ring_wr *sq;
 	/* For whole collectives. */
 	char *inputs, *results;
 	struct ring_chunk *records;

@@ -23,7 +23,7 @@ enum ring_kind {
 	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
 	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
-	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
+	/* From a host's own process to its own kernel, over the doorbell only: there are work requests to take. */
 	RING_DOORBELL = 16,
 };
 

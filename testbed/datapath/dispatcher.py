@@ -44,7 +44,7 @@ class Dispatcher:
     def attach(self) -> None:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
-            programs = {LINK: "dispatch_link", DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_order"}
+            programs = {LINK: "dispatch_link", DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_execute"}
             for device, program in programs.items():
                 attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
                 self._links.append(attached)
@@ -77,13 +77,13 @@ class Dispatcher:
             if self._link is not None:
                 self._link.update(own)
 
-    def add(self, group: int, link: Program, doorbell: Program, order: Program, send: Program | None = None) -> None:
+    def add(self, group: int, link: Program, doorbell: Program, execute: Program, send: Program | None = None) -> None:
         """Hand a group's frames to its programs.
 
         :param send: A TC program, for what `doorbell` passes on.
         :raises CollectiveError: The host is in a group of that number already.
         """
-        for table, program in (("groups", link), ("doorbells", doorbell), ("orders", order)):
+        for table, program in (("groups", link), ("doorbells", doorbell), ("executors", execute)):
             try:
                 self._object.maps[table].lookup(group)
             except KeyError:
@@ -95,7 +95,7 @@ class Dispatcher:
 
     def remove(self, group: int) -> None:
         """From here on the group's frames are strangers."""
-        for table in ("groups", "doorbells", "orders", "senders"):
+        for table in ("groups", "doorbells", "executors", "senders"):
             self._object.maps[table].delete(group)
 
     @property

@@ -7,11 +7,11 @@
 
 #include "ring_wait.h"
 
-/* Ring for all orders that wait, including those whose kick was lost. 0, or an errno. */
+/* Kick the doorbell for all work requests that wait, including those whose kick was lost. Returns 0 or an errno. */
 int ring_flush(struct ring *r)
 {
 	struct ring_control *c = r->control;
-	uint32_t waiting = c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST);
+	uint32_t waiting = c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST);
 
 	for (uint32_t kicked = 0; kicked < waiting; kicked += RING_FAN_LARGE) {
 		r->syscalls++;
@@ -24,15 +24,15 @@ int ring_flush(struct ring *r)
 	return 0;
 }
 
-/* Give an order; the next flush rings for it. One that does not fit waits for the timer as well. */
-void ring_order(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra)
+/* Post a work request; the next flush kicks for it. If the queue is full the request is dropped: the timer posts it again. */
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra)
 {
 	struct ring_control *c = r->control;
 
-	if (c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST) >= RING_ORDERS)
+	if (c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST) >= RING_SQ_ENTRIES)
 		return;
-	r->orders[c->ordered % RING_ORDERS] = (struct ring_order){ kind, seq, chunk, attempt, extra };
-	__atomic_store_n(&c->ordered, c->ordered + 1, __ATOMIC_SEQ_CST);
+	r->sq[c->sq_tail % RING_SQ_ENTRIES] = (struct ring_wr){ kind, seq, chunk, attempt, extra };
+	__atomic_store_n(&c->sq_tail, c->sq_tail + 1, __ATOMIC_SEQ_CST);
 }
 
 /* Replay parked frames whose input is ready; let go of those of past sequence numbers. */
@@ -45,7 +45,7 @@ void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != RING_PARKING_PARKED)
 			continue;
 		if (parked->seq == seq && parked->chunk < ready)
-			ring_order(r, RING_ORDER_REPLAY, seq, slot, 0, 0);
+			ring_post(r, RING_WR_REPLAY, seq, slot, 0, 0);
 		else if (seq_is_before(parked->seq, seq))
 			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
@@ -79,7 +79,7 @@ int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
-		ring_order(r, RING_ORDER_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
+		ring_post(r, RING_WR_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
 	ring_replay(r, seq, ready);
 	return ring_flush(r);
 }
@@ -201,7 +201,7 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 		return;
 	}
 	r->refused++;
-	ring_order(r, RING_ORDER_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
+	ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
 }
 
 /* Are all results of the collective there? *version changes whenever one of them is replaced by that of a later round. */

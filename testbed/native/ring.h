@@ -25,4 +25,4 @@ static inline bool is_done(const struct ring *r, uint32_t chunk, uint32_t seq)
 }
 
 int ring_flush(struct ring *r);
-void ring_order(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra);
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra);

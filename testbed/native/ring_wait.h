@@ -51,7 +51,7 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_order(r, RING_ORDER_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
+	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
 /* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
@@ -81,15 +81,15 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 				continue;
 			if (mine && seq_of(read_word(&record->reduced)) != seq) {
 				if (!pass && chunk / r->ranks < next)
-					ring_order(r, RING_ORDER_LAUNCH, seq, chunk, 0, 0);
+					ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 				continue;
 			}
 			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
 				continue;
 			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
-				ring_order(r, RING_ORDER_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
+				ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, seq)) {
-				ring_order(r, RING_ORDER_REQUEST, seq, chunk, 0, 0);
+				ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
 				allowed--;
 				known = !pass;
 			}

@@ -128,10 +128,10 @@ def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
             native.begin(SEQ + 1, 3 * rounds, LENGTH, TAG)
             native.control.next = 0
             native.publish(SEQ + 1, 3 * rounds)
-            native.rings()
+            native.kicks()
             assert len(native.waiting()) == len(parked)
             for _ in parked:
-                sent = decode_frame(kernel.run("ring_order", kick()).data)
+                sent = decode_frame(kernel.run("ring_execute", kick()).data)
                 assert (sent.payload == sent.header.chunk + 1).all()
 
 
@@ -153,7 +153,7 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
 
         def work(turn: int) -> None:
             kernel.run("ring_link", frames[turn])
-            kernel.run("ring_order", frames[turn])  # a copy that is to ask, if there is something to ask for
+            kernel.run("ring_execute", frames[turn])  # a copy that is to ask, if there is something to ask for
 
         Pair(work).run(rounds)
         counted = kernel.counters()

@@ -12,7 +12,7 @@ from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.errors import CollectiveError
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import Order
+from testbed.protocol.ring.memory import WrKind
 
 SEQ = 5
 HERE = Peer(SEQ, 0, 0, 4)
@@ -57,8 +57,8 @@ class Port:
     def peers(self) -> Sequence[Peer]:
         return self._peers(self.waits)
 
-    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0) -> None:
-        assert kind == Order.PROBE
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0) -> None:
+        assert kind == WrKind.PROBE
         self.probed.append((chunk, attempt))
 
     def flush(self) -> None:

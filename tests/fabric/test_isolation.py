@@ -15,7 +15,7 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import COUNTERS, Order
+from testbed.protocol.ring.memory import COUNTERS, WrKind
 from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
@@ -152,10 +152,10 @@ def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
 
 
 def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
-    """A kick by the link is no kick: no order is taken. One into the doorbell is, if it knows the group and its cookie."""
+    """A kick by the link takes no work request. One into the doorbell does, if it knows the group and its cookie."""
     fabric, workers = fabrics[0]
     names = [host.name for host in PLAN.hosts]
-    workers.call_all(order_in, names)
+    workers.call_all(post_in, names)
     before = counted(workers)
     with inside(fabric.hosts["h2"].namespace.fd, raw_socket("eth0")) as wire:
         for _ in range(100):
@@ -173,11 +173,11 @@ def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
     check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)
 
 
-def order_in(context) -> None:
-    """Give an order without ringing for it: a probe."""
-    kept(context)[0]._port.order(Order.PROBE, 0, 1 - kept(context)[0].spec.rank)
+def post_in(context) -> None:
+    """Post a work request, a probe, without a kick."""
+    kept(context)[0]._port.post(WrKind.PROBE, 0, 1 - kept(context)[0].spec.rank)
 
 
 def waiting_in(context) -> int:
     control = kept(context)[0]._port.control
-    return control.ordered - control.taken & 0xFFFFFFFF
+    return control.sq_tail - control.sq_head & 0xFFFFFFFF

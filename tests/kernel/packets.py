@@ -18,7 +18,7 @@ RANK, RANKS = 1, 3
 SEQ, TOTAL, TAG = 5, 6, 0xBEEF
 CHUNKS = 8
 LENGTH = 2 * BLOCK
-WINDOW = 1  # slot 0, chunk 1, is launched by order; slot 1, chunk 4, by the first token
+WINDOW = 1  # slot 0, chunk 1, is launched by a work request; slot 1, chunk 4, by the first token
 PEERS = endpoints(RANKS)
 
 
@@ -96,8 +96,8 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
         kernel.records["input_sum"][chunk] = checksum(input_of(RANK, chunk))
     native.begin(SEQ, TOTAL, LENGTH, TAG)
     native.publish(SEQ, TOTAL)
-    native.rings()
-    kernel.run("ring_order", kick())
+    native.kicks()
+    kernel.run("ring_execute", kick())
     counters = kernel.object.maps["ring_counters"]
     counters.update(0, bytes(counters.stride * counters.per_cpu))
 
@@ -108,6 +108,6 @@ def loaded(
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
     setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
     with closing(KernelRank(setting, spare)) as kernel:
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders")}
+        shared = {name: kernel.memory[name] for name in ("control", "parking", "sq")}
         with NativeProcess(RANK, RANKS, WINDOW, shared) as native:
             yield kernel, native

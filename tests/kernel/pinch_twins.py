@@ -18,7 +18,7 @@ from testbed.exchange.pinch.tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.memory import Config, Hub, Row, Source
-from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, U32, Packet
+from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, SQ_ENTRIES, U32, Packet
 from testbed.protocol.pinch.policy import Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
@@ -297,13 +297,13 @@ class Member:
             assert getattr(control, name) == getattr(rank, name), name
         assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
         shared = port._receive.maps
-        orders = shared["pinch_orders"].view().reshape(-1, ORDERS)
+        queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
             record = port.flows[number]
             assert (record["total"], record["next"], record["flying"]) == (len(flow.schedule), flow.next, flow.flying & U32)
-            first, pending = int(record["taken"]), int(record["ordered"]) - int(record["taken"])
-            assert first == flow.taken
-            assert orders[number, (first + np.arange(pending)) % ORDERS].tolist() == list(flow.orders)
+            first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
+            assert first == flow.sq_head
+            assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(flow.sq)
         for number, frame in enumerate(rank.frames):
             record = port.frames[number]
             assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)

@@ -201,7 +201,7 @@ def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> N
 
 def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
     """Names of functions, maps and types carry their system's."""
-    program = '#include "ring_orders.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
+    program = '#include "ring_submission.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
     assert refusals([], program, *FLAGS) == ""
     assert "redefinition of 'ring_frame'" in refusals([], program + "struct ring_frame { int again; };\n", *FLAGS)
 

@@ -17,7 +17,7 @@ from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
 from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.lanes import Lanes
-from testbed.protocol.ring.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
+from testbed.protocol.ring.memory import COUNTERS, PARKING, ResultState, Stage, WrKind, item_of
 from testbed.protocol.wire import (
     FRAME_BYTES,
     RESTART,
@@ -308,11 +308,11 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
         np.testing.assert_array_equal(kernel.inputs[chunk], input_of(RANK, chunk))
     for beyond in (kernel.inputs[TOTAL:], kernel.results[TOTAL:], kernel.records[TOTAL:].view(np.uint8)):
         assert not beyond.any()
-    assert (kernel.control.progress, kernel.control.ordered) == (seq << 32 | TOTAL, kernel.control.taken)
+    assert (kernel.control.progress, kernel.control.sq_tail) == (seq << 32 | TOTAL, kernel.control.sq_head)
     return wrong
 
 
-@pytest.mark.parametrize("program", ["ring_link", "ring_order", "ring_doorbell"])
+@pytest.mark.parametrize("program", ["ring_link", "ring_execute", "ring_doorbell"])
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     """And what they park does no harm in the collective that it is parked for.
 
@@ -329,10 +329,10 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
         refused += assert_sound(kernel, SEQ)
         native.begin(LATER, TOTAL, LENGTH, TAG)
         native.publish(LATER, TOTAL)
-        native.rings()
-        assert {order.kind for order in native.waiting()} <= {Order.REPLAY, Order.LAUNCH}
+        native.kicks()
+        assert {wr.kind for wr in native.waiting()} <= {WrKind.REPLAY, WrKind.LAUNCH}
         for _ in native.waiting():
-            verdicts.add(kernel.run("ring_order", kick()).retval)
+            verdicts.add(kernel.run("ring_execute", kick()).retval)
         refused += assert_sound(kernel, LATER)
         for name, count in kernel.counters().items():
             counted[name] += count

@@ -12,7 +12,7 @@ import pytest
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
+from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, WR_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import LANE, SEQ, Loaded, ack, bits, first_kick, frame, meet, received, said
@@ -361,22 +361,22 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
     to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
     with loaded.wire() as tap:
         port.control.met = 0
-        for flag in (0, ORDER_ASK):
-            port.order(0, np.array([to_both | flag]))
+        for flag in (0, WR_ASK):
+            port.post(0, np.array([to_both | flag]))
         loaded.run(1, "pinch_send", kick)
         assert received(tap) == []  # what has not been sent is not sent again, nor asked for
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
-            for flag, kind in ((ORDER_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
-                port.order(0, np.array([to_both | flag]))
+            for flag, kind in ((WR_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
+                port.post(0, np.array([to_both | flag]))
                 loaded.run(1, "pinch_send", kick)
                 sent = [decode(data) for data in received(tap)]
                 assert len(sent) == lacking
                 asked = 0 if flag else ASK
                 assert all((one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind) for one in sent)
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
-        assert port.flows["taken"].tolist() == port.flows["ordered"].tolist() == [8]
-        port.order(0, np.array([to_both]))  # of an exchange that is over
+        assert port.flows["sq_head"].tolist() == port.flows["sq_tail"].tolist() == [8]
+        port.post(0, np.array([to_both]))  # of an exchange that is over
         port.open(SEQ + 1)
         loaded.run(1, "pinch_send", kick)
         assert received(tap) == []
@@ -391,7 +391,7 @@ def test_each_attempt_is_another(loaded) -> None:
     sent_records(loaded, 1)["attempt"] = 253
     with loaded.wire() as tap:
         for attempt in (254, 255, 0, 1):
-            port.order(0, np.array([0 if attempt % 2 else ORDER_ASK]))
+            port.post(0, np.array([0 if attempt % 2 else WR_ASK]))
             loaded.run(1, "pinch_send", first_kick(port))
             assert {decode(data).header.attempt for data in received(tap)} == {attempt}
     assert loaded.counters(1)["asks"] == loaded.counters(1)["resent"] > 0
@@ -456,7 +456,7 @@ def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
 
 def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
     port = loaded.ports[0]
-    assert loaded.run(0, "pinch_order", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
+    assert loaded.run(0, "pinch_execute", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
 
 
 def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> None:

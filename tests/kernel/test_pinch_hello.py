@@ -11,7 +11,7 @@ import pytest
 from testbed.exchange.pinch.numbers import EXPONENTS
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, ORDER_ASK, frames_in
+from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, hello, received
@@ -273,9 +273,9 @@ def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded)
 @pytest.mark.parametrize("seq", [1 << 31, 0xFFFFFFFF])
 def test_orders_of_high_sequence_numbers(shared, seq) -> None:
     loaded = before(shared, seq)
-    loaded.ports[0].order(1, np.array([0, 1 | ORDER_ASK]))
-    assert loaded.ports[0]._orders[0, :2].tolist() == [seq << 32, seq << 32 | ORDER_ASK | 1]
-    loaded.ports[0].flows["ordered"] = 0
+    loaded.ports[0].post(1, np.array([0, 1 | WR_ASK]))
+    assert loaded.ports[0]._sq[0, :2].tolist() == [seq << 32, seq << 32 | WR_ASK | 1]
+    loaded.ports[0].flows["sq_tail"] = 0
 
 
 @pytest.mark.parametrize("world", [31, 32])

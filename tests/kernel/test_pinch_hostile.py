@@ -303,7 +303,7 @@ def test_mutated_frames_at_the_doorbell(loaded) -> None:
     mutations = Mutations(loaded, seed=2)
     enter(loaded)
     before = loaded.memory(0)
-    for name in ("pinch_doorbell", "pinch_order"):
+    for name in ("pinch_doorbell", "pinch_execute"):
         runner = Runner(loaded.program(0, name))
         assert runner(*mutations.draw(FRAMES // 10)) <= {XDP_DROP, XDP_PASS, XDP_REDIRECT}
         assert loaded.memory(0) == before

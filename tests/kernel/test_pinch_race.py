@@ -7,7 +7,7 @@ import pytest
 
 from testbed.kernel import XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch.packet import ORDERS
+from testbed.protocol.pinch.packet import SQ_ENTRIES
 from testbed.testing.graphs import Partitioned, embeddings
 from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, meet
 from tests.kernel.test_pinch import hub
@@ -98,11 +98,11 @@ def test_frames_and_orders_are_sent_once() -> None:
         kick = first_kick(port)
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(count // 32 + 10)
         assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
-        port.order(0, np.arange(ORDERS))
-        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(ORDERS // 32 + 10)
-        assert port.flows["taken"].tolist() == [ORDERS]
-        assert loaded.counters(1)["resent"] == ORDERS
-        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:ORDERS] == 1).all()
+        port.post(0, np.arange(SQ_ENTRIES))
+        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(SQ_ENTRIES // 32 + 10)
+        assert port.flows["sq_head"].tolist() == [SQ_ENTRIES]
+        assert loaded.counters(1)["resent"] == SQ_ENTRIES
+        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:SQ_ENTRIES] == 1).all()
 
 
 def test_frames_that_come_while_the_process_enters_their_exchange() -> None:

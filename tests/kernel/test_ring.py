@@ -10,7 +10,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, PARKING_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
@@ -465,51 +465,51 @@ def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
 
 
 ASKED = {"kind": Kind.REQUEST, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
-ORDERED = [
+POSTED = [
     (None, None, XDP_DROP, {}, None, None),
-    (None, (Order.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
-    (None, (Order.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
-    (None, (Order.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
-    (None, (Order.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
-    (None, (Order.REQUEST, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
-    (None, (Order.REQUEST, SEQ, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
-    (None, (Order.REQUEST, SEQ, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
-    (None, (Order.REQUEST, SEQ, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
-    (None, (Order.REQUEST, SEQ, 4), XDP_DROP, {}, None, None),  # not launched yet
+    (None, (WrKind.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
+    (None, (WrKind.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
+    (None, (WrKind.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.NACK, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.NACK, SEQ, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
+    (None, (WrKind.NACK, SEQ, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
+    (None, (WrKind.NACK, SEQ, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (None, (WrKind.NACK, SEQ, 4), XDP_DROP, {}, None, None),  # not launched yet
     (
         None,
-        (Order.RESTART, SEQ, 1, 0, 0),
+        (WrKind.RESTART, SEQ, 1, 0, 0),
         XDP_REDIRECT,
         SENT | {"resent": 1, "restarted": 1},
         2,
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
     ),
-    (None, (Order.RESTART, SEQ, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
+    (None, (WrKind.RESTART, SEQ, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
     (
         None,
-        (Order.RESTART, SEQ, 2, 0, 3),
+        (WrKind.RESTART, SEQ, 2, 0, 3),
         XDP_REDIRECT,
         SENT | {"resent": 1},
         2,
         {"kind": Kind.REQUEST, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
     ),
-    (None, (Order.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
-    (None, (Order.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
-    (None, (Order.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
-    (None, (Order.REPLAY, SEQ, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
+    (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
+    (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
+    (None, (WrKind.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
+    (None, (WrKind.REPLAY, SEQ, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
     (None, (9, SEQ, 0), XDP_DROP, {"bad_kind": 1}, None, None),
 ]
 
 
 @pytest.mark.parametrize(
-    ("both", "order", "verdict", "counted", "to", "reply"),
-    [(upstream, *row) for upstream in (False, True) for only, *row in ORDERED if only in (None, upstream)],
+    ("both", "work", "verdict", "counted", "to", "reply"),
+    [(upstream, *row) for upstream in (False, True) for only, *row in POSTED if only in (None, upstream)],
     indirect=["both"],
 )
-def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
-    if order is not None:
-        native.order(*order)
-    run = kernel.run("ring_order", kick())
+def test_work_requests(kernel, native, work, verdict, counted, to, reply) -> None:
+    if work is not None:
+        native.post(*work)
+    run = kernel.run("ring_execute", kick())
     assert run.retval == verdict
     assert changes(kernel.counters()) == counted
     assert native.waiting() == []
@@ -520,10 +520,10 @@ def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
 @pytest.mark.parametrize(
     ("data", "counted"), [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})]
 )
-def test_what_is_no_kick_takes_no_order(kernel, native, data, counted) -> None:
+def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) -> None:
     """A frame that is none comes back to ask for what is missing, and here nothing is."""
-    native.order(Order.LAUNCH, SEQ, 4)
-    assert kernel.run("ring_order", data).retval == XDP_DROP
+    native.post(WrKind.LAUNCH, SEQ, 4)
+    assert kernel.run("ring_execute", data).retval == XDP_DROP
     assert changes(kernel.counters()) == counted
     assert len(native.waiting()) == 1
 
@@ -531,7 +531,7 @@ def test_what_is_no_kick_takes_no_order(kernel, native, data, counted) -> None:
 @pytest.mark.parametrize(("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)])
 def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
     for _ in range(waiting):
-        native.order(Order.PROBE, 0, 0)
+        native.post(WrKind.PROBE, 0, 0)
     assert kernel.run("ring_doorbell", kick()).retval == verdict
     assert kernel.run("ring_doorbell", kick(cookie=0)).retval == XDP_DROP
 
@@ -541,8 +541,8 @@ def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) ->
     assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
     native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
     native.publish(SEQ + 1, 1)  # chunk 0, and none of this rank's own
-    assert [entry.kind for entry in native.waiting()] == [Order.REPLAY]
-    run = kernel.run("ring_order", kick())
+    assert [entry.kind for entry in native.waiting()] == [WrKind.REPLAY]
+    run = kernel.run("ring_execute", kick())
     assert run.retval == XDP_REDIRECT
     assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2}, words + input_of(1, 0))
     assert all(parked.state == 0 for parked in kernel.parking)
@@ -560,14 +560,14 @@ def test_full_parking_drops() -> None:
         assert changes(kernel.counters()) == {"parked": PARKING_TRIES, "parking_full": 2}
 
 
-def test_full_queue_of_orders_is_served_in_order(kernel, native) -> None:
-    native.control.ordered = native.control.taken = 0xFFFFFFFF - ORDERS // 2
-    for index in range(ORDERS):
-        native.order(Order.PROBE, 0, 0, index, ANYWHERE)
-    for index in range(ORDERS):
-        run = kernel.run("ring_order", kick())
+def test_full_submission_queue_is_served_in_order(kernel, native) -> None:
+    native.control.sq_tail = native.control.sq_head = 0xFFFFFFFF - SQ_ENTRIES // 2
+    for index in range(SQ_ENTRIES):
+        native.post(WrKind.PROBE, 0, 0, index, ANYWHERE)
+    for index in range(SQ_ENTRIES):
+        run = kernel.run("ring_execute", kick())
         assert Ether(run.data)[RingHeader].attempt == index
-    assert kernel.run("ring_order", kick()).retval == XDP_DROP
+    assert kernel.run("ring_execute", kick()).retval == XDP_DROP
 
 
 def test_process_is_woken_when_enough_is_stored(kernel) -> None:
@@ -696,7 +696,7 @@ def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> No
         assert run.retval == XDP_REDIRECT  # to the link and to the doorbell
         assert decode(run.data).header.kind in (Kind.RESULT, Kind.REDUCE)
         assert kernel.counters()["resent"] == 0
-        run = kernel.run("ring_order", run.data)
+        run = kernel.run("ring_execute", run.data)
         assert run.retval == XDP_REDIRECT
         assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
         assert kernel.run("ring_link", reduce(3, round=1)).retval == XDP_TX  # not again at once
@@ -744,7 +744,7 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
     kernel.run("ring_link", result(1))
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
-    native.rings()
+    native.kicks()
     held, record = kernel.results[1].copy(), kernel.records[1].copy()
     late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, seq=NEXT, checksum=checksum_of(result(1)))
     assert kernel.run("ring_link", late).retval == XDP_DROP
@@ -771,7 +771,7 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
         kernel.run("ring_link", data)
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
-    native.rings()
+    native.kicks()
     for data in (reduce(2, seq=NEXT), result(0, seq=NEXT), result(1, seq=NEXT)):
         kernel.run("ring_link", data)
     kernel.control.settled = NEXT if settled else 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from testbed.protocol.ring.memory import ANYWHERE, ORDERS, Order, ResultState
+from testbed.protocol.ring.memory import ANYWHERE, SQ_ENTRIES, ResultState, WrKind
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
 from tests.kernel.packets import LENGTH, RANKS, SEQ, TAG, kick, loaded, packet
@@ -97,12 +97,12 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
 
 
 def test_orders_are_taken_once() -> None:
-    """Both CPUs serve kicks: no order is lost, none is carried out twice."""
+    """Both CPUs serve kicks: no work request is lost, none is carried out twice."""
     with loaded() as (kernel, native):
-        for _ in range(ORDERS):
-            native.order(Order.PROBE, 0, 0, 0, ANYWHERE)
+        for _ in range(SQ_ENTRIES):
+            native.post(WrKind.PROBE, 0, 0, 0, ANYWHERE)
         data = kick()
-        Pair(lambda turn: kernel.run("ring_order", data)).run(ORDERS // 2 + 100)
+        Pair(lambda turn: kernel.run("ring_execute", data)).run(SQ_ENTRIES // 2 + 100)
         assert native.waiting() == []
-        assert kernel.control.taken == ORDERS
-        assert kernel.counters()["sent"] == ORDERS
+        assert kernel.control.sq_head == SQ_ENTRIES
+        assert kernel.counters()["sent"] == SQ_ENTRIES

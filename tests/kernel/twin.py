@@ -9,11 +9,11 @@ import numpy as np
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
 from testbed.kernel.abi import Struct, constant
-from testbed.protocol.ring.memory import ASKS, COUNTERS, Ask, Config, Order, Queue, ResultState
+from testbed.protocol.ring.memory import ASKS, COUNTERS, Ask, Config, Queue, ResultState, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
-from tests.native.process import STRUCTS, NativeProcess, orders_waiting
+from tests.native.process import STRUCTS, NativeProcess, sq_pending
 
 FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")  # between calls
 LOOPBACK = 1
@@ -43,7 +43,7 @@ class KernelRank:
         shared, dtype = self.object.maps, self.object.dtype
         self.inputs, self.results = shared["ring_inputs"].view(), shared["ring_results"].view()
         self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
-        self.records, self.orders = self.memory["chunks"], self.memory["orders"]
+        self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
         self.parking, self.lanes, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "lanes", "ranks"))
         self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
@@ -90,7 +90,7 @@ class KernelRank:
         done, parked = self.records["result"] != 0, self.memory["parking"]["state"] != FREE
         memory = self.inputs, self.results[done], self.records, self.memory["parking"][parked]
         data = b"".join(self.object.maps["ring_parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
-        return *(part.tobytes() for part in memory), bytes(self.control), self.orders.tobytes(), data
+        return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
         """The maps hold what the twin holds. Times are left out: the clocks differ."""
@@ -100,7 +100,7 @@ class KernelRank:
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
         for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
-        assert orders_waiting(control, self.orders) == list(rank.orders)
+        assert sq_pending(control, self.sq) == list(rank.sq)
         cpu = rank.lane_number(0)
         asks = self.asks(cpu)
         assert asks.frames == rank.asks[0].frames
@@ -166,8 +166,8 @@ class TwinRank(Rank):
     def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         return self._both("ring_link", XDP_TX, super().on_frame, frame)
 
-    def on_order(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        return self._both("ring_order", XDP_REDIRECT, super().on_order, kick)
+    def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        return self._both("ring_execute", XDP_REDIRECT, super().on_wr, kick)
 
     def on_bytes(self, data: bytes) -> Frame | None:
         """Any bytes by the link: what is no frame of the ring's is dropped and changes nothing."""
@@ -203,7 +203,7 @@ class TwinProcess(Process):
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
         setting, lane = rank.config, rank.lane_number(0)
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders", "chunks", "ranks")}
+        shared = {name: kernel.memory[name] for name in ("control", "parking", "sq", "chunks", "ranks")}
         shared["lanes"] = kernel.memory["lanes"][lane : lane + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
@@ -222,7 +222,7 @@ class TwinProcess(Process):
         super().publish(ready)
         self._in_c = False
         self.native.publish(self.memory.seq, ready)
-        self.native.rings()
+        self.native.kicks()
 
     def replay(self) -> None:
         outermost, self._in_c = not self._in_c, True
@@ -255,8 +255,8 @@ class TwinProcess(Process):
         self._in_c = False
         self.native.refuse(chunk)
 
-    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        super().order(kind, seq, chunk, attempt, extra)
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        super().post(kind, seq, chunk, attempt, extra)
         if not self._in_c:
-            self.native.order(kind, seq, chunk, attempt, extra)
+            self.native.post(kind, seq, chunk, attempt, extra)
 

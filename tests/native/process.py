@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
-from testbed.protocol.ring.memory import ORDERS, PARKING, Order, OrderEntry
+from testbed.protocol.ring.memory import PARKING, SQ_ENTRIES, WorkRequest, WrKind
 from testbed.protocol.wire import MAX_RANKS
 
-__all__ = ["STRUCTS", "NativeProcess", "orders_waiting"]
+__all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
 
 RECORDS = 64
 Memory = Mapping[str, NDArray[Any]]
@@ -24,12 +24,12 @@ U16, U32 = ctypes.c_uint16, ctypes.c_uint32
 STRUCTS = {
     "control": "ring_control",
     "parking": "ring_parked",
-    "orders": "ring_order",
+    "sq": "ring_wr",
     "chunks": "ring_chunk",
     "lanes": "ring_lane",
     "ranks": "ring_rank",
 }
-SIZES = {"control": 1, "parking": PARKING, "orders": ORDERS, "chunks": RECORDS, "lanes": 1, "ranks": MAX_RANKS}
+SIZES = {"control": 1, "parking": PARKING, "sq": SQ_ENTRIES, "chunks": RECORDS, "lanes": 1, "ranks": MAX_RANKS}
 
 
 class NativeProcess:
@@ -51,7 +51,7 @@ class NativeProcess:
             "ring",
             control=self.control.address,
             parking=self.memory["parking"].ctypes.data,
-            orders=self.memory["orders"].ctypes.data,
+            sq=self.memory["sq"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
             cpus=self.memory["lanes"].ctypes.data,
             peers=self.memory["ranks"].ctypes.data,
@@ -66,7 +66,7 @@ class NativeProcess:
         )
         self.pointer = ctypes.c_void_p(self.ring.address)
         self.library = load("ring")
-        self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
+        self.library.ring_post.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
         self.library.ring_refuse.restype = self.library.ring_probe.restype = None
 
     def __enter__(self):
@@ -97,11 +97,11 @@ class NativeProcess:
     def probe(self, seq: int, cpu: int) -> None:
         self.call("probe", U32(seq), U32(cpu))
 
-    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        self.call("order", U32(kind), U32(seq), U32(chunk), U32(attempt), U32(extra))
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        self.call("post", U32(kind), U32(seq), U32(chunk), U32(attempt), U32(extra))
 
-    def waiting(self) -> list[OrderEntry]:
-        return orders_waiting(self.control, self.memory["orders"])
+    def waiting(self) -> list[WorkRequest]:
+        return sq_pending(self.control, self.memory["sq"])
 
     def kicks(self) -> int:
         """Kicks since the last call."""
@@ -113,7 +113,7 @@ class NativeProcess:
             return count
 
 
-def orders_waiting(control: Struct, orders: NDArray[Any]) -> list[OrderEntry]:
-    """The orders that are given and not taken."""
-    count = control.ordered - control.taken & 0xFFFFFFFF
-    return [OrderEntry(*orders[(control.taken + index) % ORDERS].item()) for index in range(count)]
+def sq_pending(control: Struct, sq: NDArray[Any]) -> list[WorkRequest]:
+    """The work requests that are posted and not taken."""
+    count = control.sq_tail - control.sq_head & 0xFFFFFFFF
+    return [WorkRequest(*sq[(control.sq_head + index) % SQ_ENTRIES].item()) for index in range(count)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.ring.memory import ANYWHERE, PARKING, SQ_ENTRIES, Memory, ResultState, Stage, WorkRequest, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
@@ -46,8 +46,8 @@ class Both:
     def __init__(self, native: NativeProcess, memory: Memory, window: int = WINDOW) -> None:
         self.native, self.memory, self.process = native, memory, Process(memory, window)
         self.parked = 0
-        # Counters of orders wrap as well.
-        native.control.ordered = native.control.taken = 0xFFFFFFF0
+        # Head and tail wrap as well.
+        native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
         native.control.progress = memory.seq << 32
         native.control.holdoff_us = memory.holdoff_us
 
@@ -61,7 +61,7 @@ class Both:
         ready = max(self.memory.ready, min(value, self.memory.tensors[seq & 1].total))
         self.process.publish(ready)
         self.native.publish(seq, ready)
-        assert self.native.rings() == -(-len(self.memory.orders) // FAN)
+        assert self.native.kicks() == -(-len(self.memory.sq) // FAN)
 
     def park(self, later: int, chunk: int) -> None:
         frame = Frame(Header(Kind.REDUCE, seq=self.memory.seq + later & 0xFFFFFFFF, chunk=chunk))
@@ -75,9 +75,9 @@ class Both:
         self.native.control.next += count
 
     def taken(self, count: int, _) -> None:
-        for _ in range(min(count, len(self.memory.orders))):
-            self.memory.orders.popleft()
-            self.native.control.taken = self.native.control.taken + 1 & 0xFFFFFFFF
+        for _ in range(min(count, len(self.memory.sq))):
+            self.memory.sq.popleft()
+            self.native.control.sq_head = self.native.control.sq_head + 1 & 0xFFFFFFFF
 
     def result(self, chunk: int, state: ResultState) -> None:
         """The programs have come to this state of a chunk, one round later than before."""
@@ -121,7 +121,7 @@ class Both:
 
     def assert_same(self) -> None:
         native, memory = self.native, self.memory
-        assert native.waiting() == list(memory.orders)
+        assert native.waiting() == list(memory.sq)
         control = native.control
         assert control.progress == memory.seq << 32 | memory.ready
         assert control.next == memory.next_seq << 32 | memory.next_slot
@@ -158,18 +158,18 @@ def both():
         made = Both(native, memory)
         made.begin(CHUNKS, 0)
         made.publish(CHUNKS, 0)
-        for entry in memory.orders:
+        for entry in memory.sq:
             made.reduced(entry.chunk, 0)
-        made.taken(ORDERS, 0)
+        made.taken(SQ_ENTRIES, 0)
         yield made
         made.assert_same()
 
 
-def asked(both: Both) -> list[tuple[Order, int]]:
+def asked(both: Both) -> list[tuple[WrKind, int]]:
     """Orders since the last call."""
-    found = [(Order(entry.kind), entry.chunk) for entry in both.memory.orders]
-    assert both.native.waiting() == list(both.memory.orders)
-    both.taken(ORDERS, 0)
+    found = [(WrKind(entry.kind), entry.chunk) for entry in both.memory.sq]
+    assert both.native.waiting() == list(both.memory.sq)
+    both.taken(SQ_ENTRIES, 0)
     return found
 
 
@@ -178,10 +178,10 @@ def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -
     both.lost(2, Stage.RESULT)
     both.asked(2, ago_us=100)
     both.stall(False)
-    assert asked(both) == [(Order.REQUEST, 3)]
+    assert asked(both) == [(WrKind.NACK, 3)]
     both.asked(2, ago_us=200)
     both.stall(False)
-    assert asked(both) == [(Order.REQUEST, 2)]  # half as many as the last time
+    assert asked(both) == [(WrKind.NACK, 2)]  # half as many as the last time
 
 
 def test_what_is_lost_of_another_lap_is_not_asked_for(both) -> None:
@@ -193,10 +193,10 @@ def test_what_is_lost_of_another_lap_is_not_asked_for(both) -> None:
 
 
 def test_launches_are_repeated_for_slots_that_are_taken(both) -> None:
-    """An order or its frame was lost on the way to the doorbell."""
+    """A work request or its frame was lost on the way to the doorbell."""
     both.memory.chunks[2].reduced = both.native.records[2].reduced = 0
     both.stall(False)
-    assert asked(both) == [(Order.LAUNCH, 2)]
+    assert asked(both) == [(WrKind.LAUNCH, 2)]
 
 
 def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) -> None:
@@ -208,7 +208,7 @@ def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) 
     both.stall(False)  # something still comes on a CPU
     assert asked(both) == []
     both.stall(True)
-    assert asked(both) == [(Order.REQUEST, 0)]  # the allowance has come down to one
+    assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has come down to one
 
 
 def test_blind_requests_are_few(both) -> None:
@@ -220,7 +220,7 @@ def test_blind_requests_are_few(both) -> None:
         both.result(chunk, ResultState.DONE)
     both.stall(True)
     blind = asked(both)
-    assert len([entry for entry in blind if entry[0] == Order.REQUEST]) == 4
+    assert len([entry for entry in blind if entry[0] == WrKind.NACK]) == 4
 
 
 def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
@@ -231,15 +231,15 @@ def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
         both.result(chunk, ResultState.DONE)
     both.stall(True)
     # Those of this rank's own that it has not launched yet are not on their way.
-    assert asked(both) == [(Order.REQUEST, chunk) for chunk in (0, 1, 2, 3)]
+    assert asked(both) == [(WrKind.NACK, chunk) for chunk in (0, 1, 2, 3)]
 
 
 def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     both.result(1, ResultState.DONE)
     both.refuse(1, 0)
-    assert asked(both) == [(Order.RESTART, 1)]
+    assert asked(both) == [(WrKind.RESTART, 1)]
     both.stall(False)
-    assert asked(both)[-1:] == [(Order.RESTART, 1)]
+    assert asked(both)[-1:] == [(WrKind.RESTART, 1)]
 
 
 def test_probes_name_their_cpu_and_are_told_apart() -> None:
@@ -251,8 +251,8 @@ def test_probes_name_their_cpu_and_are_told_apart() -> None:
         both.probe(0)
         assert memory.flushed == 0
         both.assert_same()
-        probe = OrderEntry(Order.PROBE, 0, 0, 0, ANYWHERE)
-        assert list(memory.orders) == [probe, probe._replace(attempt=1)]
+        probe = WorkRequest(WrKind.PROBE, 0, 0, 0, ANYWHERE)
+        assert list(memory.sq) == [probe, probe._replace(attempt=1)]
 
 
 def test_a_silent_process_asks_for_less_and_less() -> None:
@@ -267,7 +267,7 @@ def test_a_silent_process_asks_for_less_and_less() -> None:
         for chunk in range(total):
             both.reduced(chunk, 0)
             both.lost(chunk, Stage.RESULT)
-        both.taken(ORDERS, 0)
+        both.taken(SQ_ENTRIES, 0)
         for come in (1, 0, 0, 0, 0, 0, 0, 0, 3, 5, 0):
             for chunk in range(memory.stored, memory.stored + come):
                 both.result(chunk, ResultState.DONE)
@@ -276,19 +276,19 @@ def test_a_silent_process_asks_for_less_and_less() -> None:
     assert counts == [32, 16, 8, 4, 2, 1, 1, 1, 4, 9, 4]
 
 
-def test_a_full_queue_takes_no_more_orders() -> None:
+def test_a_full_queue_takes_no_more_work_requests() -> None:
     memory = Memory(config(0, 2))
     process = Process(memory, WINDOW)
     with NativeProcess(0, 2, WINDOW) as native:
-        for chunk in range(ORDERS + 1):
-            process.order(Order.REQUEST, 1, chunk)
-            native.order(Order.REQUEST, 1, chunk)
-        assert native.waiting() == list(memory.orders)
-        assert len(memory.orders) == ORDERS
+        for chunk in range(SQ_ENTRIES + 1):
+            process.post(WrKind.NACK, 1, chunk)
+            native.post(WrKind.NACK, 1, chunk)
+        assert native.waiting() == list(memory.sq)
+        assert len(memory.sq) == SQ_ENTRIES
 
 
 def test_a_doorbell_that_is_gone_is_an_error() -> None:
     with NativeProcess(0, 2, WINDOW) as native:
-        native.order(Order.PROBE, 0, 1)
+        native.post(WrKind.PROBE, 0, 1)
         native.far.close()
         assert native.call("flush") == errno.ECONNREFUSED

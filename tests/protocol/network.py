@@ -139,7 +139,7 @@ class Network:
         """A frame, and what its copies ask for that come back by the doorbell."""
         while frame is not None:
             self.emit(frame)
-            frame = rank.on_order(frame, self.now_us) if rank.asking else None
+            frame = rank.on_wr(frame, self.now_us) if rank.asking else None
 
     def deliver(self, index: int = 0) -> None:
         self.now_us += TICK_US
@@ -153,7 +153,7 @@ class Network:
         """A kick of this rank's has come back."""
         self.now_us += TICK_US
         member = self.members[index]
-        self.emit_all(member.rank, member.rank.on_order(member.process.kick(), self.now_us))
+        self.emit_all(member.rank, member.rank.on_wr(member.process.kick(), self.now_us))
 
     @property
     def finished(self) -> bool:
@@ -167,7 +167,7 @@ class Network:
             quiet = not self.flying
             for index, member in enumerate(self.members):
                 member.step(1 << 30)
-                while member.rank.orders:
+                while member.rank.sq:
                     self.serve(index)
             while self.flying:
                 self.deliver()

@@ -339,7 +339,7 @@ class Ranks:
         rank.told = rank.told if rank.has_ended else 0
         rank.fanned = {}
         for flow in rank.flows:
-            flow.taken = 0
+            flow.sq_head = 0
         rank.sent = {key: sent._replace(attempt=min(sent.attempt, CAP)) for key, sent in rank.sent.items()}
         if policy is None:
             for peer in rank.peers:

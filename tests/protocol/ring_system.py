@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed.protocol.ring.liveness import silent, unsettled, untold
-from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, Order, Peer, Queue, Stage, Tensor
+from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, Peer, Queue, Stage, Tensor, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
@@ -101,7 +101,7 @@ class TinyProcess(Process):
         memory = self.memory
         for slot, parked in sorted(memory.parking.items()):
             if parked.header.seq == memory.seq and parked.header.chunk < memory.ready:
-                self.order(Order.REPLAY, memory.seq, slot)
+                self.post(WrKind.REPLAY, memory.seq, slot)
             elif parked.header.seq < memory.seq:
                 memory.parking[slot] = None
 
@@ -392,7 +392,7 @@ class RingSystem(System[State]):
         process.on_timer(0)
         for other in range(self.scene.ranks):
             if other not in (index, rank.config.before):
-                process.order(Order.PROBE, 0, other)
+                process.post(WrKind.PROBE, 0, other)
         rounds = min(state.ranks[index].rounds + 1, self.rounds)
         ages = tuple(min(age + 1, self.rounds) for age in state.ranks[index].ages)
         return self._serve(state, index, rank, process, rounds=rounds, ages=ages)
@@ -429,7 +429,7 @@ class RingSystem(System[State]):
     def _ask_around(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         for other in sorted(self._waits_for(state, index)):
-            process.order(Order.PROBE, 0, other)
+            process.post(WrKind.PROBE, 0, other)
         return self._serve(state, index, rank, process)
 
     # What programs do.
@@ -445,7 +445,7 @@ class RingSystem(System[State]):
     def _act(self, state: State, to: int, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any) -> State:
         sent = [rank.act(work)]
         while rank.asking and sent[-1] is not None:
-            sent.append(rank.on_order(sent[-1]))
+            sent.append(rank.on_wr(sent[-1]))
         if rank.lanes[0].progress:
             changes |= {"rounds": 0, "stalled": False}
         heard = rank.lanes[0].heard
@@ -468,10 +468,10 @@ class RingSystem(System[State]):
         return self._act(state, to, rank, process, work, held=None)
 
     def _serve(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
-        """Carry out all orders; they come by the doorbell, which does not lose any here."""
+        """Carry out all work requests; they come by the doorbell, which does not lose any here."""
         sent = []
-        while rank.orders:
-            sent.append(rank.on_order(process.kick()))
+        while rank.sq:
+            sent.append(rank.on_wr(process.kick()))
         return self._send(self._freeze(state, index, rank, process, **changes), index, sent)
 
     def _send(self, state: State, sender: int, frames: Iterable[Frame | None]) -> State:
@@ -516,7 +516,7 @@ class RingSystem(System[State]):
         rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
-        rank.orders, rank.events = _Orders(), []
+        rank.sq, rank.events = _Sq(), []
         rank.inputs, rank.results = list(s.inputs), list(s.results)
         rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
         rank.kept = [Kept(*kept) for kept in s.kept]
@@ -559,7 +559,7 @@ class RingSystem(System[State]):
         return state._replace(ranks=tuple(ranks))
 
 
-class _Orders(list):
+class _Sq(list):
     def popleft(self) -> Any:
         return self.pop(0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testbed.protocol.ring.memory import Order, ResultState
+from testbed.protocol.ring.memory import ResultState, WrKind
 from testbed.protocol.wire import BLOCK, RESTART, Frame, Kind
 from tests.protocol.network import Network, collectives
 
@@ -30,7 +30,7 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
 
 
 def serve(network: Network, index: int) -> None:
-    while network.members[index].rank.orders:
+    while network.members[index].rank.sq:
         network.serve(index)
 
 
@@ -161,7 +161,7 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
     process.refuse(0)
     process.refuse(0)
     assert rank.stored == 1
-    assert [order.kind for order in rank.orders] == [Order.RESTART]
+    assert [wr.kind for wr in rank.sq] == [WrKind.RESTART]
 
 
 def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():

@@ -87,7 +87,7 @@ def test_tokens_are_conserved_without_faults(ranks, total):
         member.step()
         member.step(total)
     for index, member in enumerate(network.members):
-        while member.rank.orders:
+        while member.rank.sq:
             network.serve(index)
             assert len(network.flying) <= tokens
     while network.flying:
@@ -123,7 +123,7 @@ class Lanes(Network):
 
     def serve_on(self, index: int, cpu: int) -> None:
         member = self.members[index]
-        self.emit(member.rank.on_order(member.process.kick(), self.now_us, cpu))
+        self.emit(member.rank.on_wr(member.process.kick(), self.now_us, cpu))
 
 
 @given(
@@ -149,7 +149,7 @@ def test_a_late_rank_finds_frames_parked():
     for index in (0, 1):
         network.members[index].step()
         network.members[index].step(6)
-        while network.members[index].rank.orders:
+        while network.members[index].rank.sq:
             network.serve(index)
     while network.flying:
         network.deliver()
@@ -157,7 +157,7 @@ def test_a_late_rank_finds_frames_parked():
     assert late.rank.counters["parked"] > 0
     late.step()
     late.step(6)
-    assert late.rank.orders
+    assert late.rank.sq
     network.run()
     assert network.total("resent") == 0
 
@@ -169,7 +169,7 @@ def test_parking_lets_go_of_past_sequence_numbers():
     sender = Process(early := Rank(config(0, 2)), 1)
     sender.begin(1, 1, BLOCK, 0)
     sender.publish(1)
-    rank.on_frame(early.on_order(sender.kick()))
+    rank.on_frame(early.on_wr(sender.kick()))
     assert rank.parking[0] is not None
     process.begin(1, 1, BLOCK, 0)
     process.publish(0)
@@ -256,7 +256,7 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
     for index, member in enumerate(network.members):
         member.step()
         member.step(16)
-        while index == 0 and member.rank.orders:
+        while index == 0 and member.rank.sq:
             network.serve(index)
     assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
     for come in range(gap + 1):
@@ -373,7 +373,7 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     for index, member in enumerate(network.members):
         member.step()
         member.step(3)
-        while member.rank.orders:
+        while member.rank.sq:
             network.serve(index)
     while network.flying:
         network.deliver()

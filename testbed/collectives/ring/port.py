@@ -23,7 +23,7 @@ from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, Order
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, WrKind
 from testbed.protocol.scale import SLACK
 from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
 
@@ -114,7 +114,7 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell(lanes, len(cpus))
-            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "order")))
+            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute")))
         except BaseException:
             self._close_own()
             raise
@@ -126,7 +126,7 @@ class RingPort:
         self.records = shared["ring_chunks"].view(layout_of("ring_chunk")).reshape(-1)
         self.control = Struct(shared["ring_control"].view(layout_of("ring_control")))
         self.parking = shared["ring_parking"].view(np.uint8)
-        self.orders = shared["ring_orders"].view(np.uint8)
+        self.sq = shared["ring_sq"].view(np.uint8)
         self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
         self.control.holdoff_us = _HOLDOFF_US
@@ -159,7 +159,7 @@ class RingPort:
             events=self._events.fd,
             rank=self.spec.rank,
             ranks=self.spec.size,
-            orders=self.orders.ctypes.data,
+            sq=self.sq.ctypes.data,
             inputs=self.inputs.ctypes.data,
             results=self.results.ctypes.data,
             records=self.records.ctypes.data,
@@ -187,8 +187,8 @@ class RingPort:
         self._complete.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
         self._finish.argtypes = [pointer, pointer, u32, pointer]
-        self._order = library.ring_order
-        self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32, u32], None
+        self._post = library.ring_post
+        self._post.argtypes, self._post.restype = [pointer, u32, u32, u32, u32, u32], None
         self._begin = library.ring_begin
         self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
         self._flush = library.ring_flush
@@ -236,12 +236,12 @@ class RingPort:
         """Enter a sequence number with nothing to reduce."""
         self._begin(self._ring, seq, 0, 0, 0, 0)
 
-    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
-        """Prepare an order; `flush` rings for what has been prepared."""
-        self._order(self._ring, kind, seq, chunk, attempt, extra)
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
+        """Post a work request; `flush` kicks the doorbell."""
+        self._post(self._ring, kind, seq, chunk, attempt, extra)
 
     def flush(self) -> None:
-        """Ring for the orders that wait."""
+        """Kick the doorbell for the work requests that wait."""
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:

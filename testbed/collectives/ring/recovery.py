@@ -13,7 +13,7 @@ import numpy as np
 from testbed.collectives.ring.port import Peer, RingPort
 from testbed.core.errors import CollectiveError
 from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
-from testbed.protocol.ring.memory import Order
+from testbed.protocol.ring.memory import WrKind
 
 __all__ = ["Recovery"]
 
@@ -113,7 +113,7 @@ class Recovery:
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
-            self.port.order(Order.PROBE, 0, rank, self._probes & 0xFFFF)
+            self.port.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
         self.port.flush()
 
     def _mismatched(self) -> int:

@@ -25,7 +25,7 @@ from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
 from testbed.protocol.pinch.memory import COUNTERS
-from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
+from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, SQ_ENTRIES, UNKNOWN, WR_ASK, exponent_in
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.wire import FRAME_BYTES, net_peer
 
@@ -75,8 +75,8 @@ class PinchPort(Closing):
             self._load(tables)
             self._share(tables)
             self._connect(numbers)
-            link, doorbell, order = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "order"))
-            dispatcher.add(self.group.group_id, link, doorbell, order, self._broadcast.programs["pinch_send"])
+            link, doorbell, execute = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute"))
+            dispatcher.add(self.group.group_id, link, doorbell, execute, self._broadcast.programs["pinch_send"])
             self._open.callback(dispatcher.remove, self.group.group_id)  # frames are strangers' from then on
             undo.pop_all()
 
@@ -124,7 +124,7 @@ class PinchPort(Closing):
             "pinch_acked": self.acked_words * group.size,
             "pinch_wanted": self.acked_words * group.size,
             "pinch_sent": (max(self.homes) + 1) * self.capacity,
-            "pinch_orders": (max(self.homes) + 1) * ORDERS,
+            "pinch_sq": (max(self.homes) + 1) * SQ_ENTRIES,
             "pinch_accumulators": self.banks * self.targets,
             "pinch_cpus": max(self.homes) + 1,
             "pinch_fan": len(set(self.homes)),
@@ -148,7 +148,7 @@ class PinchPort(Closing):
         self.peers = shared["pinch_peers"].view(dtype("pinch_peer")).reshape(-1)[: self.group.size]
         self._acked = shared["pinch_acked"].view(np.uint64).reshape(self.group.size, -1)
         self._wanted = shared["pinch_wanted"].view(np.uint64).reshape(self.group.size, -1)
-        self._orders = shared["pinch_orders"].view(np.uint64).reshape(-1, ORDERS)
+        self._sq = shared["pinch_sq"].view(np.uint64).reshape(-1, SQ_ENTRIES)
         self._counters = shared["pinch_counters"]
         if len(tables.vertices):
             shared["pinch_vertices"].view(dtype("pinch_vertex")).reshape(-1)[:] = tables.vertices
@@ -383,19 +383,19 @@ class PinchPort(Closing):
         if actions.greet:
             self.greet(actions.greet)
         for rank, numbers in actions.asks.items():
-            self.order(rank, np.array(numbers) | ORDER_ASK)
+            self.post(rank, np.array(numbers) | WR_ASK)
         for rank, numbers in actions.resends.items():
-            self.order(rank, np.array(numbers))
+            self.post(rank, np.array(numbers))
         self.kick(actions.work)
 
-    def order(self, rank: int, numbers: NDArray[np.int64]) -> None:
+    def post(self, rank: int, numbers: NDArray[np.int64]) -> None:
         """Have frames for a rank sent again if it lacks them, or asked about; `ring` carries it out."""
         number = self.homes[rank]
         flow = self.flows[number]
-        room = ORDERS - (int(flow["ordered"]) - int(flow["taken"])) % (1 << 32)
+        room = SQ_ENTRIES - (int(flow["sq_tail"]) - int(flow["sq_head"])) % (1 << 32)
         entries = np.uint64(self.seq << 32) | numbers[:room].astype(np.uint64)
-        self._orders[number, (int(flow["ordered"]) + np.arange(len(entries))) % ORDERS] = entries
-        flow["ordered"] = (int(flow["ordered"]) + len(entries)) % (1 << 32)
+        self._sq[number, (int(flow["sq_tail"]) + np.arange(len(entries))) % SQ_ENTRIES] = entries
+        flow["sq_tail"] = (int(flow["sq_tail"]) + len(entries)) % (1 << 32)
 
     def counters(self) -> dict[str, int]:
         """All of ``enum pinch_counter``, summed over CPUs."""

@@ -152,7 +152,7 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class Flow:
-    """``struct pinch_flow``, its schedule, and the orders that nobody has taken.
+    """``struct pinch_flow``, its schedule, and the work requests that no program has taken.
 
     :param schedule: Numbers of its frames, ascending.
     """
@@ -160,8 +160,8 @@ class Flow:
     schedule: tuple[int, ...] = ()
     next: int = 0
     flying: int = 0
-    orders: tuple[int, ...] = ()
-    taken: int = 0
+    sq: tuple[int, ...] = ()
+    sq_head: int = 0
 
     @property
     def next_number(self) -> int:
@@ -195,7 +195,7 @@ _SCALARS = (
     "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
-_flow = attrgetter("schedule", "next", "flying", "orders", "taken")
+_flow = attrgetter("schedule", "next", "flying", "sq", "sq_head")
 _peer = attrgetter("received", "acked", "heard", "news", "answers", "at", "waits")
 
 

@@ -27,11 +27,11 @@ __all__ = [
     "NOBODY",
     "NOT_FINITE",
     "NO_LANE",
-    "ORDERS",
-    "ORDER_ASK",
+    "SQ_ENTRIES",
     "U32",
     "U64",
     "UNKNOWN",
+    "WR_ASK",
     "Packet",
     "ack_first",
     "bits_of",
@@ -55,10 +55,10 @@ LEAST_WORDS = ACK_WORDS
 """Behind the header of a frame, so that it can turn round as an acknowledgement."""
 BATCH = constant("PINCH_BATCH")
 """Frames that a kick sends at most."""
-ORDERS = constant("PINCH_ORDERS")
+SQ_ENTRIES = constant("PINCH_SQ_ENTRIES")
 """Of a flow: frames that may wait to be sent again."""
-ORDER_ASK = constant("PINCH_ORDER_ASK")
-"""In an order: the frame is asked for, not sent again."""
+WR_ASK = constant("PINCH_WR_ASK")
+"""In a work request: ask whether the frame has come, do not send it again."""
 UNKNOWN = constant("PINCH_UNKNOWN")
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
 FIRST = constant("PINCH_FIRST")

@@ -12,9 +12,9 @@ from testbed.protocol.pinch.packet import (
     ACK_BEHIND,
     EXPONENT_BITS,
     LEAST_WORDS,
-    ORDER_ASK,
-    ORDERS,
+    SQ_ENTRIES,
     UNKNOWN,
+    WR_ASK,
     Packet,
     bits_of,
     exponent_in,
@@ -196,18 +196,18 @@ class Process:
         :returns: What to ring with.
         """
         kicked = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
-        for ask, numbers in ((ORDER_ASK, actions.asks), (0, actions.resends)):
+        for ask, numbers in ((WR_ASK, actions.asks), (0, actions.resends)):
             for rank, of_rank in numbers.items():
-                self.order(rank, [number | ask for number in of_rank])
+                self.post(rank, [number | ask for number in of_rank])
         if actions.work:
             kicked.append(self._own(PinchKind.WORK))
         return kicked + self.kicks()
 
-    def order(self, rank: int, numbers: Sequence[int]) -> None:
+    def post(self, rank: int, numbers: Sequence[int]) -> None:
         """Have frames to a rank sent again, or asked about; a kick carries it out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
         entries = [word_of(self.memory.seq, number) for number in numbers]
-        flow.orders = (*flow.orders, *entries)[:ORDERS]
+        flow.sq = (*flow.sq, *entries)[:SQ_ENTRIES]
 
     def kicks(self) -> list[Packet]:
         """A kick for each flow."""

@@ -1,9 +1,9 @@
-"""How a kick becomes frames: what was ordered, what is lost, what is new. Twin of ``bpf/broadcast.bpf.c``."""
+"""How a kick becomes frames: work requests, what is lost, what is new. Twin of ``bpf/broadcast.bpf.c``."""
 
 from __future__ import annotations
 
 from testbed.protocol.pinch.memory import Sent
-from testbed.protocol.pinch.packet import BATCH, KICK_ALL, LEAST_WORDS, ORDER_ASK, Packet, ack_first, word_in
+from testbed.protocol.pinch.packet import BATCH, KICK_ALL, LEAST_WORDS, WR_ASK, Packet, ack_first, word_in
 from testbed.protocol.pinch.work import Greeting, Next, Work
 from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
@@ -58,25 +58,25 @@ class Sender(Work):
         return out
 
     def _send_all(self, kick: Packet, now: int) -> list[Packet]:
-        """What the process has ordered, then what is lost, then what is new."""
-        out = self._send_ordered(kick, now)
+        """The work requests, then what is lost, then what is new."""
+        out = self._send_requested(kick, now)
         if kick.sender != self.config.rank and kick.sender < self.config.ranks and kick.seq == self.seq:
             out += self._send_holes(kick, now)
         return out + self._send_new(kick, now)
 
-    def _send_ordered(self, kick: Packet, now: int) -> list[Packet]:
+    def _send_requested(self, kick: Packet, now: int) -> list[Packet]:
         out, flow = [], self.flows[self.flow_here]
         homes = self.config.homes(self.flow_here)
-        orders, flow.orders = flow.orders[:BATCH], flow.orders[BATCH:]
-        for order in orders:
-            flow.taken += 1
-            number, last = order & ORDER_ASK - 1, self.sent.get((self.flow_here, order & ORDER_ASK - 1))
+        requests, flow.sq = flow.sq[:BATCH], flow.sq[BATCH:]
+        for wr in requests:
+            flow.sq_head += 1
+            number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
             # What has not been sent yet is left alone.
-            if order >> 32 != self.seq or number >= self.ready or last is None or last.seq != self.seq:
+            if wr >> 32 != self.seq or number >= self.ready or last is None or last.seq != self.seq:
                 continue
             to = self.frames[number].to & homes
             lacking = sum(1 << rank for rank in range(self.config.ranks) if to >> rank & 1 and not self._is_acked(number, rank))
-            if lacking and order & ORDER_ASK:
+            if lacking and wr & WR_ASK:
                 out += self._ask_for(kick, number, last, lacking)
             elif lacking:
                 out += self._send_frame(kick, number, lacking, now)

@@ -19,9 +19,9 @@ __all__ = [
     "ANYWHERE",
     "ASKS",
     "COUNTERS",
-    "ORDERS",
     "PARKING",
     "PARKING_TRIES",
+    "SQ_ENTRIES",
     "Ask",
     "Asks",
     "Chunk",
@@ -29,13 +29,12 @@ __all__ = [
     "Kept",
     "Lane",
     "Memory",
-    "Order",
-    "OrderEntry",
     "Peer",
     "Queue",
     "ResultState",
     "Stage",
     "Tensor",
+    "WorkRequest",
     "item_of",
     "parts_of",
     "slots_of",
@@ -50,11 +49,11 @@ PARKING_TRIES = constant("RING_PARKING_TRIES")
 ASKS = constant("RING_ASKS")
 """Requests that a CPU may have to send."""
 
-ORDERS = constant("RING_ORDERS")
-"""Orders that may wait to be taken."""
+SQ_ENTRIES = constant("RING_SQ_ENTRIES")
+"""Entries of the submission queue."""
 
 ANYWHERE = constant("RING_ANYWHERE")
-"""Of a probe: on whichever CPU takes the order."""
+"""Of a probe: on whichever CPU takes the work request."""
 
 _STAGE_BIT = constant("RING_STAGE_BIT")
 
@@ -62,14 +61,14 @@ COUNTERS = counter_names("ring_counter", "RING_")
 """What the programs count: reasons to drop a frame, and ``enum ring_counter``."""
 
 
-class Order(IntEnum):
-    """``enum ring_order_kind``."""
+class WrKind(IntEnum):
+    """``enum ring_wr_kind``."""
 
-    LAUNCH = constant("RING_ORDER_LAUNCH")
-    REPLAY = constant("RING_ORDER_REPLAY")
-    REQUEST = constant("RING_ORDER_REQUEST")
-    RESTART = constant("RING_ORDER_RESTART")
-    PROBE = constant("RING_ORDER_PROBE")
+    LAUNCH = constant("RING_WR_LAUNCH")
+    REPLAY = constant("RING_WR_REPLAY")
+    NACK = constant("RING_WR_NACK")
+    RESTART = constant("RING_WR_RESTART")
+    PROBE = constant("RING_WR_PROBE")
 
 
 class Stage(IntEnum):
@@ -88,8 +87,8 @@ class ResultState(IntEnum):
     REFUSED = constant("RING_RESULT_REFUSED")
 
 
-class OrderEntry(NamedTuple):
-    """``struct ring_order``."""
+class WorkRequest(NamedTuple):
+    """``struct ring_wr``."""
 
     kind: int
     seq: int
@@ -230,7 +229,7 @@ class Memory:
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
     :param events: Sequence numbers of which the last result that was waited for has been stored.
-    :param orders: Given and not taken.
+    :param sq: Work requests that are posted and not taken.
     :param parking: What is parked in each slot.
     """
 
@@ -246,7 +245,7 @@ class Memory:
     settled: int = 0
     front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
-    orders: deque[OrderEntry] = field(default_factory=deque)
+    sq: deque[WorkRequest] = field(default_factory=deque)
     events: list[int] = field(default_factory=list)
     parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)
 

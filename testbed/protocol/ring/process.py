@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from testbed.protocol.ring.memory import (
     ANYWHERE,
-    ORDERS,
     PARKING,
+    SQ_ENTRIES,
     Memory,
-    Order,
-    OrderEntry,
     ResultState,
     Stage,
     Tensor,
+    WorkRequest,
+    WrKind,
     slots_of,
 )
 from testbed.protocol.sequence import is_before, word_of
@@ -62,7 +62,7 @@ class Process:
         was, memory.ready = memory.ready, ready
         ready_slots = slots_of(config.rank, config.ranks, ready)
         for slot in range(slots_of(config.rank, config.ranks, was), min(memory.next_slot, ready_slots)):
-            self.order(Order.LAUNCH, memory.seq, config.rank + config.ranks * slot)
+            self.post(WrKind.LAUNCH, memory.seq, config.rank + config.ranks * slot)
         self.replay()
 
     def replay(self) -> None:
@@ -73,17 +73,17 @@ class Process:
             if parked is None:
                 continue
             if parked.header.seq == memory.seq and parked.header.chunk < memory.ready:
-                self.order(Order.REPLAY, memory.seq, slot)
+                self.post(WrKind.REPLAY, memory.seq, slot)
             elif is_before(parked.header.seq, memory.seq):
                 memory.parking[slot] = None
 
-    def order(self, kind: Order, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        """Give an order; one that does not fit waits for the timer."""
-        if len(self.memory.orders) < ORDERS:
-            self.memory.orders.append(OrderEntry(kind, seq, chunk, attempt, extra))
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        """Post a work request. If the queue is full it is dropped: the timer posts it again."""
+        if len(self.memory.sq) < SQ_ENTRIES:
+            self.memory.sq.append(WorkRequest(kind, seq, chunk, attempt, extra))
 
     def kick(self) -> Frame:
-        """A frame that carries out an order."""
+        """A frame that takes a work request."""
         config = self.memory.config
         header = Header(Kind.DOORBELL, group=config.group, cookie=config.cookie)
         frame = Frame(header)
@@ -123,7 +123,7 @@ class Process:
             return
         memory.stored -= 1
         record.result = done - ResultState.DONE + ResultState.REFUSED
-        self.order(Order.RESTART, memory.seq, chunk, extra=record.result >> 8 & 0xFF)
+        self.post(WrKind.RESTART, memory.seq, chunk, extra=record.result >> 8 & 0xFF)
 
     def stall(self, now_us: int, still: bool = True) -> None:
         """Nothing new has come on a CPU for a while (``ring_stall``).
@@ -152,14 +152,14 @@ class Process:
                     continue
                 if chunk % config.ranks == config.rank and record.reduced >> 32 != seq:
                     if not blind and chunk // config.ranks < memory.next_slot:
-                        self.order(Order.LAUNCH, seq, chunk)
+                        self.post(WrKind.LAUNCH, seq, chunk)
                     continue
                 if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
                     continue
                 if record.result >> 32 == seq and record.result & 0xFF == ResultState.REFUSED:
-                    self.order(Order.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
+                    self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
                 if asked < _BLIND if blind else complete or self._is_lost(chunk):
-                    self.order(Order.REQUEST, seq, chunk)
+                    self.post(WrKind.NACK, seq, chunk)
                     asked += 1
                     allowed -= 1
             known |= asked > 0
@@ -169,7 +169,7 @@ class Process:
         """Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost."""
         memory, config = self.memory, self.memory.config
         memory.flushed &= ~(1 << cpu % 64)
-        self.order(Order.PROBE, memory.seq, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
+        self.post(WrKind.PROBE, memory.seq, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
         self._probes += 1
 
     def on_timer(self, now_us: int) -> None:

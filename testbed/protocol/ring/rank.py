@@ -1,13 +1,13 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
 Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
-`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. The process beside it is
+`Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the doorbell. The process beside it is
 `testbed.protocol.ring.process`. One rank alone needs no ring: ranks are 2..32.
 """
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, parts_of
+from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
@@ -25,7 +25,7 @@ class Rank(Sender):
         :param now_us: Microseconds of any clock that does not go back.
         :param cpu: The CPU, hence the lane, that it has come on and that what it becomes goes out on.
         :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as
-            well, a copy of it comes back by the doorbell, and is given to `on_order`.
+            well, a copy of it comes back by the doorbell, and is given to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
         return None if work is None else self.act(work)
@@ -53,8 +53,8 @@ class Rank(Sender):
         self.asking = False  # a frame that goes nowhere asks by itself
         return self._on_ask(w)
 
-    def on_order(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """One of the frames that a kick was made into has come back: carry out the next order (``ring_order``).
+    def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        """One of the frames that a kick was made into has come back: carry out the next work request (``ring_execute``).
 
         Or it is the copy of a frame that has gone on: ask for what is missing.
 
@@ -65,7 +65,7 @@ class Rank(Sender):
             return None
         if w.frame.header.kind != Kind.DOORBELL:
             return self._on_ask(w)
-        return self._on_order(w, self.orders.popleft()) if self.orders else None
+        return self._on_wr(w, self.sq.popleft()) if self.sq else None
 
     def _on_frame(self, w: Work) -> Frame | None:
         kind = w.frame.header.kind
@@ -274,20 +274,20 @@ class Rank(Sender):
                 self.flushed |= 1 << header.lane
         return None
 
-    def _on_order(self, w: Work, order: OrderEntry) -> Frame | None:
-        if order.kind == Order.REPLAY:
-            return self._replay(w, order.chunk)
-        if order.kind == Order.PROBE:
-            w.frame.header.attempt = order.attempt
-            return self._tell(w, Kind.PROBE, order.chunk)
-        if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
+    def _on_wr(self, w: Work, wr: WorkRequest) -> Frame | None:
+        if wr.kind == WrKind.REPLAY:
+            return self._replay(w, wr.chunk)
+        if wr.kind == WrKind.PROBE:
+            w.frame.header.attempt = wr.attempt
+            return self._tell(w, Kind.PROBE, wr.chunk)
+        if wr.kind not in (WrKind.LAUNCH, WrKind.NACK, WrKind.RESTART):
             return self._drop("bad_kind")
-        if order.seq != w.seq or order.chunk >= w.ready:
+        if wr.seq != w.seq or wr.chunk >= w.ready:
             return self._drop("bad_seq")
-        w.index, w.length = order.chunk, self._tensor(w.seq).length
-        if order.kind == Order.LAUNCH:
+        w.index, w.length = wr.chunk, self._tensor(w.seq).length
+        if wr.kind == WrKind.LAUNCH:
             return self._launch_first(w)
-        return self._request_next(w) if order.kind == Order.REQUEST else self._order_restart(w, order.extra)
+        return self._request_next(w) if wr.kind == WrKind.NACK else self._restart_wr(w, wr.extra)
 
     def _on_ask(self, w: Work) -> Frame | None:
         """The frame is free to ask for what is missing."""
@@ -311,7 +311,7 @@ class Rank(Sender):
             return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
         return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
 
-    def _order_restart(self, w: Work, round_: int) -> Frame | None:
+    def _restart_wr(self, w: Work, round_: int) -> Frame | None:
         """A result was refused in a round."""
         header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The process's side: it rings, and what it wants sent is taken from its orders. */
+/* The process's side: it posts work requests and kicks the doorbell; each frame that comes of the kick takes one. */
 #pragma once
 
 #include "ring_receive.h"
@@ -85,7 +85,7 @@ static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 }
 
 /* A result was refused in round `round`. */
-static __always_inline enum ring_verdict ring_order_restart(struct ring_work *w, __u8 round)
+static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __u8 round)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 
@@ -101,54 +101,54 @@ static __always_inline enum ring_verdict ring_order_restart(struct ring_work *w,
 }
 
 /* Is rank `to` there? On a CPU of its own the question is passed on as it is. */
-static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_wr *wr)
 {
-	w->frame->attempt = order->attempt;
-	return ring_tell(w, RING_PROBE, order->chunk, 0);
+	w->frame->attempt = wr->attempt;
+	return ring_tell(w, RING_PROBE, wr->chunk, 0);
 }
 
-/* The next order, if there is one that no other CPU has taken. */
-static __always_inline bool ring_take(struct ring_work *w, struct ring_order *order)
+/* Take the next work request. False: none waits, or other CPUs were faster. */
+static __always_inline bool ring_take_wr(struct ring_work *w, struct ring_wr *wr)
 {
 	for (int attempt = 0; attempt < 8; attempt++) {
-		__u32 taken = *(volatile __u32 *)&w->control->taken;
-		__u32 slot = taken % RING_ORDERS;
-		struct ring_order *found = bpf_map_lookup_elem(&ring_orders, &slot);
+		__u32 taken = *(volatile __u32 *)&w->control->sq_head;
+		__u32 slot = taken % RING_SQ_ENTRIES;
+		struct ring_wr *found = bpf_map_lookup_elem(&ring_sq, &slot);
 
-		if (!found || taken == *(volatile __u32 *)&w->control->ordered)
+		if (!found || taken == *(volatile __u32 *)&w->control->sq_tail)
 			return false;
-		*order = *found;
-		if (__sync_val_compare_and_swap(&w->control->taken, taken, taken + 1) == taken)
+		*wr = *found;
+		if (__sync_val_compare_and_swap(&w->control->sq_head, taken, taken + 1) == taken)
 			return true;
 	}
 	return false;
 }
 
 /* What is wanted of the collective at hand. */
-static __always_inline enum ring_verdict ring_send_order(struct ring_work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_send_wr(struct ring_work *w, const struct ring_wr *wr)
 {
-	w->index = order->chunk;
-	if (order->seq != seq_of(w->progress) || order->chunk >= (__u32)w->progress)
+	w->index = wr->chunk;
+	if (wr->seq != seq_of(w->progress) || wr->chunk >= (__u32)w->progress)
 		return ring_drop(w, DROP_BAD_SEQ);
-	if (order->kind == RING_ORDER_LAUNCH)
+	if (wr->kind == RING_WR_LAUNCH)
 		return ring_launch_first(w);
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
 		return ring_drop(w, DROP_BAD_CHUNK);
-	return order->kind == RING_ORDER_RESTART ? ring_order_restart(w, order->extra) : ring_request_next(w);
+	return wr->kind == RING_WR_RESTART ? ring_restart_wr(w, wr->extra) : ring_request_next(w);
 }
 
-static __always_inline enum ring_verdict ring_on_order(struct ring_work *w, const struct ring_order *order)
+static __always_inline enum ring_verdict ring_on_wr(struct ring_work *w, const struct ring_wr *wr)
 {
-	switch (order->kind) {
-	case RING_ORDER_LAUNCH:
-	case RING_ORDER_REQUEST:
-	case RING_ORDER_RESTART:
-		return ring_send_order(w, order);
-	case RING_ORDER_REPLAY:
-		return ring_replay(w, order->chunk);
-	case RING_ORDER_PROBE:
-		return ring_probe(w, order);
+	switch (wr->kind) {
+	case RING_WR_LAUNCH:
+	case RING_WR_NACK:
+	case RING_WR_RESTART:
+		return ring_send_wr(w, wr);
+	case RING_WR_REPLAY:
+		return ring_replay(w, wr->chunk);
+	case RING_WR_PROBE:
+		return ring_probe(w, wr);
 	}
 	return ring_drop(w, DROP_BAD_KIND);
 }
