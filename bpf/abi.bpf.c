@@ -44,7 +44,7 @@ KEEP(struct ring_kept);
 KEEP(struct ring_lane);
 KEEP(struct ring_rank);
 KEEP(struct ring_wr);
-KEEP(struct ring_asks);
+KEEP(struct ring_nacks);
 KEEP(struct ring_parked);
 
 KEEP(enum ring_native_size);

@@ -61,7 +61,7 @@ int ring_execute(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that has gone on */
-		return ring_leave(&w, ring_on_ask(&w), false);
+		return ring_leave(&w, ring_send_due_nack(&w), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
 		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
 

@@ -9,7 +9,7 @@
  * A frame that is sent again has no place in the order; it names what it named the first time. So two that were lost one after the other are both
  * found: the second by what came after it, and the first by the second when that is sent again.
  *
- * Who lacks a frame asks for it, from time to time until it comes. The frame at hand has to go on, so its copy does the asking (`ring_fan_ask`): it is sent
+ * Who lacks a frame asks for it, from time to time until it comes. The frame at hand has to go on, so its copy does the asking (`ring_fan_nack`): it is sent
  * to the doorbell, where this CPU receives it next, and takes what is to be asked for from a queue that no other CPU touches.
  */
 #pragma once
@@ -42,33 +42,33 @@ static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_ch
 	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_settled(w, seq))));
 }
 
-static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_ask *ask)
+static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_nack *nack)
 {
-	__u32 index = ask->item >> RING_CHUNK_SHIFT;
+	__u32 index = nack->item >> RING_CHUNK_SHIFT;
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 
-	return chunk && ask->seq == seq_of(w->progress) &&
-	       ring_lacks(w, chunk, ask->seq, ask->item >> RING_ROUND_SHIFT, ask->item & RING_STAGE_BIT);
+	return chunk && nack->seq == seq_of(w->progress) &&
+	       ring_lacks(w, chunk, nack->seq, nack->item >> RING_ROUND_SHIFT, nack->item & RING_STAGE_BIT);
 }
 
-static __always_inline void ring_queue_put(struct ring_queue *queue, const struct ring_ask *ask)
+static __always_inline void ring_nack_put(struct ring_nack_queue *queue, const struct ring_nack *nack)
 {
-	if (queue->given - queue->taken >= RING_ASKS) {
+	if (queue->given - queue->taken >= RING_NACK_ENTRIES) {
 		queue->carried = queue->taken; /* frames that were to take some have got lost */
 		return; /* the process will find it */
 	}
-	queue->asks[queue->given % RING_ASKS] = *ask;
+	queue->nacks[queue->given % RING_NACK_ENTRIES] = *nack;
 	queue->given += 1;
 }
 
 /* Has something become due? Then the frame at hand is to ask for it. */
-static __always_inline bool ring_carry(struct ring_work *w, struct ring_asks *asks, struct ring_queue *queue)
+static __always_inline bool ring_carry(struct ring_work *w, struct ring_nacks *nacks, struct ring_nack_queue *queue)
 {
 	for (int step = 0; step < RING_SKIP && queue->carried != queue->given; step++) {
-		struct ring_ask *ask = &queue->asks[queue->carried % RING_ASKS];
+		struct ring_nack *nack = &queue->nacks[queue->carried % RING_NACK_ENTRIES];
 
-		if (ring_is_missing(w, ask)) {
-			if ((__s32)(asks->frames - ask->due_frame) < 0 || (__s32)(now_us() - ask->due_us) < 0)
+		if (ring_is_missing(w, nack)) {
+			if ((__s32)(nacks->frames - nack->due_frame) < 0 || (__s32)(now_us() - nack->due_us) < 0)
 				return false;
 			queue->carried += 1;
 			return true;
@@ -86,9 +86,9 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	__u32 seq = w->frame->seq, mine = seq_of(w->progress), prev = w->frame->prev, zero = 0;
 	__u32 index = prev >> RING_CHUNK_SHIFT;
 	enum ring_stage stage = prev & RING_STAGE_BIT;
-	struct ring_ask ask = { .item = prev };
+	struct ring_nack nack = { .item = prev };
 	struct ring_chunk *chunk;
-	struct ring_asks *list;
+	struct ring_nacks *list;
 
 	if (w->frame->flags & RING_FLAG_EARLIER) {
 		if (seq != seq_after(mine))
@@ -97,46 +97,46 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	}
 	if (prev == RING_NOTHING || index >= ring_config.chunks || seq_is_before(seq, mine))
 		return;
-	ask.seq = seq;
+	nack.seq = seq;
 	chunk = bpf_map_lookup_elem(&ring_chunks, &index);
-	list = bpf_map_lookup_elem(&ring_asks, &zero);
+	list = bpf_map_lookup_elem(&ring_nacks, &zero);
 	if (!chunk || !list || !ring_lacks(w, chunk, seq, prev >> RING_ROUND_SHIFT, stage))
 		return;
 	if (stage == RING_STAGE_PARTIAL && ring_has_parked(seq, index))
 		return;
 	chunk->lost[stage] = seq;
-	chunk->asked_us = now_us();
+	chunk->nacked_us = now_us();
 	ring_count(w, RING_LOST);
 	if (!ring_config.gap || seq != mine || index >= (__u32)w->progress)
 		return;
-	ask.due_frame = list->frames + ring_config.gap;
-	ask.due_us = now_us();
-	ring_queue_put(&list->fresh, &ask);
+	nack.due_frame = list->frames + ring_config.gap;
+	nack.due_us = now_us();
+	ring_nack_put(&list->fresh, &nack);
 }
 
 /* A frame has come: is it time to ask for others? */
 static __always_inline void ring_look_around(struct ring_work *w)
 {
 	__u32 zero = 0;
-	struct ring_asks *list = bpf_map_lookup_elem(&ring_asks, &zero);
+	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
 
 	if (!list)
 		return;
 	list->frames += 1;
-	w->asks = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
+	w->nack_due = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 
 /* What the frame is to ask for. False: nothing any more. */
-static __always_inline bool ring_take_ask(struct ring_work *w, struct ring_asks *list, struct ring_queue *queue, struct ring_ask *ask)
+static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nacks *list, struct ring_nack_queue *queue, struct ring_nack *nack)
 {
 	for (int step = 0; step < RING_SKIP && queue->taken != queue->carried; step++) {
-		*ask = queue->asks[queue->taken % RING_ASKS];
+		*nack = queue->nacks[queue->taken % RING_NACK_ENTRIES];
 		queue->taken += 1;
-		if (ring_is_missing(w, ask)) {
-			ask->due_frame = list->frames;
-			ask->due_us = now_us() + (w->control->holdoff_us << (ask->tries & 7));
-			ask->tries += ask->tries < RING_MOST_DOUBLINGS;
-			ring_queue_put(&list->again, ask);
+		if (ring_is_missing(w, nack)) {
+			nack->due_frame = list->frames;
+			nack->due_us = now_us() + (w->control->holdoff_us << (nack->tries & 7));
+			nack->tries += nack->tries < RING_MOST_DOUBLINGS;
+			ring_nack_put(&list->again, nack);
 			return true;
 		}
 	}

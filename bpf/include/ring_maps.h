@@ -85,14 +85,14 @@ struct {
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u32);
-} ring_fan_ask SEC(".maps");
+} ring_fan_nack SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_asks);
-} ring_asks SEC(".maps");
+	__type(value, struct ring_nacks);
+} ring_nacks SEC(".maps");
 
 /* By CPU. */
 struct {

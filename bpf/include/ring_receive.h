@@ -37,7 +37,7 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	/* Other sequence numbers: an earlier one is answered as it asks, what the next one will be is not known yet. */
+	/* Other sequence numbers: an earlier one is answered as it nacks, what the next one will be is not known yet. */
 	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
@@ -129,9 +129,9 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 }
 
 /* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */
-static __always_inline enum ring_verdict ring_ask_restart(struct ring_work *w, __u8 round)
+static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, __u8 round)
 {
-	w->frame->kind = RING_REQUEST;
+	w->frame->kind = RING_NACK;
 	w->frame->flags = RING_FLAG_RESTART;
 	w->frame->hop = 0;
 	w->frame->round = round;
@@ -170,7 +170,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	if (ring_send_kept(w, round, &outcome))
 		return outcome;
 	w->chunk->resent_us = now_us();
-	return ring_ask_restart(w, round);
+	return ring_send_restart(w, round);
 }
 
 /* A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that. */
@@ -193,7 +193,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 /* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
  * the chunk's owner, which sends the result, or begins lap one again. What this rank has not sent is not lost, whatever the asker believes.
  */
-static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
+static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
 	bool mine = ring_is_mine(w->index), direct = !w->frame->hop, answers = ring_config.upstream || mine;
 	__u32 asker = direct ? w->frame->sender : ring_rank_after(w->frame->sender);
@@ -327,12 +327,12 @@ static __always_inline enum ring_verdict ring_on_frame(struct ring_work *w)
 		return ring_on_probe(w);
 	if (kind == RING_ALIVE)
 		return ring_on_alive(w);
-	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_REQUEST)
+	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_NACK)
 		return ring_drop(w, DROP_BAD_KIND);
 	if (!ring_find_chunk(w))
 		return RING_GONE;
-	if (kind == RING_REQUEST)
-		return ring_on_request(w);
+	if (kind == RING_NACK)
+		return ring_on_nack(w);
 	next = w->index + ring_config.ranks;
 	if (kind == RING_REDUCE) {
 		ring_payload_touch(bpf_map_lookup_elem(&ring_inputs, &next));

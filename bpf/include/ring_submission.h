@@ -47,14 +47,14 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 /* Ask for a frame. The request is as long as the answer, which may not fit where a shorter one has been. Every asking is another attempt: a fault
  * that meets frames by what they say must not meet all of them.
  */
-static __always_inline enum ring_verdict ring_request(struct ring_work *w, __u8 round, enum ring_stage stage)
+static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u8 round, enum ring_stage stage)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 	__u32 length = tensor->length;
 
 	if (!ring_resize(w, length))
 		return RING_GONE;
-	w->frame->kind = RING_REQUEST;
+	w->frame->kind = RING_NACK;
 	w->frame->seq = seq_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->attempt = ++w->chunk->attempt;
@@ -63,13 +63,13 @@ static __always_inline enum ring_verdict ring_request(struct ring_work *w, __u8 
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
 	w->frame->prev = (__u8)word_read(&w->chunk->reduced);
-	w->chunk->asked_us = now_us();
+	w->chunk->nacked_us = now_us();
 	ring_count(w, RING_RESENT);
 	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);
 }
 
 /* Ask for whatever frame is next to come about a chunk, unless it is all there. */
-static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
+static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 {
 	__u32 seq = seq_of(w->progress);
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
@@ -78,10 +78,10 @@ static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 	if (seq_of(result) == seq && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;
 	if (seq_of(result) == seq && ring_state_of(result) == RING_RESULT_REFUSED)
-		return ring_request(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
+		return ring_send_nack(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
 	if (begun)
-		return ring_request(w, (__u8)reduced, RING_STAGE_RESULT);
-	return ring_is_mine(w->index) ? RING_GONE : ring_request(w, 0, RING_STAGE_PARTIAL);
+		return ring_send_nack(w, (__u8)reduced, RING_STAGE_RESULT);
+	return ring_is_mine(w->index) ? RING_GONE : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
 }
 
 /* A result was refused in round `round`. */
@@ -97,7 +97,7 @@ static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __
 	w->frame->seq = seq_of(w->progress);
 	w->frame->chunk = w->index;
 	w->frame->tag = tensor->tag;
-	return ring_ask_restart(w, round);
+	return ring_send_restart(w, round);
 }
 
 /* Is rank `to` there? On a CPU of its own the question is passed on as it is. */
@@ -135,7 +135,7 @@ static __always_inline enum ring_verdict ring_send_wr(struct ring_work *w, const
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
 		return ring_drop(w, DROP_BAD_CHUNK);
-	return wr->kind == RING_WR_RESTART ? ring_restart_wr(w, wr->extra) : ring_request_next(w);
+	return wr->kind == RING_WR_RESTART ? ring_restart_wr(w, wr->extra) : ring_nack_next(w);
 }
 
 static __always_inline enum ring_verdict ring_on_wr(struct ring_work *w, const struct ring_wr *wr)
@@ -154,28 +154,28 @@ static __always_inline enum ring_verdict ring_on_wr(struct ring_work *w, const s
 }
 
 /* The frame is free to ask for what is missing. */
-static __always_inline enum ring_verdict ring_on_ask(struct ring_work *w)
+static __always_inline enum ring_verdict ring_send_due_nack(struct ring_work *w)
 {
 	__u32 zero = 0;
-	struct ring_asks *list = bpf_map_lookup_elem(&ring_asks, &zero);
-	struct ring_ask ask;
+	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
+	struct ring_nack nack;
 
-	if (!list || !(ring_take_ask(w, list, &list->fresh, &ask) || ring_take_ask(w, list, &list->again, &ask)))
+	if (!list || !(ring_take_nack(w, list, &list->fresh, &nack) || ring_take_nack(w, list, &list->again, &nack)))
 		return RING_GONE;
-	w->index = ask.item >> RING_CHUNK_SHIFT;
+	w->index = nack.item >> RING_CHUNK_SHIFT;
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
 	if (!w->chunk)
 		return RING_GONE;
-	return ring_request(w, ask.item >> RING_ROUND_SHIFT, ask.item & RING_STAGE_BIT);
+	return ring_send_nack(w, nack.item >> RING_ROUND_SHIFT, nack.item & RING_STAGE_BIT);
 }
 
 /* Where a frame goes in the end. */
 static __always_inline int ring_leave(struct ring_work *w, enum ring_verdict outcome, bool by_link)
 {
-	if (w->asks && outcome == RING_SEND)
-		return bpf_redirect_map(&ring_fan_ask, 0, BPF_F_BROADCAST);
-	if (w->asks)
-		outcome = ring_on_ask(w);
+	if (w->nack_due && outcome == RING_SEND)
+		return bpf_redirect_map(&ring_fan_nack, 0, BPF_F_BROADCAST);
+	if (w->nack_due)
+		outcome = ring_send_due_nack(w);
 	if (outcome != RING_SEND)
 		return XDP_DROP;
 	return by_link ? XDP_TX : bpf_redirect(ring_config.uplink, 0);

@@ -19,7 +19,7 @@ struct ring_work {
 	__u64 progress; /* as it was when work on this frame began */
 	__u32 index;	/* of the chunk */
 	__u32 length;	/* of the payload of frames in this sequence number */
-	bool asks;	/* there is something to ask for */
+	bool nack_due;	/* there is something to ask for */
 };
 
 static __always_inline __u64 ring_count_up(struct ring_work *w, __u32 counter)

@@ -13,7 +13,7 @@ enum ring_size {
 	RING_FAN_LARGE = 32,
 	RING_PARKING = 256,	/* frames that may wait for the local gradient */
 	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
-	RING_ASKS = 64,		/* requests that a CPU may have to send; a power of two */
+	RING_NACK_ENTRIES = 64,		/* requests that a CPU may have to send; a power of two */
 };
 
 /* Set before the program is loaded, so that the verifier knows them. */
@@ -25,7 +25,7 @@ struct ring_config {
 	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
 	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
-	__u32 upstream;	   /* who lacks a frame asks: 0 the chunk's owner, 1 the rank before */
+	__u32 upstream;	   /* who lacks a frame nacks: 0 the chunk's owner, 1 the rank before */
 	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that work requests are spread over */
@@ -71,7 +71,7 @@ struct ring_chunk {
 	__u64 result;  /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
 	__u32 lost[2];	 /* by stage: sequence number in which the frame to this rank is known to be lost */
-	__u32 asked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
+	__u32 nacked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
 	__u32 resent_us; /* when this rank last sent a frame about it again; 0: not */
 	__u32 attempt;	 /* of the latest frame about it that was sent */
 	__u32 pad;
@@ -125,7 +125,7 @@ enum ring_wr_extra {
 };
 
 /* A frame that is missing, as `prev` named it. */
-struct ring_ask {
+struct ring_nack {
 	__u32 seq;
 	__u32 item;
 	__u32 due_frame; /* to be asked for when so many frames have come */
@@ -135,20 +135,20 @@ struct ring_ask {
 };
 
 /* First in, first out: from `taken` on a frame is under way for each that will ask for it, from `carried` on they wait. */
-struct ring_queue {
+struct ring_nack_queue {
 	__u32 taken;
 	__u32 carried;
 	__u32 given;
 	__u32 pad;
-	struct ring_ask asks[RING_ASKS];
+	struct ring_nack nacks[RING_NACK_ENTRIES];
 };
 
 /* What the programs want to ask for, on one CPU. */
-struct ring_asks {
+struct ring_nacks {
 	__u32 frames; /* that have come */
 	__u32 pad;
-	struct ring_queue fresh;
-	struct ring_queue again; /* asked for before: the request or the answer may be lost, too */
+	struct ring_nack_queue fresh;
+	struct ring_nack_queue again; /* asked for before: the request or the answer may be lost, too */
 };
 
 enum ring_parked_state { RING_PARKING_FREE, RING_PARKING_FILLING, RING_PARKING_PARKED, RING_PARKING_REPLAYING };

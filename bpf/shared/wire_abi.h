@@ -20,7 +20,7 @@ enum ring_kind {
 	/* Between hosts. */
 	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
 	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
-	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
+	RING_NACK = 3, /* the sender lacks a frame about this chunk */
 	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
 	/* From a host's own process to its own kernel, over the doorbell only: there are work requests to take. */

@@ -106,7 +106,7 @@ class Kind(IntEnum):
 
     REDUCE = constant("RING_REDUCE")
     RESULT = constant("RING_RESULT")
-    REQUEST = constant("RING_REQUEST")
+    NACK = constant("RING_NACK")
     PROBE = constant("RING_PROBE")
     ALIVE = constant("RING_ALIVE")
     DOORBELL = constant("RING_DOORBELL")

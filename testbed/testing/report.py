@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "log_lines"]
 
 _LINES = 24  # of the log
-_RING = [KINDS[name] for name in ("reduce", "result", "request")]
+_RING = [KINDS[name] for name in ("reduce", "result", "nack")]
 
 
 def explain(test: str, plan: FabricPlan, faults: Sequence[FaultsInForce], error: BaseException | None) -> str:

@@ -68,7 +68,7 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
         (160, "result", 1, 6, 0, passed),  # another collective
         (200, "reduce", 1, 5, 1, passed),  # another chunk
         (300, "result", 1, 5, 0, lost),  # the replacement
-        (350, "request", 1, 5, 0, passed),  # carries nothing
+        (350, "nack", 1, 5, 0, passed),  # carries nothing
         (400, "probe", 1, 5, 1, lost),
         (500, "result", 1, 5, 0, passed),
         (600, "result", 1, 5, 0, passed),

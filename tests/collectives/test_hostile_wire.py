@@ -53,7 +53,7 @@ class Forger:
         chance, ranks = self.chance, len(self.members)
         receiver = chance.randrange(ranks)
         sender = self.members[(receiver + chance.choice((1, -1))) % ranks]
-        kind = chance.choice((Kind.REDUCE, Kind.REDUCE, Kind.RESULT, Kind.RESULT, Kind.REQUEST, Kind.PROBE, Kind.ALIVE))
+        kind = chance.choice((Kind.REDUCE, Kind.REDUCE, Kind.RESULT, Kind.RESULT, Kind.NACK, Kind.PROBE, Kind.ALIVE))
         total, length, tag = chance.choice(self.tensors)
         chunk = chance.randrange(total + 1)
         header = RingHeader(

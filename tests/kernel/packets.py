@@ -74,9 +74,9 @@ def result(chunk: int, **fields) -> bytes:
     return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
 
 
-def request(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
+def nack(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
     """Of the rank behind this one, which lacks the partial sum."""
-    return packet(source=source, **{"kind": Kind.REQUEST, "chunk": chunk} | fields)
+    return packet(source=source, **{"kind": Kind.NACK, "chunk": chunk} | fields)
 
 
 def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:

@@ -43,10 +43,10 @@ from tests.kernel.packets import (
     TOTAL,
     kick,
     loaded,
+    nack,
     packet,
     probe,
     reduce,
-    request,
     result,
 )
 from tests.kernel.twin import KernelRank
@@ -93,7 +93,7 @@ REFUSED = {
     "lap one for another rank": ("bad_receiver", reduce(2, receiver=2)),
     "lap two for another rank": ("bad_receiver", result(0, receiver=0)),
     "lap two to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
-    "request for another rank": ("bad_receiver", request(1, receiver=0)),
+    "nack for another rank": ("bad_receiver", nack(1, receiver=0)),
     "probe for another rank": ("bad_receiver", probe(0, receiver=2)),
     "answer for another rank": ("bad_receiver", probe(0, Kind.ALIVE, receiver=2)),
     "answer for a rank beyond all": ("bad_receiver", probe(0, Kind.ALIVE, receiver=255)),
@@ -103,13 +103,13 @@ REFUSED = {
     "lap one of the one after the next": ("bad_seq", reduce(2, seq=SEQ + 2)),
     "lap one of half the range away": ("bad_seq", reduce(2, seq=SEQ + 0x80000000)),
     "no sequence number": ("bad_seq", result(0, seq=0)),
-    "request, collective before": ("not_held", request(1, seq=SEQ - 1)),
-    "request, next collective": ("not_held", request(1, seq=LATER)),
-    "request, a chunk never launched": ("not_held", request(4)),
-    "request to begin anew, next collective": ("not_held", request(1, seq=LATER, **ANEW)),
-    "request, a chunk beyond the tensor": ("bad_chunk", request(7)),
-    "request of a host outside": ("bad_rank", from_outside(request(1))),
-    "request to begin anew, another rank's chunk": ("bad_rank", request(0, **ANEW)),
+    "nack, collective before": ("not_held", nack(1, seq=SEQ - 1)),
+    "nack, next collective": ("not_held", nack(1, seq=LATER)),
+    "nack, a chunk never launched": ("not_held", nack(4)),
+    "nack to begin anew, next collective": ("not_held", nack(1, seq=LATER, **ANEW)),
+    "nack, a chunk beyond the tensor": ("bad_chunk", nack(7)),
+    "nack of a host outside": ("bad_rank", from_outside(nack(1))),
+    "nack to begin anew, another rank's chunk": ("bad_rank", nack(0, **ANEW)),
     "no payload": ("bad_length", result(0, length=0)),
     "half a block": ("bad_length", result(0, length=LENGTH - 32)),
     "payload of another tensor": ("bad_length", result(0, length=LENGTH // 2)),
@@ -137,8 +137,8 @@ REFUSED = {
     "wrong sum, the end of lap one": ("bad_checksum", reduce(2, checksum=1)),
     "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
     "wrong sum, lap two": ("bad_checksum", result(0, checksum=1)),
-    "wrong sum, request": ("bad_checksum", request(1, checksum=1)),
-    "wrong sum, request to begin anew": ("bad_checksum", request(1, checksum=1, **ANEW)),
+    "wrong sum, nack": ("bad_checksum", nack(1, checksum=1)),
+    "wrong sum, nack to begin anew": ("bad_checksum", nack(1, checksum=1, **ANEW)),
     "wrong sum, probe": ("bad_checksum", probe(0, checksum=1)),
     "wrong sum, answer": ("bad_checksum", probe(0, Kind.ALIVE, checksum=1)),
     "lap one that says it is lap two": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
@@ -150,7 +150,7 @@ REFUSED = {
     "another round": ("bad_checksum", relabel(result(0), round=1)),
     "another frame before": ("bad_checksum", relabel(result(0), prev=item_of(3, 0, Stage.RESULT))),
     "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=SETTLED)),
-    "a request that wants more": ("bad_checksum", relabel(request(1), **ANEW)),
+    "a nack that wants more": ("bad_checksum", relabel(nack(1), **ANEW)),
 }
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
@@ -160,8 +160,8 @@ def memory(kernel: KernelRank) -> dict[str, bytes]:
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
     del shared["lanes"]
     found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("seq", "prev", "progress"))}
-    asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["ring_asks"].per_cpu)]
-    found |= {"asks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in asks)}
+    nacks = [kernel.nacks(cpu) for cpu in range(kernel.object.maps["ring_nacks"].per_cpu)]
+    found |= {"nacks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in nacks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
 
 
@@ -190,13 +190,13 @@ def test_every_reason_is_met() -> None:
     assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {name for name in COUNTERS if name.startswith("bad_")}
 
 
-def test_requests_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
+def test_nacks_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
     """A straggler's: as long as the result is held, and with the number of the collective that it belongs to."""
     kernel, native = both
     packets.prepare(kernel, native)
     kernel.run("ring_link", result(1))
     native.begin(LATER, TOTAL, LENGTH, TAG)
-    run = kernel.run("ring_link", request(1))
+    run = kernel.run("ring_link", nack(1))
     assert run.retval == XDP_TX
     answer = decode(run.data)
     assert (answer.header.kind, answer.header.seq) == (Kind.RESULT, SEQ)
@@ -218,8 +218,8 @@ def sum_of(ranks: range, chunk: int) -> Words:
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
     made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
-    made += [request(1), request(4), request(1, source=0), request(1, flags=RESULT, prev=0), request(1, **ANEW)]
-    made += [request(0), request(1, seq=SEQ - 1)]
+    made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, prev=0), nack(1, **ANEW)]
+    made += [nack(0), nack(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
         owner = chunk % RANKS
         hops = (RANK - owner) % RANKS

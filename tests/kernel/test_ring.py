@@ -39,11 +39,11 @@ from tests.kernel.packets import (
     input_of,
     kick,
     loaded,
+    nack,
     packet,
     prepare,
     probe,
     reduce,
-    request,
     result,
     total_of,
 )
@@ -138,7 +138,7 @@ ROWS = [
     Row("result of the last sequence number", result(0, seq=SEQ - 1), {"bad_seq": 1}),
     Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
     Row("chunk beyond the maps", reduce(9, seq=NEXT), {"bad_chunk": 1}),
-    Row("request for a chunk beyond the tensor", request(7), {"bad_chunk": 1}),
+    Row("nack for a chunk beyond the tensor", nack(7), {"bad_chunk": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
     Row("length of another tensor", reduce(0, length=LENGTH // 2), {"bad_length": 1}),
@@ -149,7 +149,7 @@ ROWS = [
     Row("length that is not there, to be parked", cut(EARLY), {"bad_length": 1}),
     Row("another tensor", reduce(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's result", result(0, tag=1), {"bad_tensor": 1}),
-    Row("another tensor's request", request(1, tag=1), {"bad_tensor": 1}),
+    Row("another tensor's nack", nack(1, tag=1), {"bad_tensor": 1}),
     Row("hop that skips a rank", reduce(0, hop=2), {"bad_rank": 1}),
     Row("own chunk on its first lap", reduce(1, hop=3), {"bad_rank": 1}),
     Row("lap one of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
@@ -159,17 +159,17 @@ ROWS = [
     Row("a frame of its own", result(0, source=RANK), {"bad_rank": 1}),
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
     Row("result of a chunk whose results come to be here", result(2, hop=0), {"bad_rank": 1}),
-    Row("request of a rank that is not behind", request(1, source=0), {"bad_rank": 1}),
-    Row("request that was passed on, for another rank's chunk", request(0, hop=1), {"bad_rank": 1}, upstream=False),
-    Row("request that was passed on, where nobody does so", request(1, hop=1), {"bad_rank": 1}, upstream=True),
-    Row("request to begin another rank's chunk anew", request(0, **ANEW), {"bad_rank": 1}),
+    Row("nack of a rank that is not behind", nack(1, source=0), {"bad_rank": 1}),
+    Row("nack that was passed on, for another rank's chunk", nack(0, hop=1), {"bad_rank": 1}, upstream=False),
+    Row("nack that was passed on, where nobody does so", nack(1, hop=1), {"bad_rank": 1}, upstream=True),
+    Row("nack to begin another rank's chunk anew", nack(0, **ANEW), {"bad_rank": 1}),
     Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
     Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
     Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of what would be parked", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum of a request", request(1, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
     Row("wrong lanes on lap two", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
@@ -264,27 +264,27 @@ ROWS = [
         before=(result(1),),
         settled=True,
     ),
-    # Requests.
-    Row("request for an own chunk under way", request(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
+    # Nacks.
+    Row("nack for an own chunk under way", nack(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
     Row(
-        "request for a chunk that is done",
-        request(1),
+        "nack for a chunk that is done",
+        nack(1),
         SENT | {"resent": 1, "answered": 1},
         ANSWER,
         words=total_of(1),
         before=(result(1),),
     ),
     Row(
-        "request for the result of a chunk that is done",
-        request(1, flags=RESULT, prev=0),
+        "nack for the result of a chunk that is done",
+        nack(1, flags=RESULT, prev=0),
         SENT | {"resent": 1, "answered": 1},
         ANSWER,
         words=total_of(1),
         before=(result(1),),
     ),
     Row(
-        "request of the rank where the result came to be, which has refused it",
-        request(1, source=2, hop=1, prev=LAUNCHED),
+        "nack of the rank where the result came to be, which has refused it",
+        nack(1, source=2, hop=1, prev=LAUNCHED),
         SENT | {"answered": 1, "resent": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": RANKS, "attempt": 1, "prev": LAUNCHED},
         to=0,
@@ -293,8 +293,8 @@ ROWS = [
         upstream=False,
     ),
     Row(
-        "request for a partial sum that is kept",
-        request(0),
+        "nack for a partial sum that is kept",
+        nack(0),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
@@ -302,85 +302,85 @@ ROWS = [
         upstream=True,
     ),
     Row(
-        "request for a partial sum that the owner is to send again",
-        request(0),
+        "nack for a partial sum that the owner is to send again",
+        nack(0),
         SENT | {"resent": 1},
-        {"kind": Kind.REQUEST, "chunk": 0, "hop": 1, "round": 0, "prev": NOTHING},
+        {"kind": Kind.NACK, "chunk": 0, "hop": 1, "round": 0, "prev": NOTHING},
         to=0,
         before=(reduce(0),),
         upstream=False,
     ),
     Row(
-        "request for a result that the owner is to send again",
-        request(2, flags=RESULT, prev=0),
+        "nack for a result that the owner is to send again",
+        nack(2, flags=RESULT, prev=0),
         SENT | {"resent": 1},
-        {"kind": Kind.REQUEST, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
+        {"kind": Kind.NACK, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
         before=(reduce(2),),
         upstream=False,
     ),
     Row(
-        "request that was passed on for what came meanwhile",
-        request(1, source=0, hop=1),
+        "nack that was passed on for what came meanwhile",
+        nack(1, source=0, hop=1),
         {"duplicate": 1},
         before=(result(1),),
         upstream=False,
     ),
-    Row("request for a partial sum that was never sent", request(0), {"not_held": 1}),
-    Row("request for a result that is not here", request(0, flags=RESULT, prev=0), {"not_held": 1}),
+    Row("nack for a partial sum that was never sent", nack(0), {"not_held": 1}),
+    Row("nack for a result that is not here", nack(0, flags=RESULT, prev=0), {"not_held": 1}),
     Row(
-        "request for a result that is not here, of a rank that has the partial sum",
-        request(0, flags=RESULT, prev=0),
+        "nack for a result that is not here, of a rank that has the partial sum",
+        nack(0, flags=RESULT, prev=0),
         {"not_held": 1},
         before=(reduce(0),),
     ),
     Row(
-        "request for a result, of a rank that lacks the partial sum of a later round",
-        request(0, flags=RESULT, prev=0),
+        "nack for a result, of a rank that lacks the partial sum of a later round",
+        nack(0, flags=RESULT, prev=0),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
         words=input_of(0, 0) + input_of(1, 0),
         before=(reduce(0), reduce(0, round=1)),
         upstream=True,
     ),
-    Row("request for a chunk not launched", request(4), {"not_held": 1}),
-    Row("request of the collective before", request(1, seq=SEQ - 1), {"not_held": 1}),
-    Row("request of the next collective", request(1, seq=NEXT), {"not_held": 1}),
-    # Requests to begin anew.
+    Row("nack for a chunk not launched", nack(4), {"not_held": 1}),
+    Row("nack of the collective before", nack(1, seq=SEQ - 1), {"not_held": 1}),
+    Row("nack of the next collective", nack(1, seq=NEXT), {"not_held": 1}),
+    # Nacks to begin anew.
     Row(
-        "request to begin anew",
-        request(1, **ANEW),
+        "nack to begin anew",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1, "attempt": 1},
         words=input_of(RANK, 1),
     ),
-    Row("the same of any rank once more", request(1, source=0, **ANEW), before=(request(1, **ANEW),)),
+    Row("the same of any rank once more", nack(1, source=0, **ANEW), before=(nack(1, **ANEW),)),
     Row(
-        "request to begin anew after another round",
-        request(1, round=1, **ANEW),
+        "nack to begin anew after another round",
+        nack(1, round=1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 2, "attempt": 2},
         words=input_of(RANK, 1),
-        before=(request(1, **ANEW),),
+        before=(nack(1, **ANEW),),
     ),
     Row(
-        "request to begin anew what is done, before the process has looked",
-        request(1, **ANEW),
+        "nack to begin anew what is done, before the process has looked",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
         before=(result(1),),
     ),
     Row(
-        "request to begin anew what was verified",
-        request(1, **ANEW),
+        "nack to begin anew what was verified",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "answered": 1},
         ANSWER | {"round": 1},
         words=total_of(1),
         before=(result(1),),
         settled=True,
     ),
-    Row("request to begin anew a chunk not launched", request(4, **ANEW)),
-    Row("request to begin anew in another collective", request(1, seq=NEXT, **ANEW), {"not_held": 1}),
+    Row("nack to begin anew a chunk not launched", nack(4, **ANEW)),
+    Row("nack to begin anew in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
     # Probes.
     Row(
         "probe of the rank behind",
@@ -443,7 +443,7 @@ def test_every_reason_has_a_row() -> None:
 KINDS = {
     "lap one": reduce,
     "lap two": result,
-    "request": request,
+    "nack": nack,
     "probe": lambda chunk, **fields: probe(2, **fields),
     "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=SETTLED | TOLD, **fields),
 }
@@ -453,7 +453,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
-    chunk = 1 if kind == "request" else 0
+    chunk = 1 if kind == "nack" else 0
     before = kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
     assert changes(kernel.counters()) == {"bad_receiver": 1}
@@ -464,7 +464,7 @@ def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
 
 
-ASKED = {"kind": Kind.REQUEST, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
+ASKED = {"kind": Kind.NACK, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
 POSTED = [
     (None, None, XDP_DROP, {}, None, None),
     (None, (WrKind.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
@@ -491,7 +491,7 @@ POSTED = [
         XDP_REDIRECT,
         SENT | {"resent": 1},
         2,
-        {"kind": Kind.REQUEST, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
+        {"kind": Kind.NACK, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
     ),
     (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
     (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
@@ -618,7 +618,7 @@ def test_answers_of_the_rank_before_flush_its_lanes(kernel, data, flushed) -> No
 
 def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
     """Of frames for this rank, from who it says: also of those that bring nothing new."""
-    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), request(1)):
+    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), nack(1)):
         kernel.run("ring_link", data)
     kernel.run("ring_link", reduce(0, cookie=1))
     kernel.run("ring_link", reduce(0, receiver=2))
@@ -678,7 +678,7 @@ def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) ->
 
 
 WANTED = item_of(0, 0, Stage.PARTIAL)
-ASKS = {"kind": Kind.REQUEST, "chunk": 0, "flags": 0, "round": 0}
+NACK_ENTRIES = {"kind": Kind.NACK, "chunk": 0, "flags": 0, "round": 0}
 
 
 @pytest.mark.parametrize("gap", [1, 2, 3])
@@ -698,7 +698,7 @@ def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> No
         assert kernel.counters()["resent"] == 0
         run = kernel.run("ring_execute", run.data)
         assert run.retval == XDP_REDIRECT
-        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
         assert kernel.run("ring_link", reduce(3, round=1)).retval == XDP_TX  # not again at once
         assert kernel.counters()["resent"] == 1
 
@@ -710,10 +710,10 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
         prepare(*both)
         run = kernel.run("ring_link", probe(0, Kind.ALIVE, prev=WANTED))
         assert run.retval == XDP_TX
-        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
         # No time has to pass here between two requests: each frame asks again, until it comes.
         run = kernel.run("ring_link", probe(0, Kind.ALIVE))
-        assert_sent(run.data, 0, ASKS | {"attempt": 2}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 2}, None)
         assert kernel.run("ring_link", reduce(0)).retval == XDP_TX
         assert kernel.run("ring_link", probe(0, Kind.ALIVE)).retval == XDP_DROP
         assert kernel.counters()["resent"] == 2
@@ -727,16 +727,16 @@ def test_partial_sums_are_kept_until_their_result_is_here() -> None:
         kernel.run("ring_link", reduce(0))
         kernel.run("ring_link", reduce(3))
         assert kernel.counters()["unkept"] == 1
-        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.REDUCE
-        run = kernel.run("ring_link", request(3))
-        assert_sent(run.data, 0, {"kind": Kind.REQUEST, "chunk": 3, "flags": RESTART, "round": 0}, None)
+        assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
+        run = kernel.run("ring_link", nack(3))
+        assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 3, "flags": RESTART, "round": 0}, None)
         kernel.run("ring_link", result(0))
         kernel.run("ring_link", reduce(3, round=1))
         assert kernel.counters()["unkept"] == 1
-        run = kernel.run("ring_link", request(3))
+        run = kernel.run("ring_link", nack(3))
         assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
         # Whoever asks for the other one now has got it, as without it there would be no result: so that is the answer.
-        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.RESULT
+        assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.RESULT
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
@@ -751,7 +751,7 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
     assert kernel.counters()["bad_checksum"] == 1
     np.testing.assert_array_equal(kernel.results[1], held)
     assert kernel.records[1] == record
-    run = kernel.run("ring_link", request(1))
+    run = kernel.run("ring_link", nack(1))
     assert run.retval == XDP_TX
     assert_sent(run.data, 2, ANSWER | {"seq": SEQ}, total_of(1))
 
@@ -759,7 +759,7 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
 OLD = {
     "lap one": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
     "lap two": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
-    "requests": [request(1), request(1, flags=RESTART), request(1, flags=RESULT, prev=0), request(1, flags=RESTART, round=255)],
+    "nacks": [nack(1), nack(1, flags=RESTART), nack(1, flags=RESULT, prev=0), nack(1, flags=RESTART, round=255)],
 }
 
 
@@ -786,26 +786,26 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
 
 
 @pytest.mark.parametrize("both", [False], indirect=True)
-def test_requests_of_many_ranks_are_answered_once(kernel) -> None:
+def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
     """Of several that reach a chunk's owner at once; later on it answers again."""
     kernel.control.holdoff_us = 60_000_000
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
-    assert kernel.run("ring_link", request(1, source=2, hop=1)).retval == XDP_DROP
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1, source=2, hop=1)).retval == XDP_DROP
     assert changes(kernel.counters()) == SENT | {"resent": 1}
     kernel.records["resent_us"][1] -= 61_000_000
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
     # Who asks for a result from now on can have it.
     kernel.run("ring_link", result(1))
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
-    assert kernel.run("ring_link", request(1)).retval == XDP_DROP
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1)).retval == XDP_DROP
 
 
 @pytest.mark.parametrize("both", [True], indirect=True)
-def test_upstream_every_request_is_answered(kernel) -> None:
+def test_upstream_every_nack_is_answered(kernel) -> None:
     """There is one rank behind, and it holds itself back."""
     kernel.control.holdoff_us = 60_000_000
     for _ in range(3):
-        assert kernel.run("ring_link", request(1)).retval == XDP_TX
+        assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 
 
 ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "parked": EARLY}

@@ -9,7 +9,7 @@ import numpy as np
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
 from testbed.kernel.abi import Struct, constant
-from testbed.protocol.ring.memory import ASKS, COUNTERS, Ask, Config, Queue, ResultState, WrKind
+from testbed.protocol.ring.memory import COUNTERS, NACK_ENTRIES, Config, Nack, NackQueue, ResultState, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
@@ -58,7 +58,7 @@ class KernelRank:
         counters = self.object.maps["ring_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        for name in ("ring_asks", "ring_kept"):
+        for name in ("ring_nacks", "ring_kept"):
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
@@ -80,10 +80,10 @@ class KernelRank:
             self.consumer[0] += 16
         return found
 
-    def asks(self, cpu: int) -> Struct:
+    def nacks(self, cpu: int) -> Struct:
         """What the programs want to ask for on a CPU."""
-        table = self.object.maps["ring_asks"]
-        return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_asks")))[cpu]
+        table = self.object.maps["ring_nacks"]
+        return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_nacks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
         """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
@@ -102,10 +102,10 @@ class KernelRank:
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
         cpu = rank.lane_number(0)
-        asks = self.asks(cpu)
-        assert asks.frames == rank.asks[0].frames
-        _assert_same_queue(asks.fresh, rank.asks[0].fresh)
-        _assert_same_queue(asks.again, rank.asks[0].again)
+        nacks = self.nacks(cpu)
+        assert nacks.frames == rank.nacks[0].frames
+        _assert_same_queue(nacks.fresh, rank.nacks[0].fresh)
+        _assert_same_queue(nacks.again, rank.nacks[0].again)
         lane, expected = self.lanes[cpu], rank.lanes[0]
         assert (lane.seq, lane.prev, lane.progress) == (expected.seq, expected.prev, expected.progress)
         assert {other: count for other, count in enumerate(lane.heard.tolist()) if count} == expected.heard
@@ -117,7 +117,7 @@ class KernelRank:
                 assert int(record[name]) == getattr(chunk, name), (index, name)
             for name in ("before", "lost"):
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
-            for name in ("asked_us", "resent_us"):
+            for name in ("nacked_us", "resent_us"):
                 assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)
             if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED):
                 assert int(record["result_sum"]) == chunk.result_sum
@@ -141,15 +141,15 @@ class KernelRank:
         rank.events.clear()
 
 
-def _assert_same_queue(queue: np.void, expected: Queue) -> None:
+def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
     """The same requests, but for when they are due."""
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
-        found = queue["asks"][[index % ASKS for index in range(first, end)]]
+        found = queue["nacks"][[index % NACK_ENTRIES for index in range(first, end)]]
         return found[["seq", "item", "due_frame", "tries"]].tolist()
 
-    def of(asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        return [(ask.seq, ask.item, ask.due_frame, ask.tries) for ask in asks]
+    def of(nacks: Iterable[Nack]) -> list[tuple[int, ...]]:
+        return [(nack.seq, nack.item, nack.due_frame, nack.tries) for nack in nacks]
 
     assert entries(int(queue["taken"]), int(queue["carried"])) == of(expected.carried)
     assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
@@ -189,7 +189,7 @@ class TwinRank(Rank):
     ) -> Frame | None:
         run = self.kernel.run(program, encode(frame) if data is None else data)
         out = twin(frame, time.monotonic_ns() // 1000)
-        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.asking else verdict)
+        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.nack_due else verdict)
         if out is not None:
             assert run.data == encode(out)
         self.kernel.assert_same(self)

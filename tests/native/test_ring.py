@@ -95,7 +95,7 @@ class Both:
         self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.seq
 
     def asked(self, chunk: int, ago_us: int) -> None:
-        self.memory.chunks[chunk].asked_us = self.native.records[chunk].asked_us = NOW - ago_us
+        self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = NOW - ago_us
 
     def refuse(self, chunk: int, _) -> None:
         self.process.refuse(chunk)

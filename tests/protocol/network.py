@@ -139,7 +139,7 @@ class Network:
         """A frame, and what its copies ask for that come back by the doorbell."""
         while frame is not None:
             self.emit(frame)
-            frame = rank.on_wr(frame, self.now_us) if rank.asking else None
+            frame = rank.on_wr(frame, self.now_us) if rank.nack_due else None
 
     def deliver(self, index: int = 0) -> None:
         self.now_us += TICK_US

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed.protocol.ring.liveness import silent, unsettled, untold
-from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, Peer, Queue, Stage, Tensor, WrKind
+from testbed.protocol.ring.memory import Chunk, Config, Kept, Lane, Nack, NackQueue, Nacks, Peer, Stage, Tensor, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
@@ -87,8 +87,8 @@ class TinyRank(Rank):
         w.frame.header.attempt = 0
         super()._enlist(w, index, stage)
 
-    def _put(self, queue: Queue, ask: Ask) -> None:
-        super()._put(queue, ask._replace(due_frame=0, due_us=0, tries=0))
+    def _put(self, queue: NackQueue, nack: Nack) -> None:
+        super()._put(queue, nack._replace(due_frame=0, due_us=0, tries=0))
 
     def __post_init__(self) -> None:
         """Nothing: `_thaw` sets all."""
@@ -135,8 +135,8 @@ class RankState(NamedTuple):
     chunks: tuple[tuple[Any, ...], ...] = ()
     kept: tuple[tuple[int, ...], ...] = ()
     lane: tuple[int, int] = (0, 0)
-    fresh: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
-    again: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
+    fresh: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
+    again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
     parking: tuple[tuple[int, Any], ...] = ()
     #: The process: what it does, with which collective; whether it has looked since something came, and its total.
@@ -444,7 +444,7 @@ class RingSystem(System[State]):
 
     def _act(self, state: State, to: int, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any) -> State:
         sent = [rank.act(work)]
-        while rank.asking and sent[-1] is not None:
+        while rank.nack_due and sent[-1] is not None:
             sent.append(rank.on_wr(sent[-1]))
         if rank.lanes[0].progress:
             changes |= {"rounds": 0, "stalled": False}
@@ -521,7 +521,7 @@ class RingSystem(System[State]):
         rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
         rank.kept = [Kept(*kept) for kept in s.kept]
         rank.lanes = [Lane(*s.lane)]
-        rank.asks = [Asks(0, _queue(s.fresh), _queue(s.again))]
+        rank.nacks = [Nacks(0, _queue(s.fresh), _queue(s.again))]
         rank.ranks = [Peer(*peer) for peer in s.peers]
         rank.parking = Parking()
         for slot, frame in s.parking:
@@ -547,8 +547,8 @@ class RingSystem(System[State]):
             ),
             kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
             lane=(lane.seq, lane.prev),
-            fresh=_frozen(rank.asks[0].fresh),
-            again=_frozen(rank.asks[0].again),
+            fresh=_frozen(rank.nacks[0].fresh),
+            again=_frozen(rank.nacks[0].again),
             peers=tuple((peer.seq, peer.settled, peer.told, 0) for peer in rank.ranks),
             parking=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.parking.items())),
             stalled=process.stalls > 0,
@@ -564,14 +564,14 @@ class _Sq(list):
         return self.pop(0)
 
 
-def _queue(frozen: tuple[tuple[Ask, ...], tuple[Ask, ...]]) -> Queue:
-    queue = Queue()
+def _queue(frozen: tuple[tuple[Nack, ...], tuple[Nack, ...]]) -> NackQueue:
+    queue = NackQueue()
     queue.carried.extend(frozen[0])
     queue.waiting.extend(frozen[1])
     return queue
 
 
-def _frozen(queue: Queue) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
+def _frozen(queue: NackQueue) -> tuple[tuple[Nack, ...], tuple[Nack, ...]]:
     return tuple(queue.carried), tuple(queue.waiting)
 
 

@@ -75,7 +75,7 @@ def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
     record = network.members[asker].rank.chunks[0]
     assert record.result & 0xFF == ResultState.REFUSED
     if asker:
-        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.REQUEST, RESTART, 0, 0)
+        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.NACK, RESTART, 0, 0)
         out = network.members[0].rank.on_frame(out)
     assert (out.header.kind, out.header.hop, out.header.round) == (Kind.REDUCE, 1, 1)
 

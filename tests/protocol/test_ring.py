@@ -119,7 +119,7 @@ class Lanes(Network):
         frame = self.flying.pop(ways.index(ways[index]))
         rank = self.members[frame.header.receiver].rank
         self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.lane))
-        assert not rank.asking
+        assert not rank.nack_due
 
     def serve_on(self, index: int, cpu: int) -> None:
         member = self.members[index]
@@ -260,9 +260,9 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
             network.serve(index)
     assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
     for come in range(gap + 1):
-        assert not any(frame.header.kind == Kind.REQUEST for frame in sent), come
+        assert not any(frame.header.kind == Kind.NACK for frame in sent), come
         network.deliver()  # the first was sent before the one that is lost
-    requests = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    requests = [frame for frame in sent if frame.header.kind == Kind.NACK]
     assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [(2, 0, (1, 0))]
 
 
@@ -271,7 +271,7 @@ def test_without_a_gap_only_the_timer_asks():
     sent = losing(network, lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2))
     with pytest.raises(AssertionError):
         network.run(timers=False, rounds=20)
-    assert not any(frame.header.kind == Kind.REQUEST for frame in sent)
+    assert not any(frame.header.kind == Kind.NACK for frame in sent)
     assert network.total("lost") > 0  # it is known, and nobody is asked
     network.run()
 
@@ -291,7 +291,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
     sent = losing(network, is_lost)
     network.run(timers=False)
-    (request,) = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    (request,) = [frame for frame in sent if frame.header.kind == Kind.NACK]
     lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == place)
     assert way(request) == way(lost)[::-1]
     assert (again.source, again.destination) == (lost.source, lost.destination)
@@ -316,7 +316,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
     network.run()
     assert network.total("unkept") > 0
     assert network.total("restarted") == 1
-    restarts = [frame for frame in sent if frame.header.kind == Kind.REQUEST and frame.header.flags & RESTART]
+    restarts = [frame for frame in sent if frame.header.kind == Kind.NACK and frame.header.flags & RESTART]
     assert {(frame.header.chunk, way(frame)) for frame in restarts} == {(8, (2, 0))}
     again = [frame for frame in sent if (frame.header.chunk, frame.header.round) == (8, 1)]
     assert [frame.header.hop for frame in again if frame.header.kind == Kind.REDUCE] == [1, 2, 3]

@@ -132,7 +132,7 @@ class RingPort:
         self.control.holdoff_us = _HOLDOFF_US
         far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
-            shared["ring_fan_ask"].update(index, device)
+            shared["ring_fan_nack"].update(index, device)
         for fan in ("ring_fan_small", "ring_fan_large"):
             for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)

@@ -17,20 +17,20 @@ from testbed.protocol.wire import CHUNK_SHIFT, NOTHING, ROUND_SHIFT, Endpoint, F
 
 __all__ = [
     "ANYWHERE",
-    "ASKS",
     "COUNTERS",
+    "NACK_ENTRIES",
     "PARKING",
     "PARKING_TRIES",
     "SQ_ENTRIES",
-    "Ask",
-    "Asks",
     "Chunk",
     "Config",
     "Kept",
     "Lane",
     "Memory",
+    "Nack",
+    "NackQueue",
+    "Nacks",
     "Peer",
-    "Queue",
     "ResultState",
     "Stage",
     "Tensor",
@@ -46,7 +46,7 @@ PARKING = constant("RING_PARKING")
 PARKING_TRIES = constant("RING_PARKING_TRIES")
 """Slots that a chunk may wait in."""
 
-ASKS = constant("RING_ASKS")
+NACK_ENTRIES = constant("RING_NACK_ENTRIES")
 """Requests that a CPU may have to send."""
 
 SQ_ENTRIES = constant("RING_SQ_ENTRIES")
@@ -97,8 +97,8 @@ class WorkRequest(NamedTuple):
     extra: int = 0
 
 
-class Ask(NamedTuple):
-    """``struct ring_ask``, without its time."""
+class Nack(NamedTuple):
+    """``struct ring_nack``, without its time."""
 
     seq: int
     item: int
@@ -115,7 +115,7 @@ class Config:
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
     :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
-    :param gap: Later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks.
+    :param gap: Later frames of the same lane that must have come before a missing one is asked for; 0: only the timer nacks.
     :param kept: Slots for partial sums that have been sent; a power of two.
     :param cpus: CPUs that carry frames, each a lane.
     """
@@ -162,7 +162,7 @@ class Chunk:
     result: int = 0
     before: list[int] = field(default_factory=lambda: [0, 0])
     lost: list[int] = field(default_factory=lambda: [0, 0])
-    asked_us: int = 0
+    nacked_us: int = 0
     resent_us: int = 0
     attempt: int = 0
 
@@ -199,20 +199,20 @@ class Peer:
 
 
 @dataclass(slots=True)
-class Queue:
-    """``struct ring_queue``: requests for which a frame is under way, and those that wait."""
+class NackQueue:
+    """``struct ring_nack_queue``: requests for which a frame is under way, and those that wait."""
 
-    carried: deque[Ask] = field(default_factory=deque)
-    waiting: deque[Ask] = field(default_factory=deque)
+    carried: deque[Nack] = field(default_factory=deque)
+    waiting: deque[Nack] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
-class Asks:
-    """``struct ring_asks``."""
+class Nacks:
+    """``struct ring_nacks``."""
 
     frames: int = 0
-    fresh: Queue = field(default_factory=Queue)
-    again: Queue = field(default_factory=Queue)
+    fresh: NackQueue = field(default_factory=NackQueue)
+    again: NackQueue = field(default_factory=NackQueue)
 
 
 @dataclass
@@ -256,7 +256,7 @@ class Memory:
         self.chunks = [Chunk() for _ in range(config.chunks)]
         self.kept = [Kept() for _ in range(config.kept)]
         self.lanes = [Lane() for _ in range(config.cpus)]
-        self.asks = [Asks() for _ in range(config.cpus)]
+        self.nacks = [Nacks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
 

@@ -24,7 +24,7 @@ class Rank(Sender):
 
         :param now_us: Microseconds of any clock that does not go back.
         :param cpu: The CPU, hence the lane, that it has come on and that what it becomes goes out on.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as
+        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `nack_due` is set as
             well, a copy of it comes back by the doorbell, and is given to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
@@ -32,7 +32,7 @@ class Rank(Sender):
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
         """The first half of `on_frame`: all that it reads before it acts. None: the frame is none of this group's."""
-        self.asking = False
+        self.nack_due = False
         header = frame.header
         if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
             self._drop("bad_cookie")
@@ -48,10 +48,10 @@ class Rank(Sender):
         out = self._on_frame(w)
         if self.config.gap:
             self._look_around(w)
-        if out is not None or not self.asking:
+        if out is not None or not self.nack_due:
             return out
-        self.asking = False  # a frame that goes nowhere asks by itself
-        return self._on_ask(w)
+        self.nack_due = False  # a frame that goes nowhere asks by itself
+        return self._send_due_nack(w)
 
     def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         """One of the frames that a kick was made into has come back: carry out the next work request (``ring_execute``).
@@ -64,7 +64,7 @@ class Rank(Sender):
         if w is None:
             return None
         if w.frame.header.kind != Kind.DOORBELL:
-            return self._on_ask(w)
+            return self._send_due_nack(w)
         return self._on_wr(w, self.sq.popleft()) if self.sq else None
 
     def _on_frame(self, w: Work) -> Frame | None:
@@ -75,12 +75,12 @@ class Rank(Sender):
             return self._on_probe(w)
         if kind == Kind.ALIVE:
             return self._on_alive(w)
-        if kind not in (Kind.REDUCE, Kind.RESULT, Kind.REQUEST):
+        if kind not in (Kind.REDUCE, Kind.RESULT, Kind.NACK):
             return self._drop("bad_kind")
         if not self._find_chunk(w):
             return None
-        if kind == Kind.REQUEST:
-            return self._on_request(w)
+        if kind == Kind.NACK:
+            return self._on_nack(w)
         return self._on_reduce(w) if kind == Kind.REDUCE else self._on_result(w)
 
     def _is_for_me(self, w: Work) -> bool:
@@ -104,7 +104,7 @@ class Rank(Sender):
         w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
-        # An earlier one is answered as it asks, what the next one will be is not known yet.
+        # An earlier one is answered as it nacks, what the next one will be is not known yet.
         return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
@@ -178,7 +178,7 @@ class Rank(Sender):
             return self._send(w, config.after, w.length, total)
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
-    def _on_request(self, w: Work) -> Frame | None:
+    def _on_nack(self, w: Work) -> Frame | None:
         """The rank behind lacks a frame that this one has sent it: send it again, or have the owner do so."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
         chunk, direct = self.chunks[w.index], not header.hop
@@ -287,18 +287,18 @@ class Rank(Sender):
         w.index, w.length = wr.chunk, self._tensor(w.seq).length
         if wr.kind == WrKind.LAUNCH:
             return self._launch_first(w)
-        return self._request_next(w) if wr.kind == WrKind.NACK else self._restart_wr(w, wr.extra)
+        return self._nack_next(w) if wr.kind == WrKind.NACK else self._restart_wr(w, wr.extra)
 
-    def _on_ask(self, w: Work) -> Frame | None:
+    def _send_due_nack(self, w: Work) -> Frame | None:
         """The frame is free to ask for what is missing."""
-        asks = self.asks[w.cpu]
-        ask = self._take_ask(w, asks, asks.fresh) or self._take_ask(w, asks, asks.again)
-        if ask is None:
+        nacks = self.nacks[w.cpu]
+        nack = self._take_nack(w, nacks, nacks.fresh) or self._take_nack(w, nacks, nacks.again)
+        if nack is None:
             return None
-        w.index, round_, stage = parts_of(ask.item)
-        return self._request(w, round_, stage)
+        w.index, round_, stage = parts_of(nack.item)
+        return self._send_nack(w, round_, stage)
 
-    def _request_next(self, w: Work) -> Frame | None:
+    def _nack_next(self, w: Work) -> Frame | None:
         """Ask for whatever frame is next to come about a chunk, unless it is all there."""
         chunk = self.chunks[w.index]
         if chunk.result >> 32 == w.seq:
@@ -306,10 +306,10 @@ class Rank(Sender):
             if state in (ResultState.DONE, ResultState.CLAIMED):
                 return None
             if state == ResultState.REFUSED:
-                return self._request(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
+                return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
         if chunk.reduced >> 32 == w.seq:
-            return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
-        return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
+            return self._send_nack(w, chunk.reduced & 0xFF, Stage.RESULT)
+        return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
         """A result was refused in a round."""
@@ -318,7 +318,7 @@ class Rank(Sender):
             return self._restart(w, round_ & 0xFF)
         w.frame.resize(w.length)
         header.seq, header.chunk, header.tag = w.seq, w.index, tensor.tag
-        return self._ask_restart(w, round_ & 0xFF)
+        return self._send_restart(w, round_ & 0xFF)
 
     def _park(self, w: Work) -> Frame | None:
         """Keep the frame, which has been verified, until the process has its gradient ready and rings."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.protocol.ring.memory import (
-    ASKS,
+    NACK_ENTRIES,
     PARKING,
     PARKING_TRIES,
-    Ask,
-    Asks,
     Chunk,
     Memory,
-    Queue,
+    Nack,
+    NackQueue,
+    Nacks,
     ResultState,
     Stage,
     Tensor,
@@ -59,7 +59,7 @@ class Work:
 class Sender(Memory):
     """The part of a rank's programs that makes frames."""
 
-    asking = False
+    nack_due = False
     """There is something to ask for, and the last call has returned a frame: a copy of it comes back to ask."""
 
     # What is said of a chunk.
@@ -159,63 +159,63 @@ class Sender(Memory):
             seq = w.seq
         if prev == NOTHING or index >= self.config.chunks or is_before(seq, w.seq):
             return
-        chunk, asks = self.chunks[index], self.asks[w.cpu]
+        chunk, nacks = self.chunks[index], self.nacks[w.cpu]
         if not self._lacks(chunk, seq, round_, stage):
             return
         if stage is Stage.PARTIAL and self._has_parked(seq, index):
             return
-        chunk.lost[stage], chunk.asked_us = seq, w.now
+        chunk.lost[stage], chunk.nacked_us = seq, w.now
         self._count("lost")
         if not self.config.gap or seq != w.seq or index >= w.ready:
             return
-        self._put(asks.fresh, Ask(seq, prev, asks.frames + self.config.gap, w.now))
+        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.gap, w.now))
 
-    def _put(self, queue: Queue, ask: Ask) -> None:
-        if len(queue.carried) + len(queue.waiting) >= ASKS:
+    def _put(self, queue: NackQueue, nack: Nack) -> None:
+        if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
             # Frames that were to take some have got lost.
             queue.waiting = queue.carried + queue.waiting
             queue.carried.clear()
             return
-        queue.waiting.append(ask)
+        queue.waiting.append(nack)
 
-    def _is_missing(self, ask: Ask) -> bool:
-        if ask.seq != self.seq:
+    def _is_missing(self, nack: Nack) -> bool:
+        if nack.seq != self.seq:
             return False
-        index, round_, stage = parts_of(ask.item)
-        return self._lacks(self.chunks[index], ask.seq, round_, stage)
+        index, round_, stage = parts_of(nack.item)
+        return self._lacks(self.chunks[index], nack.seq, round_, stage)
 
     def _look_around(self, w: Work) -> None:
         """A frame has come: is it time to ask for others?"""
-        asks = self.asks[w.cpu]
-        asks.frames = asks.frames + 1 & U32
-        self.asking = self._carry(w, asks, asks.fresh) or self._carry(w, asks, asks.again)
+        nacks = self.nacks[w.cpu]
+        nacks.frames = nacks.frames + 1 & U32
+        self.nack_due = self._carry(w, nacks, nacks.fresh) or self._carry(w, nacks, nacks.again)
 
-    def _carry(self, w: Work, asks: Asks, queue: Queue) -> bool:
+    def _carry(self, w: Work, nacks: Nacks, queue: NackQueue) -> bool:
         """Has something become due? Then the frame at hand is to ask for it."""
         for _ in range(_SKIP):
             if not queue.waiting:
                 return False
-            ask = queue.waiting[0]
-            if self._is_missing(ask):
-                if (asks.frames - ask.due_frame | w.now - ask.due_us) & 0x80000000:
+            nack = queue.waiting[0]
+            if self._is_missing(nack):
+                if (nacks.frames - nack.due_frame | w.now - nack.due_us) & 0x80000000:
                     return False
                 queue.carried.append(queue.waiting.popleft())
                 return True
             queue.waiting.popleft()
             if queue.carried:
-                queue.carried.append(ask)
+                queue.carried.append(nack)
         return False
 
-    def _take_ask(self, w: Work, asks: Asks, queue: Queue) -> Ask | None:
+    def _take_nack(self, w: Work, nacks: Nacks, queue: NackQueue) -> Nack | None:
         """What the frame is to ask for; None: nothing any more."""
         for _ in range(_SKIP):
             if not queue.carried:
                 return None
-            ask = queue.carried.popleft()
-            if self._is_missing(ask):
-                due = w.now + (self.holdoff_us << ask.tries) & U32
-                self._put(asks.again, Ask(ask.seq, ask.item, asks.frames, due, min(ask.tries + 1, _MOST_DOUBLINGS)))
-                return ask
+            nack = queue.carried.popleft()
+            if self._is_missing(nack):
+                due = w.now + (self.holdoff_us << nack.tries) & U32
+                self._put(nacks.again, Nack(nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)))
+                return nack
         return None
 
     # Frames.
@@ -308,7 +308,7 @@ class Sender(Memory):
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
-            return self._ask_restart(w, round_)
+            return self._send_restart(w, round_)
         w.frame.resize(w.length)
         w.frame.fill(slot.data, w.length)
         chunk.resent_us = w.now
@@ -317,24 +317,24 @@ class Sender(Memory):
         self._count("resent")
         return self._send(w, self.config.after, w.length, slot.sum)
 
-    def _ask_restart(self, w: Work, round_: int) -> Frame:
+    def _send_restart(self, w: Work, round_: int) -> Frame:
         """Ask the owner to begin lap one of the chunk anew, after a round."""
         header = w.frame.header
-        header.kind, header.flags, header.hop, header.round = Kind.REQUEST, RESTART, 0, round_
+        header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
         self._count("resent")
         return self._send(w, self._owner(w.index), w.length, 0)
 
-    def _request(self, w: Work, round_: int, stage: Stage) -> Frame | None:
+    def _send_nack(self, w: Work, round_: int, stage: Stage) -> Frame | None:
         """Ask for a frame. The request is as long as the answer; every asking is another attempt."""
         header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
         w.frame.resize(tensor.length)
-        header.kind, header.seq, header.chunk = Kind.REQUEST, w.seq, w.index
+        header.kind, header.seq, header.chunk = Kind.NACK, w.seq, w.index
         header.attempt, header.hop = self._next_attempt(chunk), 0
         header.flags = RESULT_FLAG if stage is Stage.RESULT else 0
         header.round, header.tag, header.prev = round_, tensor.tag, chunk.reduced & 0xFF
-        chunk.asked_us = w.now
+        chunk.nacked_us = w.now
         self._count("resent")
         return self._send(w, config.before, tensor.length, 0)
 
