@@ -107,9 +107,9 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	chunk->lost[stage] = seq;
 	chunk->nacked_us = now_us();
 	ring_count(w, RING_LOST);
-	if (!ring_config.gap || seq != mine || index >= (__u32)w->progress)
+	if (!ring_config.reorder_threshold || seq != mine || index >= (__u32)w->progress)
 		return;
-	nack.due_frame = list->frames + ring_config.gap;
+	nack.due_frame = list->frames + ring_config.reorder_threshold;
 	nack.due_us = now_us();
 	ring_nack_put(&list->fresh, &nack);
 }
@@ -134,7 +134,7 @@ static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nack
 		queue->taken += 1;
 		if (ring_is_missing(w, nack)) {
 			nack->due_frame = list->frames;
-			nack->due_us = now_us() + (w->control->holdoff_us << (nack->tries & 7));
+			nack->due_us = now_us() + (w->control->nack_holdoff_us << (nack->tries & 7));
 			nack->tries += nack->tries < RING_MOST_DOUBLINGS;
 			ring_nack_put(&list->again, nack);
 			return true;

@@ -98,7 +98,7 @@ static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 /* Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
-	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->holdoff_us;
+	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
 /* Has this rank's process verified all results of a sequence number? Then what this rank holds of them is good. It has if it has gone on. */

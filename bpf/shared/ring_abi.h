@@ -26,7 +26,7 @@ struct ring_config {
 	__u32 chunks;	   /* capacity of the maps */
 	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
 	__u32 upstream;	   /* who lacks a frame nacks: 0 the chunk's owner, 1 the rank before */
-	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
+	__u32 reorder_threshold; /* later frames of the same lane that must have come before a missing one is nacked; 0: only the timer nacks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that work requests are spread over */
 	struct net_peer peers[RING_MAX_RANKS];
@@ -44,7 +44,7 @@ struct ring_control {
 	struct ring_tensor tensors[2]; /* of even and odd sequence numbers; set before `progress` names the sequence number */
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 sq_tail;	/* work requests that the process has posted, since the start */
-	__u32 holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
+	__u32 nack_holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
 	__u32 settled;	/* sequence number of which the process has verified all results */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];

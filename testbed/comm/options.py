@@ -42,11 +42,11 @@ class CollectiveOptions(GroupOptions):
         "the chunk round again; or upstream, the rank before it, who sends again what it has sent: its input, a partial sum, "
         "or the result",
     )
-    gap: int = Field(
+    reorder_threshold: int = Field(
         default=1,
         ge=0,
         le=4096,
-        description="later frames of a lane that make xdp-ring's kernel half ask for a missing one; 0: only the timer does",
+        description="later frames of a stream after which xdp-ring nacks a missing one in the kernel; 0: only the timer does",
     )
     on_overflow: OnOverflow = Field(
         default="error",

@@ -84,7 +84,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 					ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 				continue;
 			}
-			if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->holdoff_us)
+			if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
 				continue;
 			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
 				ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));

@@ -117,7 +117,7 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
                 lanes=random.choice(LANES),
                 window=random.choice(WINDOWS),
                 recovery=random.choice(WAYS) if odds.lap(len(members)) >= LEAST_LAP else "upstream",
-                gap=random.choice([0, 1, 2, 4, 16]),
+                reorder_threshold=random.choice([0, 1, 2, 4, 16]),
             ),
             summands=(),
         )

@@ -145,8 +145,8 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
     lost = [item_of(chunk + 3, 0, Stage.RESULT) for chunk in chunks]
     fields = {"kind": FrameKind.RESULT, "hop": 2}
     frames = [packet(one, chunk=chunk, prev=item, **fields) for chunk, item in zip(chunks, lost, strict=True)]
-    with loaded(chunks=6 * rounds, gap=1) as (kernel, native):
-        kernel.reset(SEQ - 1, holdoff_us=60_000_000)
+    with loaded(chunks=6 * rounds, reorder_threshold=1) as (kernel, native):
+        kernel.reset(SEQ - 1, nack_holdoff_us=60_000_000)
         native.begin(SEQ, 6 * rounds, LENGTH, TAG)
         native.control.progress = SEQ << 32 | 6 * rounds
         native.control.next = SEQ << 32 | 0xFFFF  # no token finds a chunk to become
@@ -174,7 +174,7 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
 def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> None:
     """All of them, before each frame of the next one: each rank's sums are exact (see `Member.step`)."""
     todo = collectives(3, [6, 6], after=after)
-    network = Network(3, todo, upstream=upstream, gap=1, seq=after)
+    network = Network(3, todo, upstream=upstream, reorder_threshold=1, seq=after)
     emit, recorded = network.emit, []
 
     def record(frame) -> None:
@@ -269,7 +269,7 @@ def test_a_status_tells_32_ranks_apart() -> None:
 @pytest.mark.parametrize("ranks", [31, 32])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
-    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, holdoff_us=2000)
+    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, nack_holdoff_us=2000)
     network.now_us = 1 << 20
     emit, seen = network.emit, count()
 

@@ -104,9 +104,10 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 @contextmanager
 def loaded(
-    chunks: int = CHUNKS, upstream: bool = False, gap: int = 0, kept: int = 4, spare: int = 0
+    chunks: int = CHUNKS, upstream: bool = False, reorder_threshold: int = 0, kept: int = 4, spare: int = 0
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
+    terms = {"upstream": upstream, "reorder_threshold": reorder_threshold, "kept": kept}
+    setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, **terms)
     with closing(KernelRank(setting, spare)) as kernel:
         shared = {name: kernel.memory[name] for name in ("control", "parking", "sq")}
         with NativeProcess(RANK, RANKS, WINDOW, shared) as native:

@@ -167,8 +167,8 @@ def memory(kernel: KernelRank) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module", params=[(False, 0), (True, 1)], ids=["origin", "upstream"])
 def both(request) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    upstream, gap = request.param
-    with loaded(upstream=upstream, gap=gap, spare=SPARE) as made:
+    upstream, reorder_threshold = request.param
+    with loaded(upstream=upstream, reorder_threshold=reorder_threshold, spare=SPARE) as made:
         yield made
 
 

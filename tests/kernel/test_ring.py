@@ -655,7 +655,7 @@ def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrie
     kernel.run("ring_link", naming(carrier, item))
     assert kernel.counters()["lost"] == 1
     assert kernel.records["lost"][chunk].tolist() == [SEQ * (stage == each) for each in Stage]
-    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no gap
+    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no reorder threshold
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -681,15 +681,15 @@ WANTED = item_of(0, 0, Stage.PARTIAL)
 NACK_ENTRIES = {"kind": Kind.NACK, "chunk": 0, "flags": 0, "round": 0}
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3])
+@pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
 @pytest.mark.parametrize("upstream", [False, True])
-def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> None:
+def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, reorder_threshold) -> None:
     """When so many have come behind it."""
-    with loaded(upstream=upstream, gap=gap) as both:
+    with loaded(upstream=upstream, reorder_threshold=reorder_threshold) as both:
         kernel, _ = both
         prepare(*both)
-        kernel.control.holdoff_us = 60_000_000
-        *before, last = [result(1, prev=WANTED), reduce(3), reduce(2)][:gap]
+        kernel.control.nack_holdoff_us = 60_000_000
+        *before, last = [result(1, prev=WANTED), reduce(3), reduce(2)][:reorder_threshold]
         for data in before:
             assert kernel.run("ring_link", data).retval == XDP_TX
         run = kernel.run("ring_link", last)
@@ -705,7 +705,7 @@ def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> No
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
-    with loaded(upstream=upstream, gap=1) as both:
+    with loaded(upstream=upstream, reorder_threshold=1) as both:
         kernel, _ = both
         prepare(*both)
         run = kernel.run("ring_link", probe(0, Kind.ALIVE, prev=WANTED))
@@ -788,7 +788,7 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
 @pytest.mark.parametrize("both", [False], indirect=True)
 def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
     """Of several that reach a chunk's owner at once; later on it answers again."""
-    kernel.control.holdoff_us = 60_000_000
+    kernel.control.nack_holdoff_us = 60_000_000
     assert kernel.run("ring_link", nack(1)).retval == XDP_TX
     assert kernel.run("ring_link", nack(1, source=2, hop=1)).retval == XDP_DROP
     assert changes(kernel.counters()) == SENT | {"resent": 1}
@@ -803,7 +803,7 @@ def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
 @pytest.mark.parametrize("both", [True], indirect=True)
 def test_upstream_every_nack_is_answered(kernel) -> None:
     """There is one rank behind, and it holds itself back."""
-    kernel.control.holdoff_us = 60_000_000
+    kernel.control.nack_holdoff_us = 60_000_000
     for _ in range(3):
         assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 

@@ -27,7 +27,7 @@ class KernelRank:
 
     def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
-        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "kept", "upstream", "gap")
+        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "kept", "upstream", "reorder_threshold")
         rodata = Struct("ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own})
         me = config.peers[config.rank]
         for rank, peer in enumerate(config.peers):
@@ -51,7 +51,7 @@ class KernelRank:
     def close(self) -> None:
         self.object.close()
 
-    def reset(self, seq: int = 0, holdoff_us: int = 0) -> None:
+    def reset(self, seq: int = 0, nack_holdoff_us: int = 0) -> None:
         """As new, but for the sequence number that the process is said to have entered."""
         for memory in (self.inputs, self.results, *self.memory.values()):
             memory[:] = np.zeros((), memory.dtype)
@@ -62,7 +62,7 @@ class KernelRank:
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
-        self.control.progress, self.control.holdoff_us = seq << 32, holdoff_us
+        self.control.progress, self.control.nack_holdoff_us = seq << 32, nack_holdoff_us
 
     def run(self, program: str, data: bytes) -> TestRun:
         return self.object.programs[program].test_run(data)
@@ -98,7 +98,7 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
-        for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed"):
+        for name in ("stored", "wake_at", "nack_holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
         cpu = rank.lane_number(0)

@@ -49,7 +49,7 @@ class Both:
         # Head and tail wrap as well.
         native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
         native.control.progress = memory.seq << 32
-        native.control.holdoff_us = memory.holdoff_us
+        native.control.nack_holdoff_us = memory.nack_holdoff_us
 
     def begin(self, total: int, tag: int) -> None:
         seq = seq_after(self.memory.seq)
@@ -140,9 +140,9 @@ class Both:
     st.sampled_from((0, 200)),
     st.lists(OPERATIONS, min_size=1, max_size=40),
 )
-def test_same_orders_and_the_same_memory(who, seq, upstream, holdoff_us, operations) -> None:
+def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, operations) -> None:
     ranks, rank = who
-    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), seq=seq, holdoff_us=holdoff_us)
+    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), seq=seq, nack_holdoff_us=nack_holdoff_us)
     with NativeProcess(rank, ranks, WINDOW) as native:
         both = Both(native, memory)
         for name, value, other in operations:
@@ -153,7 +153,7 @@ def test_same_orders_and_the_same_memory(who, seq, upstream, holdoff_us, operati
 @pytest.fixture
 def both():
     """Rank 0 of 2, all input published: the even chunks are its own, and those of its window are launched."""
-    memory = Memory(config(0, 2, chunks=CHUNKS), holdoff_us=200)
+    memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=200)
     with NativeProcess(0, 2, WINDOW) as native:
         made = Both(native, memory)
         made.begin(CHUNKS, 0)

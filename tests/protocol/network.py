@@ -21,9 +21,16 @@ def endpoints(ranks: int) -> tuple[Endpoint, ...]:
 
 
 def config(
-    rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, upstream: bool = True, gap: int = 1, kept: int = 4
+    rank: int,
+    ranks: int,
+    *,
+    chunk_bytes: int = BLOCK,
+    chunks: int = 8,
+    upstream: bool = True,
+    reorder_threshold: int = 1,
+    kept: int = 4,
 ) -> Config:
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, gap, kept)
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, reorder_threshold, kept)
 
 
 @dataclass(frozen=True)
@@ -116,18 +123,26 @@ class Network:
         todo: Sequence[Collective],
         *,
         window: int = 2,
-        holdoff_us: int = 0,
+        nack_holdoff_us: int = 0,
         chunk_bytes: int = BLOCK,
         seq: int = 0,
         upstream: bool = True,
-        gap: int = 1,
+        reorder_threshold: int = 1,
         kept: int = 4,
     ) -> None:
         capacity = max(collective.total for collective in todo)
         self.members = []
         for rank in range(ranks):
-            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap, kept=kept)
-            self.members.append(Member(Rank(setting, seq=seq, holdoff_us=holdoff_us), window, todo))
+            setting = config(
+                rank,
+                ranks,
+                chunk_bytes=chunk_bytes,
+                chunks=capacity,
+                upstream=upstream,
+                reorder_threshold=reorder_threshold,
+                kept=kept,
+            )
+            self.members.append(Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo))
         self.flying: list[Frame] = []
         self.now_us = 0
 

@@ -514,7 +514,7 @@ class RingSystem(System[State]):
         rank.seq, rank.ready, rank.settled = s.seq, s.ready, s.settled
         rank.flushed, rank.stored = s.flushed, s.stored
         rank.next_seq, rank.next_slot = s.next
-        rank.wake_at = rank.holdoff_us = rank.front = 0
+        rank.wake_at = rank.nack_holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
         rank.sq, rank.events = _Sq(), []
         rank.inputs, rank.results = list(s.inputs), list(s.results)

@@ -61,16 +61,16 @@ def act(network: Network, action: str, index: int) -> None:
     ranks=st.integers(2, 5),
     totals=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     window=st.integers(1, 3),
-    holdoff_us=st.sampled_from((0, 50)),
+    nack_holdoff_us=st.sampled_from((0, 50)),
     seq=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
     upstream=st.booleans(),
-    gap=st.sampled_from((0, 1, 2)),
+    reorder_threshold=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, seq, script, **scene):
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, nack_holdoff_us, seq, script, **scene):
     """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
     todo = collectives(ranks, totals, after=seq, words=16, seed=len(script))
-    network = Network(ranks, todo, holdoff_us=holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene)
+    network = Network(ranks, todo, nack_holdoff_us=nack_holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene)
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -243,9 +243,9 @@ def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstrea
     assert mended > lossless.total("sent") // 2
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3])
-def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
-    network = Network(2, collectives(2, [16]), window=8, gap=gap, holdoff_us=5000)
+@pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
+def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_threshold):
+    network = Network(2, collectives(2, [16]), window=8, reorder_threshold=reorder_threshold, nack_holdoff_us=5000)
     network.now_us = 1 << 20
 
     def is_second(frame: Frame) -> bool:
@@ -259,15 +259,15 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
         while index == 0 and member.rank.sq:
             network.serve(index)
     assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
-    for come in range(gap + 1):
+    for come in range(reorder_threshold + 1):
         assert not any(frame.header.kind == Kind.NACK for frame in sent), come
         network.deliver()  # the first was sent before the one that is lost
     requests = [frame for frame in sent if frame.header.kind == Kind.NACK]
     assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [(2, 0, (1, 0))]
 
 
-def test_without_a_gap_only_the_timer_asks():
-    network = Network(3, collectives(3, [9]), gap=0)
+def test_without_a_reorder_threshold_only_the_timer_asks():
+    network = Network(3, collectives(3, [9]), reorder_threshold=0)
     sent = losing(network, lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2))
     with pytest.raises(AssertionError):
         network.run(timers=False, rounds=20)
@@ -282,7 +282,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
     Of lap two that is the result, of lap one the partial sum that the rank before keeps.
     """
-    network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
+    network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, kept=64)
     network.now_us = 1 << 20
     place = (kind, 4, 2)
 
@@ -305,7 +305,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
 def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
     """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
-    network = Network(4, collectives(4, [4 * 8]), kept=1, holdoff_us=5000)
+    network = Network(4, collectives(4, [4 * 8]), kept=1, nack_holdoff_us=5000)
     network.now_us = 1 << 20
 
     def is_lost(frame: Frame) -> bool:

@@ -29,7 +29,7 @@ from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, 
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
-_HOLDOFF_US = 50
+_NACK_HOLDOFF_US = 50
 """Between two requests for a frame, the first time: two round trips on a quiet machine.
 
 Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us 0.40 to 0.48, 25 us 0.44.
@@ -94,7 +94,7 @@ class RingPort:
             chunks=chunks,
             kept=kept,
             upstream=spec.recovery == "upstream",
-            gap=spec.gap,
+            reorder_threshold=spec.reorder_threshold,
             cpus=len(cpus),
             uplink=socket.if_nametoindex(LINK),
         )
@@ -129,7 +129,7 @@ class RingPort:
         self.sq = shared["ring_sq"].view(np.uint8)
         self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
-        self.control.holdoff_us = _HOLDOFF_US
+        self.control.nack_holdoff_us = _NACK_HOLDOFF_US
         far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
             shared["ring_fan_nack"].update(index, device)

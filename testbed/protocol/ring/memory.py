@@ -115,7 +115,8 @@ class Config:
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
     :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
-    :param gap: Later frames of the same lane that must have come before a missing one is asked for; 0: only the timer nacks.
+    :param reorder_threshold: Later frames of the same lane that must have come before a missing one is nacked; 0: only the
+        timer nacks.
     :param kept: Slots for partial sums that have been sent; a power of two.
     :param cpus: CPUs that carry frames, each a lane.
     """
@@ -128,7 +129,7 @@ class Config:
     chunks: int
     peers: tuple[Endpoint, ...]
     upstream: bool = True
-    gap: int = 0
+    reorder_threshold: int = 0
     kept: int = 16
     cpus: int = 1
 
@@ -224,7 +225,7 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
+    :param nack_holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
     :param settled: Sequence number of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
@@ -241,7 +242,7 @@ class Memory:
     flushed: int = 0
     stored: int = 0
     wake_at: int = 0
-    holdoff_us: int = 0
+    nack_holdoff_us: int = 0
     settled: int = 0
     front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])

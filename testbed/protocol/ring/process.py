@@ -154,7 +154,7 @@ class Process:
                     if not blind and chunk // config.ranks < memory.next_slot:
                         self.post(WrKind.LAUNCH, seq, chunk)
                     continue
-                if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.holdoff_us:
+                if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
                     continue
                 if record.result >> 32 == seq and record.result & 0xFF == ResultState.REFUSED:
                     self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)

@@ -46,7 +46,7 @@ class Rank(Sender):
     def act(self, w: Work) -> Frame | None:
         """The second half."""
         out = self._on_frame(w)
-        if self.config.gap:
+        if self.config.reorder_threshold:
             self._look_around(w)
         if out is not None or not self.nack_due:
             return out

@@ -96,7 +96,7 @@ class Sender(Memory):
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
         since = self.chunks[w.index].resent_us
-        return not self.config.upstream and since != 0 and (w.now - since & U32) < self.holdoff_us
+        return not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         """Compare and exchange, forward only."""
@@ -166,9 +166,9 @@ class Sender(Memory):
             return
         chunk.lost[stage], chunk.nacked_us = seq, w.now
         self._count("lost")
-        if not self.config.gap or seq != w.seq or index >= w.ready:
+        if not self.config.reorder_threshold or seq != w.seq or index >= w.ready:
             return
-        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.gap, w.now))
+        self._put(nacks.fresh, Nack(seq, prev, nacks.frames + self.config.reorder_threshold, w.now))
 
     def _put(self, queue: NackQueue, nack: Nack) -> None:
         if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
@@ -213,7 +213,7 @@ class Sender(Memory):
                 return None
             nack = queue.carried.popleft()
             if self._is_missing(nack):
-                due = w.now + (self.holdoff_us << nack.tries) & U32
+                due = w.now + (self.nack_holdoff_us << nack.tries) & U32
                 self._put(nacks.again, Nack(nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)))
                 return nack
         return None
