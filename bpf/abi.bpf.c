@@ -41,7 +41,7 @@ KEEP(struct ring_config);
 KEEP(struct ring_control);
 KEEP(struct ring_chunk);
 KEEP(struct ring_kept);
-KEEP(struct ring_lane);
+KEEP(struct ring_stream);
 KEEP(struct ring_rank);
 KEEP(struct ring_wr);
 KEEP(struct ring_nacks);

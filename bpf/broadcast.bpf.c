@@ -20,7 +20,7 @@ struct send_work {
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
-	__u32 lane;
+	__u32 stream;
 	__u32 word; /* of its bitmap, where to look for holes */
 };
 
@@ -77,7 +77,7 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	}
 	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, number, attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
-	*last = (struct pinch_sent){ w->seq, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
+	*last = (struct pinch_sent){ w->seq, copy.head.prev, now_us(), copy.head.stream, attempt, 0 };
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_SENT, copies);
 	pinch_count(PINCH_SENT_BYTES, copies * size);
@@ -154,7 +154,7 @@ static long send_requested(__u32 i, struct send_work *w)
 	return 0;
 }
 
-/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same lane. */
+/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same stream. */
 static long send_hole(__u32 i, struct send_work *w)
 {
 	__u32 number = w->word * 32 + i;
@@ -163,7 +163,7 @@ static long send_hole(__u32 i, struct send_work *w)
 
 	if (number > w->chunk)
 		return 1;
-	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq || last->lane != w->lane ||
+	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq || last->stream != w->stream ||
 	    (__s32)(last->serial - w->serial) >= 0)
 		return 0;
 	frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -280,7 +280,7 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && kick->seq == w->seq) {
 		w->chunk = kick->chunk;
 		w->serial = kick->prev;
-		w->lane = kick->lane;
+		w->stream = kick->stream;
 		bpf_loop(PINCH_ACK_BEHIND + 1, send_holes, w, 0);
 	}
 	bpf_loop(PINCH_BATCH, send_new, w, 0);

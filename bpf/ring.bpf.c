@@ -6,7 +6,7 @@
  * the next chunk of the rank that it has reached. So the number of frames under way stays what the ranks rang for at the
  * start, no acknowledgement is sent, and no process runs.
  *
- * Each rank sees to it that it gets what the rank before has sent (ring_lane.h), and sends again what the rank behind lacks: its input, a partial sum
+ * Each rank sees to it that it gets what the rank before has sent (ring_stream.h), and sends again what the rank behind lacks: its input, a partial sum
  * that it keeps, or the result. So a lap goes on from where it broke. Partial sums live in frames and inputs are never written here, so that lap one
  * can also begin anew (`round`): what a process has refused, and what nobody keeps.
  */

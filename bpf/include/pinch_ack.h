@@ -42,7 +42,7 @@ static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* May a frame have overtaken others of its lane? One that came to the right CPU may have, while some that came to another wait to be handed
+/* May a frame have overtaken others of its stream? One that came to the right CPU may have, while some that came to another wait to be handed
  * over. Those keep their order, and come behind all that were here before. */
 static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
@@ -82,7 +82,7 @@ static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_c
 	ack->head.sender = pinch_config.rank;
 	ack->head.flags = 0;
 	if (pinch_may_overtake(c, by_link))
-		ack->head.lane = PINCH_NO_LANE;
+		ack->head.stream = PINCH_NO_STREAM;
 	pinch_address(&ack->head, sender, sizeof(w.words));
 	ack->head.checksum = w.check + frame_seal(&ack->head);
 	pinch_count(PINCH_ACKS, 1);
@@ -147,7 +147,7 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
-	if (frame->seq != f->seq || frame->lane != f->lane || frame->serial != f->prev || rtt >> 30)
+	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->prev || rtt >> 30)
 		return;
 	__sync_fetch_and_add(&c->rtt_samples, 1);
 	__sync_fetch_and_add(&c->rtt_sum_us, rtt);

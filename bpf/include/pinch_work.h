@@ -84,7 +84,7 @@ static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
 }
 
-/* A number for the next frame on this CPU's lane. */
+/* A number for the next frame on this CPU's stream. */
 static __always_inline __u32 pinch_next_serial(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -107,7 +107,7 @@ static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __
 	f->sender = pinch_config.rank;
 	f->round = 0;
 	f->tag = tag;
-	f->lane = bpf_get_smp_processor_id();
+	f->stream = bpf_get_smp_processor_id();
 	f->prev = 0;
 }
 

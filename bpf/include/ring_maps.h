@@ -100,8 +100,8 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_lane);
-} ring_lanes SEC(".maps");
+	__type(value, struct ring_stream);
+} ring_streams SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

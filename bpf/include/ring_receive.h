@@ -261,7 +261,7 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
-	__u32 lane = w->frame->lane, sender = w->frame->sender;
+	__u32 stream = w->frame->stream, sender = w->frame->sender;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
 	if (!ring_is_sealed(w) || !rank)
@@ -272,8 +272,8 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);
-	if (lane < 64)
-		__sync_fetch_and_or(&w->control->flushed, 1ull << lane);
+	if (stream < 64)
+		__sync_fetch_and_or(&w->control->flushed, 1ull << stream);
 	return RING_GONE;
 }
 
@@ -286,7 +286,7 @@ static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 	w->frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	w->control = bpf_map_lookup_elem(&ring_control, &zero);
 	w->counters = bpf_map_lookup_elem(&ring_counters, &zero);
-	w->lane = bpf_map_lookup_elem(&ring_lanes, &cpu);
+	w->stream = bpf_map_lookup_elem(&ring_streams, &cpu);
 	if (!w->frame || !w->control || !w->counters)
 		return false;
 	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION || w->frame->group != ring_config.group) {
@@ -311,8 +311,8 @@ static __always_inline bool ring_is_for_me(struct ring_work *w)
 		ring_count(w, DROP_BAD_RANK);
 		return false;
 	}
-	if (w->lane)
-		w->lane->heard[sender] += 1;
+	if (w->stream)
+		w->stream->heard[sender] += 1;
 	return true;
 }
 

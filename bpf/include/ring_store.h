@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "ring_lane.h"
+#include "ring_stream.h"
 #include "ring_payload.h"
 
 /* The frame becomes this rank's own chunk on its first lap. `again`: it was sent before. */
@@ -200,8 +200,8 @@ static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 
 	w->chunk->before[RING_STAGE_RESULT] = RING_NOTHING;
 	__sync_lock_test_and_set(&w->chunk->result, word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
 	ring_count(w, RING_STORED);
-	if (w->lane)
-		w->lane->progress += 1;
+	if (w->stream)
+		w->stream->progress += 1;
 	w->chunk->resent_us = 0; /* whoever asks for it from now on can have it */
 	if (seq_of(before) == seq && ring_state_of(before) == RING_RESULT_DONE)
 		return;
@@ -328,8 +328,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (!ring_reload(w))
 		return RING_GONE;
-	if (w->lane && reduced != now)
-		w->lane->progress += 1;
+	if (w->stream && reduced != now)
+		w->stream->progress += 1;
 	ring_look_back(w);
 	if (!last) {
 		if (ring_config.upstream)

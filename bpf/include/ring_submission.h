@@ -35,7 +35,7 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	f->flags = 0;
 	f->length = length;
 	f->tag = parked->tag;
-	f->lane = 0;
+	f->stream = 0;
 	f->prev = RING_NOTHING; /* it was looked at when the frame came */
 	sum = parked->sum;
 	__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);

@@ -14,7 +14,7 @@ struct ring_work {
 	struct ring_frame *frame;
 	struct ring_control *control;
 	struct ring_chunk *chunk;
-	struct ring_lane *lane;
+	struct ring_stream *stream;
 	__u64 *counters;
 	__u64 progress; /* as it was when work on this frame began */
 	__u32 index;	/* of the chunk */
@@ -141,12 +141,12 @@ static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 	struct ring_frame *f = w->frame;
 
 	f->prev = RING_NOTHING;
-	if (!w->lane || !w->lane->seq)
+	if (!w->stream || !w->stream->seq)
 		return;
-	if (w->lane->seq == seq) {
-		f->prev = w->lane->prev;
-	} else if (seq_after(w->lane->seq) == seq) {
-		f->prev = w->lane->prev;
+	if (w->stream->seq == seq) {
+		f->prev = w->stream->prev;
+	} else if (seq_after(w->stream->seq) == seq) {
+		f->prev = w->stream->prev;
 		f->flags |= RING_FLAG_EARLIER;
 	}
 }
@@ -159,9 +159,9 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 
 	f->flags = 0;
 	ring_name_latest(w, seq);
-	if (w->lane) {
-		w->lane->seq = seq;
-		w->lane->prev = ring_item_of(index, f->round, stage);
+	if (w->stream) {
+		w->stream->seq = seq;
+		w->stream->prev = ring_item_of(index, f->round, stage);
 	}
 	if (chunk) {
 		chunk->before[stage] = f->flags ? RING_NOTHING : f->prev;
@@ -180,7 +180,7 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	f->sender = ring_config.rank;
 	f->receiver = to;
 	f->length = length;
-	f->lane = bpf_get_smp_processor_id();
+	f->stream = bpf_get_smp_processor_id();
 	f->checksum = sum + frame_seal(f);
 	ring_count(w, RING_SENT);
 	w->counters[RING_SENT_BYTES] += sizeof(*f) + length;

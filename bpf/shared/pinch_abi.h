@@ -24,7 +24,7 @@ enum pinch_size {
 
 enum pinch_mark {
 	PINCH_ANYWHERE = 0xffffffff, /* of `cpu`: frames are aggregated where they arrive */
-	PINCH_NO_LANE = 0xff,	     /* of an acknowledgement: what it lacks may only be late */
+	PINCH_NO_STREAM = 0xff,	     /* of an acknowledgement: what it lacks may only be late */
 	PINCH_UNKNOWN = 0xffffffff,  /* of `copies`: no count ever comes to this */
 	PINCH_WR_ASK = 0x80000000, /* of a work request: ask whether the frame has come, do not send it again */
 };
@@ -132,14 +132,14 @@ struct pinch_frame {
 	__u32 pad;
 };
 
-/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the lane: what was sent before one that has come, and
+/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the stream: what was sent before one that has come, and
  * has not come itself, is lost.
  */
 struct pinch_sent {
 	__u32 seq; /* in which it was; in another it was not */
-	__u32 serial;	  /* of all that was sent on the lane */
+	__u32 serial;	  /* of all that was sent on the stream */
 	__u32 sent_us;
-	__u8 lane;
+	__u8 stream;
 	__u8 attempt;	  /* 1 more for each time that it was sent again or asked for */
 	__u16 pad;
 };
@@ -207,6 +207,6 @@ enum pinch_counter {
 	PINCH_SLICES,	      /* of hubs */
 	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
 	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
-	PINCH_SERIAL,	      /* frames put on this CPU's lane */
+	PINCH_SERIAL,	      /* frames put on this CPU's stream */
 	PINCH_COUNTERS,
 };

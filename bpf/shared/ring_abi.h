@@ -26,7 +26,7 @@ struct ring_config {
 	__u32 chunks;	   /* capacity of the maps */
 	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
 	__u32 upstream;	   /* who lacks a frame nacks: 0 the chunk's owner, 1 the rank before */
-	__u32 reorder_threshold; /* later frames of the same lane that must have come before a missing one is nacked; 0: only the timer nacks */
+	__u32 reorder_threshold; /* later frames of the same stream that must have come before a missing one is nacked; 0: only the timer nacks */
 	__u32 uplink;	   /* ifindex */
 	__u32 cpus;	   /* that work requests are spread over */
 	struct net_peer peers[RING_MAX_RANKS];
@@ -49,7 +49,7 @@ struct ring_control {
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
-	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
+	__u64 flushed; /* streams, a bit each, whose answers to probes have come from the rank before */
 	__u32 stored; /* results of this sequence number */
 	__u32 sq_head; /* work requests that programs have taken, since the start */
 	__u32 pad1[10];
@@ -69,7 +69,7 @@ struct ring_chunk {
 	__u64 result_sum;
 	__u64 reduced; /* seq << 32 | round: this rank's input is in the partial sum that it has sent */
 	__u64 result;  /* seq << 32 | round << 8 | enum ring_result_state */
-	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
+	__u32 before[2]; /* by stage: what was sent on the stream before this chunk's frame was sent first */
 	__u32 lost[2];	 /* by stage: sequence number in which the frame to this rank is known to be lost */
 	__u32 nacked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
 	__u32 resent_us; /* when this rank last sent a frame about it again; 0: not */
@@ -87,7 +87,7 @@ struct ring_kept {
 };
 
 /* One CPU's frames to the rank behind, which come there in this order. No other CPU writes it. */
-struct ring_lane {
+struct ring_stream {
 	__u32 seq;
 	__u32 prev;	/* latest frame that was sent the first time, as `prev` of a frame has it */
 	__u64 progress; /* frames that have brought something new, since the start */
@@ -175,7 +175,7 @@ enum ring_counter {
 	RING_ANSWERED,	 /* results sent again */
 	RING_PARKED,
 	RING_SPREAD,	 /* work requests handed to another CPU */
-	RING_LOST,	 /* frames that later ones of their lane have overtaken */
+	RING_LOST,	 /* frames that later ones of their stream have overtaken */
 	RING_RESTARTED,	 /* laps that began anew */
 	RING_UNKEPT,	 /* partial sums for which there was no slot */
 	RING_COUNTERS,

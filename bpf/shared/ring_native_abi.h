@@ -39,9 +39,9 @@ struct ring_layout {
 	__u32 block;  /* chunks quantized and published at a time */
 };
 
-/* A CPU's lane from the rank before, as the process sees it. */
+/* A CPU's stream from the rank before, as the process sees it. */
 struct ring_quiet {
-	__u64 progress; /* of the lane, when it was last looked at */
+	__u64 progress; /* of the stream, when it was last looked at */
 	__u64 since;	/* ns: nothing new has come since then, nor has it been asked why */
 	__u32 probes;	/* in a row */
 	__u32 pad;
@@ -61,7 +61,7 @@ struct ring {
 	/* For whole collectives. */
 	char *inputs, *results;
 	struct ring_chunk *records;
-	struct ring_lane *cpus;
+	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
 	__u32 chasing; /* the last stall has asked for something that is known to be lost */

@@ -22,17 +22,17 @@ enum ring_kind {
 	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
 	RING_NACK = 3, /* the sender lacks a frame about this chunk */
 	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
-	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
+	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this stream */
 	/* From a host's own process to its own kernel, over the doorbell only: there are work requests to take. */
 	RING_DOORBELL = 16,
 };
 
 /* The kinds of an exchange; one byte, so numbers are unlike the ring's. */
 enum pinch_kind {
-	PINCH_EMBED = 6, /* embeddings of vertices; chunk = the sender's number of the frame, prev = of all that it has sent on the lane */
-	PINCH_ACK = 7,	 /* frames around `chunk` that the sender has, as bitmap words; lane and prev are those of the frame that asked */
+	PINCH_EMBED = 6, /* embeddings of vertices; chunk = the sender's number of the frame, prev = of all that it has sent on the stream */
+	PINCH_ACK = 7,	 /* frames around `chunk` that the sender has, as bitmap words; stream and prev are those of the frame that asked */
 	PINCH_HELLO = 8, /* the sender has entered an exchange; what it brings is a word */
-	PINCH_ASK = 9,	 /* has frame `chunk` come? lane and prev as PINCH_EMBED has them */
+	PINCH_ASK = 9,	 /* has frame `chunk` come? stream and prev as PINCH_EMBED has them */
 	/* Over the doorbell only. */
 	PINCH_DOORBELL = 17,  /* there are frames to send */
 	PINCH_WORK = 18,  /* there are vertices with many neighbours to go on with */
@@ -57,7 +57,7 @@ enum ring_item {
 };
 
 enum ring_prev {
-	RING_NOTHING = 0xffffffff, /* nothing of this sequence number was sent on the lane before */
+	RING_NOTHING = 0xffffffff, /* nothing of this sequence number was sent on the stream before */
 };
 
 /* What a frame with data is about; as `prev` of a frame has it. */
@@ -79,7 +79,7 @@ struct ring_frame {
 	__u32 seq; /* number of the collective in the group, from 1 */
 	__u32 chunk;
 	__u64 checksum; /* of the payload, and the seal of the header */
-	__u8 lane;	/* CPU of the sender that sent it: frames of a lane do not overtake each other */
+	__u8 stream;	/* CPU of the sender that sent it: frames of a stream do not overtake each other */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
 	__u8 sender;	/* ranks, which the addresses must agree with */
 	__u8 receiver;
@@ -88,7 +88,7 @@ struct ring_frame {
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
 	__u16 attempt; /* 0, then 1 more for each time that it is sent again */
-	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank; of a request: the round of its partial sum */
+	__u32 prev;   /* what the sender sent before it on the same stream, to the same rank; of a request: the round of its partial sum */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct ring_frame) == 88, "14 of Ethernet, 20 of IPv4, 8 of UDP, 46 of ours");

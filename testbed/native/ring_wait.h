@@ -123,7 +123,7 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 	return moved;
 }
 
-/* Look at all CPUs' lanes; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
+/* Look at all CPUs' streams; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
 	uint32_t seq = seq_of(r->control->progress);

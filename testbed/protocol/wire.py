@@ -64,7 +64,7 @@ MAX_RANKS = constant("RING_MAX_RANKS")
 MAX_CHUNKS = constant("RING_MAX_CHUNKS")
 """Of a tensor: what fits the number of a chunk in ``prev``."""
 NOTHING = constant("RING_NOTHING")
-"""In ``prev``: nothing of this sequence number was sent on the lane before."""
+"""In ``prev``: nothing of this sequence number was sent on the stream before."""
 FRAME_BYTES = dtype("ring_frame").itemsize
 """Headers of a frame, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
@@ -159,7 +159,7 @@ class Header:
     seq: int = 0
     chunk: int = 0
     checksum: int = 0
-    lane: int = 0
+    stream: int = 0
     hop: int = 0
     sender: int = 0
     receiver: int = 0
@@ -238,7 +238,7 @@ def frame_seal(header: Header) -> int:
     """
     x = (header.chunk << 32 | header.seq) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
-    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.lane
+    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.stream
     x &= _U64
     x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.attempt << 16 | header.tag) & _U64
     x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (header.kind << 16 | header.group) & _U64

@@ -63,7 +63,7 @@ class Forger:
             seq=seq + chance.randint(-1, 5) & 0xFFFFFFFF,
             chunk=chunk,
             checksum=chance.getrandbits(64),
-            lane=chance.randrange(2),
+            stream=chance.randrange(2),
             hop=(receiver - chunk) % ranks or 1,
             sender=sender.rank,
             receiver=receiver,

@@ -26,7 +26,7 @@ from tests.exchange import pinch_twin as twin
 __all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "hello", "meet", "received", "said"]
 
 SEQ = 5
-LANE = min(os.sched_getaffinity(1))
+STREAM = min(os.sched_getaffinity(1))
 """The CPU that tests run on (`one_cpu`)."""
 ETH_P_ALL = 3
 DEVICES = (("eth0", "wire"), ("doorbell0", "doorbell1"))
@@ -245,7 +245,7 @@ def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EM
     group = port.group
     tag, length = int(port.control.tag), 8 * payload.size
     good = {"kind": kind, "group": group.group_id, "cookie": group.cookie, "sender": sender, "receiver": group.rank}
-    header = Header(**good | {"tag": tag, "length": length, "lane": LANE} | fields)
+    header = Header(**good | {"tag": tag, "length": length, "stream": STREAM} | fields)
     if "checksum" not in fields:
         header.checksum = checksum(header, payload)
     ends = [Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)]

@@ -310,8 +310,8 @@ class Member:
         records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
         for flow, number in np.argwhere(records["seq"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
-            expected = sent.seq, sent.serial, sent.lane, sent.attempt
-            assert record[["seq", "serial", "lane", "attempt"]].tolist() == expected
+            expected = sent.seq, sent.serial, sent.stream, sent.attempt
+            assert record[["seq", "serial", "stream", "attempt"]].tolist() == expected
         assert np.count_nonzero(records["seq"]) == len(rank.sent)
         for index, peer in enumerate(rank.peers):
             record = port.peers[index]

@@ -61,7 +61,7 @@ WIDTH = FRAME_BYTES + LENGTH + 64
 LATER = SEQ + 1
 
 WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "seq": 4, "chunk": 4, "checksum": 8}
-WIDTHS |= dict.fromkeys(("lane", "hop", "sender", "receiver", "flags", "round"), 1)
+WIDTHS |= dict.fromkeys(("stream", "hop", "sender", "receiver", "flags", "round"), 1)
 WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
 FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
 """Offsets and widths of the fields of the ring's header."""
@@ -158,8 +158,8 @@ def memory(kernel: KernelRank) -> dict[str, bytes]:
     tables = {name: kernel.object.maps[name] for name in ("ring_parking_data", "ring_kept", "ring_kept_data")}
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
-    del shared["lanes"]
-    found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("seq", "prev", "progress"))}
+    del shared["streams"]
+    found |= {"streams": b"".join(kernel.memory["streams"][name].tobytes() for name in ("seq", "prev", "progress"))}
     nacks = [kernel.nacks(cpu) for cpu in range(kernel.object.maps["ring_nacks"].per_cpu)]
     found |= {"nacks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in nacks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}

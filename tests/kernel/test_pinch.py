@@ -12,10 +12,10 @@ import pytest
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, WR_ASK
+from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STREAM, WR_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import LANE, SEQ, Loaded, ack, bits, first_kick, frame, meet, received, said
+from tests.kernel.pinch import SEQ, STREAM, Loaded, ack, bits, first_kick, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -346,12 +346,12 @@ def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
-    """All frames have been sent, each once, with these numbers on the lane; negative ones are of before they wrapped."""
+    """All frames have been sent, each once, with these numbers on the stream; negative ones are of before they wrapped."""
     port, records = loaded.ports[rank], sent_records(loaded, rank)
     port.flows["next"] = len(serials)
     records["seq"][: len(serials)] = port.seq
     records["serial"][: len(serials)] = np.array(serials) & U32
-    records["lane"], records["attempt"], records["sent_us"] = LANE, 0, 1
+    records["stream"], records["attempt"], records["sent_us"] = STREAM, 0, 1
 
 
 def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
@@ -405,24 +405,24 @@ def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
         loaded.link(0, loaded.embed(1, 0, 0))
     before, heard = loaded.memory(0), int(loaded.ports[0].peers["heard"][1])
     for seq in (SEQ, SEQ - 1):
-        fields = {"chunk": 0, "seq": seq, "lane": 7, "prev": 77}
+        fields = {"chunk": 0, "seq": seq, "stream": 7, "prev": 77}
         run = loaded.link(0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.chunk, answer.header.lane, answer.header.prev) == (0, 7, 77)
+        assert (answer.header.chunk, answer.header.stream, answer.header.prev) == (0, 7, 77)
         assert (answer.payload == 0xFFFFFFFF).all() if seq < SEQ else bits(answer) == ({0} if have else set())
     assert changes(loaded, 0, before) == {"peers"}
     assert loaded.ports[0].peers["heard"][1] == heard + 2
 
 
-def test_what_was_overtaken_on_its_lane_is_lost(long) -> None:
-    """And sent again at once; what was sent after the frame that has come, or on another lane, is not."""
+def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
+    """And sent again at once; what was sent after the frame that has come, or on another stream, is not."""
     long.open(1, SEQ)
     port = long.ports[1]
     count = long.publish(1)
     put_out(long, 1, range(-60, count - 60))
     records = sent_records(long, 1)
-    records["serial"][30], records["lane"][40] = 2, LANE + 1
+    records["serial"][30], records["stream"][40] = 2, STREAM + 1
     have = set(range(64)) - {20, 30, 40, 50, 62}
     run = long.link(1, ack(port, 0, 63, sorted(have), prev=1))
     assert run.retval == XDP_REDIRECT
@@ -447,7 +447,7 @@ def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
     sent_records(long, 1)["sent_us"] = (now - 1_000_000) & 0xFFFFFFFF
     samples, total = int(port.control.rtt_samples), int(port.control.rtt_sum_us)
     long.link(1, ack(port, 0, 3, range(4), prev=9))
-    long.link(1, ack(port, 0, 4, range(5), prev=14, lane=LANE + 1))
+    long.link(1, ack(port, 0, 4, range(5), prev=14, stream=STREAM + 1))
     assert port.control.rtt_samples == samples
     long.link(1, ack(port, 0, 5, range(6), prev=15))
     assert port.control.rtt_samples == samples + 1
@@ -546,29 +546,29 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
 @pytest.mark.parametrize("asks", [False, True])
 def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
-    """Its acknowledgement names no lane, until those that were handed over are taken in, or the exchange is over."""
+    """Its acknowledgement names no stream, until those that were handed over are taken in, or the exchange is over."""
     home, other = sorted(os.sched_getaffinity(1))[:2]
     with small(ranks=(0,), processing="pinned") as loaded:
         port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]
         assert port.cpu == home
 
-        def lane() -> int:
-            data = loaded.embed(*second, 0, flags=ASK, lane=3)
+        def stream() -> int:
+            data = loaded.embed(*second, 0, flags=ASK, stream=3)
             if asks:
-                fields = {"chunk": second[1], "seq": SEQ, "lane": 3}
+                fields = {"chunk": second[1], "seq": SEQ, "stream": 3}
                 data = frame(port, np.empty(0, np.uint64), second[0], PinchKind.ASK, **fields)
             run = loaded.link(0, data)
             assert run.retval == XDP_TX
-            return said(run.data).header.lane
+            return said(run.data).header.stream
 
-        assert lane() == 3
+        assert stream() == 3
         os.sched_setaffinity(0, {other})
         assert loaded.link(0, loaded.embed(*first, 0)).retval == XDP_REDIRECT
         os.sched_setaffinity(0, {home})
         assert (port.control.handed, port.control.taken) == (1, 0)
-        assert lane() == NO_LANE
+        assert stream() == NO_STREAM
         port.control.taken = 1  # as the program on the other CPU does, which has no test runs
-        assert lane() == 3
+        assert stream() == 3
         port.control.taken = 0
         loaded.open(0, SEQ)
-        assert lane() == 3
+        assert stream() == 3

@@ -454,13 +454,13 @@ KINDS = {
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
     chunk = 1 if kind == "nack" else 0
-    before = kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()
+    before = kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
     assert changes(kernel.counters()) == {"bad_receiver": 1}
-    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) == before
+    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) == before
     # The same for this rank is not refused.
     kernel.run("ring_link", KINDS[kind](chunk))
-    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) != before
+    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) != before
     assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
 
 
@@ -602,16 +602,16 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
 @pytest.mark.parametrize(
     ("data", "flushed"),
     [
-        (probe(0, Kind.ALIVE, lane=5), 1 << 5),
-        (probe(0, Kind.ALIVE, lane=5, seq=NEXT), 1 << 5),
-        (probe(0, Kind.ALIVE, lane=63), 1 << 63),
-        (probe(0, Kind.ALIVE, lane=64), 0),
-        (probe(0, Kind.ALIVE, lane=5, seq=SEQ - 1), 0),  # it answers a probe of another collective
-        (probe(2, Kind.ALIVE, lane=5), 0),  # not the rank before
-        (probe(0, lane=5), 0),  # not an answer
+        (probe(0, Kind.ALIVE, stream=5), 1 << 5),
+        (probe(0, Kind.ALIVE, stream=5, seq=NEXT), 1 << 5),
+        (probe(0, Kind.ALIVE, stream=63), 1 << 63),
+        (probe(0, Kind.ALIVE, stream=64), 0),
+        (probe(0, Kind.ALIVE, stream=5, seq=SEQ - 1), 0),  # it answers a probe of another collective
+        (probe(2, Kind.ALIVE, stream=5), 0),  # not the rank before
+        (probe(0, stream=5), 0),  # not an answer
     ],
 )
-def test_answers_of_the_rank_before_flush_its_lanes(kernel, data, flushed) -> None:
+def test_answers_of_the_rank_before_flush_its_streams(kernel, data, flushed) -> None:
     kernel.run("ring_link", data)
     assert kernel.control.flushed == flushed
 
@@ -623,7 +623,7 @@ def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
     kernel.run("ring_link", reduce(0, cookie=1))
     kernel.run("ring_link", reduce(0, receiver=2))
     kernel.run("ring_link", result(0, sender=2))
-    assert kernel.memory["lanes"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
+    assert kernel.memory["streams"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
 
 
 LOST = {

@@ -93,7 +93,7 @@ FIELDS = {
     "seq": 32,
     "chunk": 32,
     "checksum": 64,
-    "lane": 8,
+    "stream": 8,
     "hop": 8,
     "sender": 8,
     "receiver": 8,

@@ -37,7 +37,7 @@ class KernelRank:
             rodata=rodata,
             max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
             | dict.fromkeys(("ring_kept", "ring_kept_data"), config.kept)
-            | {"ring_lanes": max(os.sched_getaffinity(1)) + 1},
+            | {"ring_streams": max(os.sched_getaffinity(1)) + 1},
             value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "parking_data", "kept_data")},
         )
         shared, dtype = self.object.maps, self.object.dtype
@@ -45,7 +45,7 @@ class KernelRank:
         self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
         self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
-        self.parking, self.lanes, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "lanes", "ranks"))
+        self.parking, self.streams, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "streams", "ranks"))
         self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
 
     def close(self) -> None:
@@ -101,14 +101,14 @@ class KernelRank:
         for name in ("stored", "wake_at", "nack_holdoff_us", "settled", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
-        cpu = rank.lane_number(0)
+        cpu = rank.stream_number(0)
         nacks = self.nacks(cpu)
         assert nacks.frames == rank.nacks[0].frames
         _assert_same_queue(nacks.fresh, rank.nacks[0].fresh)
         _assert_same_queue(nacks.again, rank.nacks[0].again)
-        lane, expected = self.lanes[cpu], rank.lanes[0]
-        assert (lane.seq, lane.prev, lane.progress) == (expected.seq, expected.prev, expected.progress)
-        assert {other: count for other, count in enumerate(lane.heard.tolist()) if count} == expected.heard
+        stream, expected = self.streams[cpu], rank.streams[0]
+        assert (stream.seq, stream.prev, stream.progress) == (expected.seq, expected.prev, expected.progress)
+        assert {other: count for other, count in enumerate(stream.heard.tolist()) if count} == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
             assert (peer.seq, peer.settled, peer.told, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
@@ -160,7 +160,7 @@ class TwinRank(Rank):
 
     kernel: KernelRank
 
-    def lane_number(self, cpu: int) -> int:
+    def stream_number(self, cpu: int) -> int:
         return min(os.sched_getaffinity(0))
 
     def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
@@ -202,9 +202,9 @@ class TwinProcess(Process):
     def __init__(self, rank: TwinRank, window: int) -> None:
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
-        setting, lane = rank.config, rank.lane_number(0)
+        setting, stream = rank.config, rank.stream_number(0)
         shared = {name: kernel.memory[name] for name in ("control", "parking", "sq", "chunks", "ranks")}
-        shared["lanes"] = kernel.memory["lanes"][lane : lane + 1]
+        shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 

@@ -26,10 +26,10 @@ STRUCTS = {
     "parking": "ring_parked",
     "sq": "ring_wr",
     "chunks": "ring_chunk",
-    "lanes": "ring_lane",
+    "streams": "ring_stream",
     "ranks": "ring_rank",
 }
-SIZES = {"control": 1, "parking": PARKING, "sq": SQ_ENTRIES, "chunks": RECORDS, "lanes": 1, "ranks": MAX_RANKS}
+SIZES = {"control": 1, "parking": PARKING, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
 
 
 class NativeProcess:
@@ -53,7 +53,7 @@ class NativeProcess:
             parking=self.memory["parking"].ctypes.data,
             sq=self.memory["sq"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
-            cpus=self.memory["lanes"].ctypes.data,
+            cpus=self.memory["streams"].ctypes.data,
             peers=self.memory["ranks"].ctypes.data,
             cpu_count=1,
             quiet=self.quiet.address,

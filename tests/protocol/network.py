@@ -91,7 +91,7 @@ class Member:
 
     def progressed(self) -> bool:
         """Has something new come since the last call?"""
-        before, self._progress = self._progress, sum(lane.progress for lane in self.rank.lanes)
+        before, self._progress = self._progress, sum(stream.progress for stream in self.rank.streams)
         return self._progress != before
 
     def step(self, chunks: int = 1) -> None:

@@ -230,7 +230,7 @@ class Ranks:
                 todo += rank.on_send(packet, 1)
 
     def _renumber(self, rank: Rank) -> None:
-        """Number what was put on the lane anew, if nothing under way has numbers of it: only their order counts."""
+        """Number what was put on the stream anew, if nothing under way has numbers of it: only their order counts."""
         if self.scene.kinds & {"hold", "early"}:
             return
         order = sorted(sent.serial for sent in rank.sent.values())

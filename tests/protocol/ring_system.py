@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed.protocol.ring.liveness import silent, unsettled, untold
-from testbed.protocol.ring.memory import Chunk, Config, Kept, Lane, Nack, NackQueue, Nacks, Peer, Stage, Tensor, WrKind
+from testbed.protocol.ring.memory import Chunk, Config, Kept, Nack, NackQueue, Nacks, Peer, Stage, Stream, Tensor, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
@@ -134,7 +134,7 @@ class RankState(NamedTuple):
     results: tuple[int, ...] = ()
     chunks: tuple[tuple[Any, ...], ...] = ()
     kept: tuple[tuple[int, ...], ...] = ()
-    lane: tuple[int, int] = (0, 0)
+    stream: tuple[int, int] = (0, 0)
     fresh: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
@@ -446,9 +446,9 @@ class RingSystem(System[State]):
         sent = [rank.act(work)]
         while rank.nack_due and sent[-1] is not None:
             sent.append(rank.on_wr(sent[-1]))
-        if rank.lanes[0].progress:
+        if rank.streams[0].progress:
             changes |= {"rounds": 0, "stalled": False}
-        heard = rank.lanes[0].heard
+        heard = rank.streams[0].heard
         changes["ages"] = tuple(0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages))
         return self._send(self._freeze(state, to, rank, process, **changes), to, sent)
 
@@ -520,7 +520,7 @@ class RingSystem(System[State]):
         rank.inputs, rank.results = list(s.inputs), list(s.results)
         rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
         rank.kept = [Kept(*kept) for kept in s.kept]
-        rank.lanes = [Lane(*s.lane)]
+        rank.streams = [Stream(*s.stream)]
         rank.nacks = [Nacks(0, _queue(s.fresh), _queue(s.again))]
         rank.ranks = [Peer(*peer) for peer in s.peers]
         rank.parking = Parking()
@@ -531,7 +531,7 @@ class RingSystem(System[State]):
         return rank, process
 
     def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
-        lane = rank.lanes[0]
+        stream = rank.streams[0]
         frozen = state.ranks[index]._replace(
             seq=rank.seq,
             ready=rank.ready,
@@ -546,7 +546,7 @@ class RingSystem(System[State]):
                 (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
             ),
             kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
-            lane=(lane.seq, lane.prev),
+            stream=(stream.seq, stream.prev),
             fresh=_frozen(rank.nacks[0].fresh),
             again=_frozen(rank.nacks[0].again),
             peers=tuple((peer.seq, peer.settled, peer.told, 0) for peer in rank.ranks),

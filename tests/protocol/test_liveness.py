@@ -50,7 +50,7 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
 
 
 def heard(rank: Rank) -> list[int]:
-    return [sum(lane.heard.get(other, 0) for lane in rank.lanes) for other in range(rank.config.ranks)]
+    return [sum(stream.heard.get(other, 0) for stream in rank.streams) for other in range(rank.config.ranks)]
 
 
 def test_who_has_not_entered_is_absent() -> None:

@@ -20,7 +20,7 @@ ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage",
 """A healthy network most of the time: what delivers is drawn more often."""
 
 WIDTHS = {"seq": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
-FIELDS = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
+FIELDS = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 # Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
 SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400)
@@ -105,7 +105,7 @@ def test_tokens_are_conserved_without_faults(ranks, total):
 
 
 class Lanes(Network):
-    """A network whose ranks have two CPUs each: frames of one lane come in order, those of different lanes in any."""
+    """A network whose ranks have two CPUs each: frames of one stream come in order, those of different streams in any."""
 
     def __init__(self, ranks: int, todo: Sequence[Collective]) -> None:
         super().__init__(ranks, todo)
@@ -114,11 +114,11 @@ class Lanes(Network):
             self.members[index] = Member(rank, member.process.window, todo)
 
     def deliver(self, index: int = 0) -> None:
-        """The oldest frame of the lane of the frame at ``index``."""
-        ways = [(frame.source, frame.destination, frame.header.lane) for frame in self.flying]
+        """The oldest frame of the stream of the frame at ``index``."""
+        ways = [(frame.source, frame.destination, frame.header.stream) for frame in self.flying]
         frame = self.flying.pop(ways.index(ways[index]))
         rank = self.members[frame.header.receiver].rank
-        self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.lane))
+        self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.stream))
         assert not rank.nack_due
 
     def serve_on(self, index: int, cpu: int) -> None:
@@ -131,7 +131,7 @@ class Lanes(Network):
     order=st.lists(st.integers(0, 1000), min_size=200, max_size=200),
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
-def test_reordering_between_lanes_costs_no_frame(ranks, order, totals):
+def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
     """Also with ranks that start late: what comes early is parked, nothing is taken for lost, no timer is needed."""
     network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
@@ -222,7 +222,7 @@ def way(frame: Frame) -> tuple[int, int]:
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstream):
-    """One loss at each place in turn: if another frame follows on its lane, the programs alone ask for it."""
+    """One loss at each place in turn: if another frame follows on its stream, the programs alone ask for it."""
     todo = collectives(ranks, [4 * ranks])
     lossless = Network(ranks, todo)
     lossless.run()
@@ -344,8 +344,8 @@ def test_tokens_whose_last_frame_is_lost_go_on(upstream):
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_last_frame_of_a_lane_is_found_by_a_probe(ranks, upstream):
-    """Nothing follows it: the answer to a probe, which travels on the lane behind it, names it."""
+def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
+    """Nothing follows it: the answer to a probe, which travels on the stream behind it, names it."""
     todo = collectives(ranks, [ranks])
     lossless = Network(ranks, todo)
     ends = losing(lossless, lambda frame: False)

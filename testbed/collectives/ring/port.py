@@ -102,7 +102,7 @@ class RingPort:
             config.peers[other.rank] = net_peer(spec.me.endpoint, other.endpoint)
         payload = ("ring_inputs", "ring_results", "ring_parking_data", "ring_kept_data")
         sizes = dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), chunks)
-        sizes |= {"ring_lanes": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
+        sizes |= {"ring_streams": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
         sizes |= {"ring_kept": kept, "ring_kept_data": kept}
         self._object = BpfObject(
             "ring",
@@ -127,7 +127,7 @@ class RingPort:
         self.control = Struct(shared["ring_control"].view(layout_of("ring_control")))
         self.parking = shared["ring_parking"].view(np.uint8)
         self.sq = shared["ring_sq"].view(np.uint8)
-        self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
+        self.streams = shared["ring_streams"].view(layout_of("ring_stream")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
         self.control.nack_holdoff_us = _NACK_HOLDOFF_US
         far = socket.if_nametoindex(DOORBELL_FAR)
@@ -165,7 +165,7 @@ class RingPort:
             records=self.records.ctypes.data,
             lanes=NativeLanes(lanes).format.value,
             chunk_bytes=self.chunk_bytes,
-            cpus=self.lanes.ctypes.data,
+            cpus=self.streams.ctypes.data,
             peers=self._ranks.ctypes.data,
             cpu_count=cpus,
             window=self.window,
@@ -252,11 +252,11 @@ class RingPort:
 
     def moved(self) -> int:
         """Frames that have brought something new, since the start."""
-        return int(self.lanes["progress"].sum())
+        return int(self.streams["progress"].sum())
 
     def heard(self) -> NDArray[np.uint64]:
         """Frames from each rank, since the start."""
-        found: NDArray[np.uint64] = self.lanes["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
+        found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
         return found
 
     def peers(self) -> list[Peer]:

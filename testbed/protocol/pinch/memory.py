@@ -112,7 +112,7 @@ class Sent(NamedTuple):
     seq: int
     serial: int
     sent_us: int
-    lane: int
+    stream: int
     attempt: int
 
 
@@ -221,7 +221,7 @@ class Memory:
         self.wanted = [0] * (config.acked_words * config.ranks)
         self.hubs: dict[int, Hub] = {}  # by slot
         self.hub_queue: dict[int, int] = {}  # seq << 32 | slot, by place
-        #: By CPU: frames put on its lane.
+        #: By CPU: frames put on its stream.
         self.serials: dict[int, int] = {}
         #: By CPU: kicks that a last hello has become.
         self.fanned: dict[int, int] = {}

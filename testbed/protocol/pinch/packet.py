@@ -26,7 +26,7 @@ __all__ = [
     "MAX_WORDS",
     "NOBODY",
     "NOT_FINITE",
-    "NO_LANE",
+    "NO_STREAM",
     "SQ_ENTRIES",
     "U32",
     "U64",
@@ -74,8 +74,8 @@ NOBODY = -1
 """Whose address is no rank's."""
 ASK = constant("PINCH_FLAG_ASK")
 """Flag: an answer is wanted."""
-NO_LANE = constant("PINCH_NO_LANE")
-"""Lane of an acknowledgement: what it lacks may only be late."""
+NO_STREAM = constant("PINCH_NO_STREAM")
+"""Stream of an acknowledgement: what it lacks may only be late."""
 LATE = constant("PINCH_FLAG_LATE")
 """Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
 
@@ -98,7 +98,7 @@ class Packet(NamedTuple):
     seq: int = 0
     chunk: int = 0
     checksum: int = 0
-    lane: int = 0
+    stream: int = 0
     hop: int = 0
     sender: int = 0
     receiver: int = 0

@@ -7,7 +7,7 @@ rank looks (`Seen`) whenever its timer has expired:
 - *What to do* (`Policy.act`). Ranks that have more to say are asked to say it, which also tells whether they are up. Ranks that
   have not acknowledged something are asked whether it has come, before anything is sent again: late is not lost. Their answer
   has the kernel send again what it shows to be lost. Only what two answers in a row have left open, as it was sent on another
-  lane than the question, is sent again from here.
+  stream than the question, is sent again from here.
 - *Who is to blame* (`Policy.verdict`), when nothing has moved for the group's timeout. Whoever has been heard of since the wait
   began is up, whatever it was that came from it, unless it has stopped to answer; and says where it is and whom it waits for.
   While one that is up waits for somebody else, it is left to that one to find out about the other (`Policy.is_sure`).

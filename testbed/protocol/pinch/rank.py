@@ -17,7 +17,7 @@ from testbed.protocol.pinch.packet import (
     FIRST,
     KICK_ALL,
     LATE,
-    NO_LANE,
+    NO_STREAM,
     U32,
     Packet,
     ack_first,
@@ -156,19 +156,19 @@ class Rank(Sender):
 
     def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
         """The frame becomes an acknowledgement to its sender."""
-        lane = NO_LANE if self._may_overtake(by_link) else packet.lane
+        stream = NO_STREAM if self._may_overtake(by_link) else packet.stream
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
         if packet.seq == self.seq:
             end = -(-source.frames // 32)
             have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
             words = [bits_of(word, packet.seq) for word in have]
-        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
+        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, stream=stream, body=tuple(words))
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
 
     def _may_overtake(self, by_link: bool) -> bool:
-        """May a frame have overtaken others of its lane, which came to another CPU and wait to be handed over?"""
+        """May a frame have overtaken others of its stream, which came to another CPU and wait to be handed over?"""
         return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
@@ -221,7 +221,7 @@ class Rank(Sender):
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
         """Take the time since a frame was sent, if it was this very sending that has been answered."""
-        if sent is None or (sent.seq, sent.lane, sent.serial) != (packet.seq, packet.lane, packet.prev):
+        if sent is None or (sent.seq, sent.stream, sent.serial) != (packet.seq, packet.stream, packet.prev):
             return
         rtt = now - sent.sent_us & U32
         if rtt >> 30:

@@ -83,13 +83,13 @@ class Sender(Work):
         return out
 
     def _send_holes(self, kick: Packet, now: int) -> list[Packet]:
-        """What was sent to a peer before a frame that it has, on the same lane, and has not come, is lost."""
+        """What was sent to a peer before a frame that it has, on the same stream, and has not come, is lost."""
         out, rank = [], kick.sender
         for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
             last = self.sent.get((self.flow_here, number))
             if not self.frames[number].to >> rank & 1 or self._is_acked(number, rank):
                 continue
-            if last is None or (last.seq, last.lane) != (self.seq, kick.lane):
+            if last is None or (last.seq, last.stream) != (self.seq, kick.stream):
                 continue
             if (last.serial - kick.prev) & 0x80000000:
                 out += self._send_frame(kick, number, 1 << rank, now)

@@ -152,7 +152,7 @@ class Work(Memory):
         return self._address(head, to, 8)
 
     def _next_serial(self) -> int:
-        """A number for the next frame on this CPU's lane."""
+        """A number for the next frame on this CPU's stream."""
         self.count("serial")
         self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
         return self.serials[self.cpu]
@@ -172,7 +172,7 @@ class Work(Memory):
             sender=config.rank,
             round=0,
             tag=config.tag,
-            lane=self.cpu & 0xFF,
+            stream=self.cpu & 0xFF,
             prev=0,
         )
 

@@ -25,7 +25,6 @@ __all__ = [
     "Chunk",
     "Config",
     "Kept",
-    "Lane",
     "Memory",
     "Nack",
     "NackQueue",
@@ -33,6 +32,7 @@ __all__ = [
     "Peer",
     "ResultState",
     "Stage",
+    "Stream",
     "Tensor",
     "WorkRequest",
     "item_of",
@@ -115,10 +115,10 @@ class Config:
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
     :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
-    :param reorder_threshold: Later frames of the same lane that must have come before a missing one is nacked; 0: only the
+    :param reorder_threshold: Later frames of the same stream that must have come before a missing one is nacked; 0: only the
         timer nacks.
     :param kept: Slots for partial sums that have been sent; a power of two.
-    :param cpus: CPUs that carry frames, each a lane.
+    :param cpus: CPUs that carry frames, each a stream.
     """
 
     cookie: int
@@ -180,8 +180,8 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Lane:
-    """``struct ring_lane``."""
+class Stream:
+    """``struct ring_stream``."""
 
     seq: int = 0
     prev: int = 0
@@ -256,7 +256,7 @@ class Memory:
         self.results: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
         self.chunks = [Chunk() for _ in range(config.chunks)]
         self.kept = [Kept() for _ in range(config.kept)]
-        self.lanes = [Lane() for _ in range(config.cpus)]
+        self.streams = [Stream() for _ in range(config.cpus)]
         self.nacks = [Nacks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)

@@ -23,7 +23,7 @@ class Rank(Sender):
         """A frame has come in by the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :param cpu: The CPU, hence the lane, that it has come on and that what it becomes goes out on.
+        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out on.
         :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `nack_due` is set as
             well, a copy of it comes back by the doorbell, and is given to `on_wr`.
         """
@@ -90,7 +90,7 @@ class Rank(Sender):
             return self._refuse("bad_receiver")
         if header.sender >= config.ranks or header.sender == config.rank or w.frame.source.ip != config.peers[header.sender].ip:
             return self._refuse("bad_rank")
-        heard = self.lanes[w.cpu].heard
+        heard = self.streams[w.cpu].heard
         heard[header.sender] = heard.get(header.sender, 0) + 1
         return True
 
@@ -270,8 +270,8 @@ class Rank(Sender):
             self.ranks[header.sender].told = self.settled
         if header.sender == self.config.before and not is_before(header.seq, w.seq):
             self._look_back(w)
-            if header.lane < 64:
-                self.flushed |= 1 << header.lane
+            if header.stream < 64:
+                self.flushed |= 1 << header.stream
         return None
 
     def _on_wr(self, w: Work, wr: WorkRequest) -> Frame | None:
@@ -348,7 +348,7 @@ class Rank(Sender):
         frame.fill(parked.payload, kept.length)
         total = frame.sum(kept.length)
         assert total is not None
-        header.kind, header.flags, header.lane, header.prev = Kind.REDUCE, 0, 0, NOTHING
+        header.kind, header.flags, header.stream, header.prev = Kind.REDUCE, 0, 0, NOTHING
         header.seq, header.chunk, header.attempt = kept.seq, kept.chunk, kept.attempt
         header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
         header.sender, header.receiver = self.config.before, self.config.rank
@@ -376,7 +376,7 @@ class Rank(Sender):
         if w.reduced != mine:
             if not self._advance(chunk, "reduced", w.reduced, mine):
                 return self._drop("duplicate")
-            self.lanes[w.cpu].progress += 1
+            self.streams[w.cpu].progress += 1
         self._look_back(w)
         if not last:
             if config.upstream:
@@ -410,7 +410,7 @@ class Rank(Sender):
         self.results[w.index] = w.frame.take(w.length)
         chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
         self._count("stored")
-        self.lanes[w.cpu].progress += 1
+        self.streams[w.cpu].progress += 1
         chunk.resent_us = 0  # whoever asks for it from now on can have it
         if held:
             return True

@@ -1,6 +1,6 @@
 """What a rank sends, and how it comes to: partial sums, results, and requests for what has not come.
 
-Twin of ``bpf/include/ring_work.h``, ``ring_lane.h`` and the sending half of ``ring_store.h``. What C does against races with
+Twin of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of ``ring_store.h``. What C does against races with
 other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in between.
 """
 
@@ -112,10 +112,10 @@ class Sender(Memory):
 
     def _enlist(self, w: Work, index: int, stage: Stage) -> None:
         """Give the frame, which is sent for the first time, its place in the order of this CPU's frames."""
-        lane, chunk, header = self.lanes[w.cpu], self.chunks[index], w.frame.header
+        stream, chunk, header = self.streams[w.cpu], self.chunks[index], w.frame.header
         header.flags = 0
         self._name_latest(w, w.seq)
-        lane.seq, lane.prev = w.seq, item_of(index, header.round, stage)
+        stream.seq, stream.prev = w.seq, item_of(index, header.round, stage)
         chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
 
     def _repeat(self, w: Work) -> None:
@@ -125,12 +125,12 @@ class Sender(Memory):
 
     def _name_latest(self, w: Work, seq: int) -> None:
         """Have the frame name the latest one that was sent on this CPU, if that is of its collective or of the one before."""
-        lane, header = self.lanes[w.cpu], w.frame.header
+        stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
-        if lane.seq == seq:
-            header.prev = lane.prev
-        elif lane.seq and seq_after(lane.seq) == seq:
-            header.prev = lane.prev
+        if stream.seq == seq:
+            header.prev = stream.prev
+        elif stream.seq and seq_after(stream.seq) == seq:
+            header.prev = stream.prev
             header.flags |= EARLIER
 
     def _lacks(self, chunk: Chunk, seq: int, round_: int, stage: Stage) -> bool:
@@ -347,14 +347,14 @@ class Sender(Memory):
         frame, header = w.frame, w.frame.header
         frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
         header.sender, header.receiver, header.length = self.config.rank, to, length
-        header.lane = self.lane_number(w.cpu)
+        header.stream = self.stream_number(w.cpu)
         header.checksum = total + frame_seal(header) & U64
         self._count("sent")
         self._count("sent_bytes", FRAME_BYTES + length)
         return frame
 
-    def lane_number(self, cpu: int) -> int:
-        """What frames call the lane of a CPU."""
+    def stream_number(self, cpu: int) -> int:
+        """What frames call the stream of a CPU."""
         return cpu
 
     def _count(self, counter: str, by: int = 1) -> None:

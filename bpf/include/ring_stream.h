@@ -3,8 +3,8 @@
  *
  * A frame stays on the CPU where it begins, lap after lap, and no frame overtakes another between two ranks on the same CPU: they pass the same
  * queues. So each frame names the one that its sender has sent before it on its CPU (`prev`), and whoever gets it without having got that one
- * knows that it is lost. What is late is not taken for lost, however busy the machine is: a later frame of the lane is late as well. The last frame
- * of a lane is named by the answer to a probe, which travels on the lane behind it (a tail-loss probe, RFC 8985).
+ * knows that it is lost. What is late is not taken for lost, however busy the machine is: a later frame of the stream is late as well. The last frame
+ * of a stream is named by the answer to a probe, which travels on the stream behind it (a tail-loss probe, RFC 8985).
  *
  * A frame that is sent again has no place in the order; it names what it named the first time. So two that were lost one after the other are both
  * found: the second by what came after it, and the first by the second when that is sent again.
