@@ -191,7 +191,7 @@ static long send_holes(__u32 i, struct send_work *w)
 /* New frames, as far as the window goes. */
 static long send_new(__u32 i, struct send_work *w)
 {
-	__u32 next = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
+	__u32 next = *(volatile __u32 *)&w->flow->next, in_flight = *(volatile __u32 *)&w->flow->in_flight, to, copies;
 	__u32 number = pinch_next_of(w->here, w->flow, next);
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
@@ -201,11 +201,11 @@ static long send_new(__u32 i, struct send_work *w)
 		return 1;
 	to = frame->to & w->homes;
 	copies = bitmap_count(to);
-	if (flying && flying + copies > w->control->window)
+	if (in_flight && in_flight + copies > w->control->window)
 		return 1;
 	if (__sync_val_compare_and_swap(&w->flow->next, next, next + 1) != next)
 		return 0;
-	__sync_fetch_and_add(&w->flow->flying, copies);
+	__sync_fetch_and_add(&w->flow->in_flight, copies);
 	send_frame(w, number, frame, to);
 	return 0;
 }

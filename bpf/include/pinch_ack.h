@@ -179,7 +179,7 @@ static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_contro
 	if (w.news) {
 		__sync_fetch_and_add(&p->news, 1);
 		__sync_fetch_and_add(&p->acked, w.news);
-		__sync_fetch_and_add(&flow->flying, -w.news);
+		__sync_fetch_and_add(&flow->in_flight, -w.news);
 		__sync_fetch_and_add(&c->acked, w.news);
 		pinch_check_complete(c, seq);
 		f = pinch_frame_of(ctx);

@@ -116,7 +116,7 @@ struct pinch_control {
 struct pinch_flow {
 	__u32 total;  /* frames in its schedule */
 	__u32 next;   /* of these, to be sent next */
-	__u32 flying; /* copies under way */
+	__u32 in_flight; /* copies under way */
 	__u32 sq_tail; /* work requests that the process has posted, since the start: frames to send again, or to ask about */
 	__u32 sq_head; /* of these, those that programs have taken */
 	__u32 pad[11];

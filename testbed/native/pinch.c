@@ -81,7 +81,7 @@ void pinch_open(struct pinch *p, uint32_t seq)
 	while (__atomic_load_n(&p->control->sending, __ATOMIC_SEQ_CST))
 		;
 	for (uint32_t i = 0; i < p->flow_count; i++)
-		p->flows[i].next = p->flows[i].flying = 0;
+		p->flows[i].next = p->flows[i].in_flight = 0;
 }
 
 /* Say to all partners that this rank has entered. Returns 0 or an errno.

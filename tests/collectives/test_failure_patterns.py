@@ -186,7 +186,7 @@ def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> 
     deliver = network.deliver
 
     def flood(index: int = 0) -> None:
-        if network.flying[index].header.seq != todo[0].seq:
+        if network.in_flight[index].header.seq != todo[0].seq:
             for old in recorded:
                 rank = network.members[int(old.destination.ip.rpartition(".")[2]) - 1].rank
                 # What they set off is thrown away: it would be as old as they are.

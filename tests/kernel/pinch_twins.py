@@ -215,7 +215,7 @@ class Member:
     def link(self, data: bytes, cpu: int) -> None:
         out, data = self._both("pinch_link", data, cpu, self.rank.on_link)
         if out in (Next.LINK, Next.BOTH):
-            self.network.flying.append(data)
+            self.network.in_flight.append(data)
         if out in (Next.DOORBELL, Next.BOTH):
             self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.FAN:
@@ -249,7 +249,7 @@ class Member:
             for got, wanted in zip(found, expected, strict=True):
                 begin = RING if way is Next.DOORBELL else 0
                 assert got[begin : len(wanted)] == wanted[begin:], (self.parse(got), self.parse(wanted))
-        self.network.flying += sent
+        self.network.in_flight += sent
         self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
 
@@ -300,7 +300,7 @@ class Member:
         queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
             record = port.flows[number]
-            assert (record["total"], record["next"], record["flying"]) == (len(flow.schedule), flow.next, flow.flying & U32)
+            assert (record["total"], record["next"], record["in_flight"]) == (len(flow.schedule), flow.next, flow.in_flight & U32)
             first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
             assert first == flow.sq_head
             assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(flow.sq)
@@ -375,7 +375,7 @@ class Twins(Closing):
 
         :param seq: Of the exchange before the first.
         """
-        self.chance, self.flying, self.kicks = chance, [], []
+        self.chance, self.in_flight, self.kicks = chance, [], []
         received(self.wire), received(self.doorbell)
         self.members = [Member(self, rank) for rank in range(self.graph.world)]
         self.exchanges = [self._draw(chance) for _ in range(exchanges)]
@@ -404,7 +404,7 @@ class Twins(Closing):
 
     def deliver(self, index: int = 0) -> None:
         """A frame comes to where it is addressed, on some CPU."""
-        data = self.flying.pop(index)
+        data = self.in_flight.pop(index)
         for member in self.members:
             packet = member.parse(data)
             if packet is not None and packet.destination == member.index:
@@ -488,11 +488,11 @@ class Twins(Closing):
                 return
             for index in range(len(self.members)):
                 self.step(index)
-            quiet = not self.flying and not self.kicks
-            while self.flying or self.kicks:
+            quiet = not self.in_flight and not self.kicks
+            while self.in_flight or self.kicks:
                 while self.kicks:
                     self.kick()
-                if self.flying:
+                if self.in_flight:
                     self.deliver()
             if quiet:
                 for index in range(len(self.members)):

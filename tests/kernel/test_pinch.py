@@ -236,8 +236,8 @@ def test_hubs_of_an_exchange_that_is_over_are_left_alone() -> None:
         assert loaded.memory(0) == before
 
 
-def flying(loaded: Loaded, rank: int) -> int:
-    return int(loaded.ports[rank].flows["flying"].sum())
+def in_flight(loaded: Loaded, rank: int) -> int:
+    return int(loaded.ports[rank].flows["in_flight"].sum())
 
 
 def test_acknowledgements_at_the_sender(long) -> None:
@@ -245,7 +245,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
     long.open(1, SEQ)
     port, count = long.ports[1], long.publish(1)
     meet(port, np.zeros(2, np.int64))
-    port.flows["next"], port.flows["flying"] = count, count
+    port.flows["next"], port.flows["in_flight"] = count, count
     have: set[int] = set()
     for last in (40, 20, 900, count - 1):
         new = {number for number in range(last + 1) if number // 32 >= last // 32 - ACK_BEHIND and number % 7} | have
@@ -253,7 +253,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
         window = {n for n in new if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16}
         have |= window
         assert port.control.acked == port.peers["acked"][0] == len(have)
-        assert flying(long, 1) == count - len(have)
+        assert in_flight(long, 1) == count - len(have)
         assert set(range(count)) - set(port.lacking(0).tolist()) == have
         # There are holes before it, so it goes on as a kick.
         assert run.retval == XDP_REDIRECT
@@ -261,7 +261,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
     assert long.events(1) == []
     for last in (*range(31, count, 32), count - 1):
         long.link(1, ack(port, 0, last, range(count)))
-    assert (port.control.acked, flying(long, 1), len(port.lacking(0))) == (count, 0, 0)
+    assert (port.control.acked, in_flight(long, 1), len(port.lacking(0))) == (count, 0, 0)
     assert long.events(1) == [SEQ]
     assert port.wait(0) is Waited.COMPLETE
     before = long.memory(1)
@@ -305,12 +305,12 @@ def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
             kick = first_kick(port)
             while int(port.flows["next"].max()) < count:
                 before = int(port.flows["next"].max())
-                flying_before = flying(loaded, rank)
+                in_flight_before = in_flight(loaded, rank)
                 assert loaded.run(rank, "pinch_send", kick).retval == SHOT
                 now = int(port.flows["next"].max())
                 assert before < now <= before + BATCH
-                assert flying(loaded, rank) - flying_before == int(port.frames["copies"][before:now].sum())
-                port.flows["flying"] = 0
+                assert in_flight(loaded, rank) - in_flight_before == int(port.frames["copies"][before:now].sum())
+                port.flows["in_flight"] = 0
             sent = received(tap)
         assert loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
         assert loaded.counters(rank)["sent_bytes"] == sum(map(len, sent))
@@ -335,7 +335,7 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
     with long.wire() as tap:
         for _ in range(window):
             long.run(1, "pinch_send", kick)
-        assert flying(long, 1) == len(received(tap)) == window < count
+        assert in_flight(long, 1) == len(received(tap)) == window < count
         long.link(1, ack(port, 0, 4, range(5)))
         long.run(1, "pinch_send", kick)
         assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))

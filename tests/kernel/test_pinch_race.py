@@ -82,11 +82,11 @@ def test_an_acknowledgement_and_its_duplicate() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         meet(port, np.zeros(2, np.int64))
-        port.flows["next"], port.flows["flying"] = count, count
+        port.flows["next"], port.flows["in_flight"] = count, count
         answers = [ack(port, 0, number, range(number + 1)) for number in range(count)]
         Pair(lambda turn: loaded.link(1, answers[turn])).run(count)
         assert port.control.acked == port.peers["acked"][0] == count
-        assert int(port.flows["flying"].sum()) == 0
+        assert int(port.flows["in_flight"].sum()) == 0
         assert set(loaded.events(1)) == {SEQ}
 
 
@@ -97,7 +97,7 @@ def test_frames_and_orders_are_sent_once() -> None:
         port.control.window = 1 << 30
         kick = first_kick(port)
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(count // 32 + 10)
-        assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
+        assert loaded.counters(1)["sent"] == int(port.flows["in_flight"].sum()) == count
         port.post(0, np.arange(SQ_ENTRIES))
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(SQ_ENTRIES // 32 + 10)
         assert port.flows["sq_head"].tolist() == [SQ_ENTRIES]

@@ -72,15 +72,15 @@ def act(twins: Twins, action: str, chance: random.Random) -> None:
                 twins.kick(place)
             else:
                 twins.kicks.pop(place)
-    elif twins.flying:
-        place = chance.randrange(min(len(twins.flying), 40))
-        data = twins.flying[place]
+    elif twins.in_flight:
+        place = chance.randrange(min(len(twins.in_flight), 40))
+        data = twins.in_flight[place]
         if action == "deliver":
             twins.deliver(place)
         elif action == "lose":
-            twins.flying.pop(place)
+            twins.in_flight.pop(place)
         elif action == "duplicate":
-            twins.flying.append(data)
+            twins.in_flight.append(data)
         elif action == "damage":
             twins.members[index].link(damaged(chance, data), chance.choice(twins.cpus))
         elif action == "flood":
@@ -111,7 +111,7 @@ def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
         if step == 100:
             twins.members[0].end(**why)
         act(twins, chance.choice(ACTIONS), chance)
-    while twins.flying or twins.kicks:
+    while twins.in_flight or twins.kicks:
         twins.kick() if twins.kicks else twins.deliver()
     assert all(member.rank.has_ended for member in twins.members[1:2])
     for name in ("odd", "gone", "late"):

@@ -108,7 +108,7 @@ FIELDS = {
 
 def forge(network: Network, chance: random.Random) -> None:
     """Deliver a frame of which one thing is not as it was: a field, a few bits, or its length."""
-    frame = network.flying[chance.randrange(len(network.flying))].copy()
+    frame = network.in_flight[chance.randrange(len(network.in_flight))].copy()
     to = int(frame.destination.ip.rpartition(".")[2]) - 1
     member = network.members[chance.choice((to, to, chance.randrange(len(network.members)))) % len(network.members)]
     what = chance.randrange(4)
@@ -141,7 +141,7 @@ def test_forged_frames_are_judged_alike(stock, seed) -> None:
         forged = 0
         for _ in range(700):
             act(network, chance.choice((*ACTIONS, "step", "serve")), chance.randrange(1000))
-            if network.flying and chance.random() < 0.6:
+            if network.in_flight and chance.random() < 0.6:
                 forge(network, chance)
                 forged += 1
         assert forged > 200

@@ -143,12 +143,12 @@ class Network:
                 kept=kept,
             )
             self.members.append(Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo))
-        self.flying: list[Frame] = []
+        self.in_flight: list[Frame] = []
         self.now_us = 0
 
     def emit(self, frame: Frame | None) -> None:
         if frame is not None:
-            self.flying.append(frame)
+            self.in_flight.append(frame)
 
     def emit_all(self, rank: Rank, frame: Frame | None) -> None:
         """A frame, and what its copies ask for that come back by the doorbell."""
@@ -158,7 +158,7 @@ class Network:
 
     def deliver(self, index: int = 0) -> None:
         self.now_us += TICK_US
-        frame = self.flying.pop(index)
+        frame = self.in_flight.pop(index)
         to = int(frame.destination.ip.rpartition(".")[2]) - 1
         assert frame.destination == self.members[to].rank.config.peers[to]
         rank = self.members[to].rank
@@ -179,12 +179,12 @@ class Network:
         for _ in range(rounds):
             if self.finished:
                 return
-            quiet = not self.flying
+            quiet = not self.in_flight
             for index, member in enumerate(self.members):
                 member.step(1 << 30)
                 while member.rank.sq:
                     self.serve(index)
-            while self.flying:
+            while self.in_flight:
                 self.deliver()
                 for member in self.members:
                     member.process.stalls = 0 if member.progressed() else member.process.stalls

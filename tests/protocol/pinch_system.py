@@ -373,7 +373,7 @@ class State(NamedTuple):
     """Numbers of ranks' states; of frames, as they fly, as they are held back, and as CPUs have verified them; faults left."""
 
     ranks: tuple[int, ...]
-    flying: tuple[int, ...]
+    in_flight: tuple[int, ...]
     held: tuple[int, ...]
     verified: tuple[tuple[int, int], ...]
     faults: int
@@ -416,12 +416,12 @@ class Exchanges(System[State]):
             yield name, self._settle(after)
 
     def _settle(self, state: State) -> State:
-        flying, held = (
+        in_flight, held = (
             tuple(number for number in frames if not self._is_over(number, state.ranks))
-            for frames in (state.flying, state.held)
+            for frames in (state.in_flight, state.held)
         )
         verified = tuple(each for each in state.verified if self.ranks.parts[state.ranks[each[0]]].phase not in GONE)
-        return State(state.ranks, flying, held, verified, state.faults)
+        return State(state.ranks, in_flight, held, verified, state.faults)
 
     def _is_over(self, number: int, ranks: tuple[int, ...]) -> bool:
         """Whether a frame is for a rank that has left, or is past all that it could be of interest for."""
@@ -443,8 +443,8 @@ class Exchanges(System[State]):
 
     def _moves(self, state: State) -> Iterator[tuple[str, State]]:
         parts = [self.ranks.parts[number] for number in state.ranks]
-        for place, number in enumerate(state.flying):
-            if place and number == state.flying[place - 1]:
+        for place, number in enumerate(state.in_flight):
+            if place and number == state.in_flight[place - 1]:
                 continue
             yield from self._frame(state, place, number, parts)
         for place, number in enumerate(state.held):
@@ -465,8 +465,8 @@ class Exchanges(System[State]):
 
     def _do(self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False) -> tuple[str, State]:
         number, sent = self.ranks.react(state.ranks[rank], rank, event, packet, lose)
-        flying = tuple(sorted((*state.flying, *sent))) if sent else state.flying
-        return name, state._replace(ranks=_with(state.ranks, rank, number), flying=flying)
+        in_flight = tuple(sorted((*state.in_flight, *sent))) if sent else state.in_flight
+        return name, state._replace(ranks=_with(state.ranks, rank, number), in_flight=in_flight)
 
     def _deliver(self, state: State, name: str, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
         to = self.ranks.packets[number].destination
@@ -477,7 +477,7 @@ class Exchanges(System[State]):
 
     def _frame(self, state: State, place: int, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
         """What can become of a frame."""
-        gone = state._replace(flying=_without(state.flying, place))
+        gone = state._replace(in_flight=_without(state.in_flight, place))
         yield from self._deliver(gone, self.say(number), number, parts)
         packet = self.ranks.packets[number]
         if not state.faults or packet.kind not in self.scene.only:
@@ -488,7 +488,7 @@ class Exchanges(System[State]):
         if "lose" in kinds:
             yield f"{FAULT}lose {say}", faulty
         if "duplicate" in kinds:
-            yield f"{FAULT}duplicate {say}", faulty._replace(flying=tuple(sorted((*state.flying, number))))
+            yield f"{FAULT}duplicate {say}", faulty._replace(in_flight=tuple(sorted((*state.in_flight, number))))
         if "hold" in kinds:
             yield f"{FAULT}hold back {say}", faulty._replace(held=tuple(sorted((*state.held, number))))
         if "kick" in kinds and alive:
@@ -498,7 +498,7 @@ class Exchanges(System[State]):
         if "flood" in kinds:
             for rank, each in enumerate(parts):
                 if rank not in (packet.destination, packet.sender) and each.phase not in GONE:
-                    flooded = faulty._replace(flying=state.flying)
+                    flooded = faulty._replace(in_flight=state.in_flight)
                     yield self._do(flooded, f"{FAULT}{say} comes to {rank} as well", rank, "link", number)
         for name in self.scene.flips:
             damaged = self.ranks.packet(packet._replace(**{name: getattr(packet, name) ^ 1}))
@@ -537,7 +537,7 @@ class Exchanges(System[State]):
             return
         memory.restore(each.memory)
         process = self.ranks.processes[rank]
-        quiet = not state.flying
+        quiet = not state.in_flight
         if each.phase == "waiting":
             if process.is_done or (process.is_unfit and not memory.has_ended):
                 yield self._do(state, f"rank {rank} is done", rank, "finish")

@@ -38,7 +38,7 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
     network.serve(1)
     network.serve(0)
     assert lost
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     ages = [0.0 if frames else 1.0 for frames in heard(observer)]
     assert silent(2, ages, 1.0) == [1]

@@ -23,7 +23,7 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
         member.step(total)
         serve(network, index)
     if wrong:
-        cancel(next(frame for frame in network.flying if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
+        cancel(next(frame for frame in network.in_flight if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
     settle(network)
     assert all(member.process.finished for member in network.members)
     return network
@@ -35,7 +35,7 @@ def serve(network: Network, index: int) -> None:
 
 
 def settle(network: Network) -> None:
-    while network.flying:
+    while network.in_flight:
         network.deliver()
 
 
@@ -50,7 +50,7 @@ def refuse(network: Network, index: int, chunk: int) -> Frame:
     """A rank refuses a result, whatever it is; what it sends."""
     network.members[index].process.refuse(chunk)
     serve(network, index)
-    return network.flying.pop()
+    return network.in_flight.pop()
 
 
 @pytest.mark.parametrize("first", range(5))
@@ -175,8 +175,8 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
     owner.step()
     assert owner.current is None
     network.deliver()
-    assert (network.flying[0].header.kind, network.flying[0].header.receiver) == (Kind.REDUCE, 2)
-    cancel(network.flying[0])
+    assert (network.in_flight[0].header.kind, network.in_flight[0].header.receiver) == (Kind.REDUCE, 2)
+    cancel(network.in_flight[0])
     settle(network)
     for _ in range(5):
         network.now_us += 10_000

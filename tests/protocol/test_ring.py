@@ -28,31 +28,31 @@ SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), mi
 
 def act(network: Network, action: str, index: int) -> None:
     """One thing that happens, to the frame or member that ``index`` falls on."""
-    flying, member = network.flying, network.members[index % len(network.members)]
+    in_flight, member = network.in_flight, network.members[index % len(network.members)]
     if action == "serve":
         network.serve(index % len(network.members))
     elif action == "step":
         member.step(index % 3 + 1)
     elif action == "timer" and member.waiting:
         member.process.on_timer(network.now_us)
-    elif not flying:
+    elif not in_flight:
         return
     elif action == "deliver":
-        network.deliver(index % len(flying))
+        network.deliver(index % len(in_flight))
     elif action == "lose":
-        flying.pop(index % len(flying))
+        in_flight.pop(index % len(in_flight))
     elif action == "duplicate":
-        flying.append(flying[index % len(flying)].copy())
-    elif action == "damage" and (frame := flying[index % len(flying)]).payload.size:
+        in_flight.append(in_flight[index % len(in_flight)].copy())
+    elif action == "damage" and (frame := in_flight[index % len(in_flight)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
-    elif action == "cancel" and (frame := flying[index % len(flying)]).payload.size:
+    elif action == "cancel" and (frame := in_flight[index % len(in_flight)]).payload.size:
         # Two errors that a sum of words does not see: a bit set in one word, and the same one cleared in another.
         bit = np.uint64(1 << index % 64)
         clear, full = np.flatnonzero(frame.payload & bit == 0), np.flatnonzero(frame.payload & bit)
         if clear.size and full.size:
             frame.payload[[clear[index % clear.size], full[index % full.size]]] ^= bit
     elif action == "misread":
-        header, field = flying[index % len(flying)].header, FIELDS[index % len(FIELDS)]
+        header, field = in_flight[index % len(in_flight)].header, FIELDS[index % len(FIELDS)]
         setattr(header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8))
 
 
@@ -89,10 +89,10 @@ def test_tokens_are_conserved_without_faults(ranks, total):
     for index, member in enumerate(network.members):
         while member.rank.sq:
             network.serve(index)
-            assert len(network.flying) <= tokens
-    while network.flying:
+            assert len(network.in_flight) <= tokens
+    while network.in_flight:
         network.deliver()
-        assert len(network.flying) <= tokens
+        assert len(network.in_flight) <= tokens
     assert all(member.process.finished for member in network.members)
     assert network.total("sent") == 2 * (ranks - 1) * total
     assert network.total("sent_bytes") == 2 * (ranks - 1) * total * (FRAME_BYTES + BLOCK)
@@ -115,8 +115,8 @@ class Lanes(Network):
 
     def deliver(self, index: int = 0) -> None:
         """The oldest frame of the stream of the frame at ``index``."""
-        ways = [(frame.source, frame.destination, frame.header.stream) for frame in self.flying]
-        frame = self.flying.pop(ways.index(ways[index]))
+        ways = [(frame.source, frame.destination, frame.header.stream) for frame in self.in_flight]
+        frame = self.in_flight.pop(ways.index(ways[index]))
         rank = self.members[frame.header.receiver].rank
         self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.stream))
         assert not rank.nack_due
@@ -151,7 +151,7 @@ def test_a_late_rank_finds_frames_parked():
         network.members[index].step(6)
         while network.members[index].rank.sq:
             network.serve(index)
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     late = network.members[2]
     assert late.rank.counters["parked"] > 0
@@ -375,7 +375,7 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
         member.step(3)
         while member.rank.sq:
             network.serve(index)
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     chunk = 0
     frame = next(each for each in sent if (each.header.kind, each.header.chunk, each.header.receiver) == (kind, chunk, to))

@@ -34,7 +34,7 @@ __all__ = ["PinchPort", "Waited"]
 _MOST_BANKS = 8
 """CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames."""
 _ACK_EVERY = 8
-_MOST_FLYING = 192
+_MOST_IN_FLIGHT = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
 _PARKING = 256  # frames that may wait for the CPU that aggregates
 _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
@@ -222,7 +222,7 @@ class PinchPort(Closing):
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
         peers = -(-(self.group.size - 1) // len(set(self.homes)))  # of a flow
-        window = min(self.group.window * peers, _MOST_FLYING)
+        window = min(self.group.window * peers, _MOST_IN_FLIGHT)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
         self._acked[:] = np.uint64(self.seq << 32)  # before acknowledgements that are late find what is wanted now
@@ -348,9 +348,9 @@ class PinchPort(Closing):
         return 0 if self.control.copies == UNKNOWN else int(self.control.copies)
 
     @property
-    def flying(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether something that has been sent is not acknowledged."""
-        return bool(self.flows["flying"].any())
+        return bool(self.flows["in_flight"].any())
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
         """Frames that have been sent to a rank, and that it has not acknowledged."""

@@ -66,10 +66,10 @@ class Recovery:
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.end(gone=verdict.silent, late=late)
                 raise CollectiveError(self._words.gave_up(seen, verdict, port.copies, now - started))
-            elif port.flying or now - moved >= self._patience:
+            elif port.in_flight or now - moved >= self._patience:
                 self.timer.expired()
                 port.act(policy.act(seen))
-            left = 0.0 if port.flying else self._patience - (now - moved)
+            left = 0.0 if port.in_flight else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
 

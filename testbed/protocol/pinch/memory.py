@@ -159,7 +159,7 @@ class Flow:
 
     schedule: tuple[int, ...] = ()
     next: int = 0
-    flying: int = 0
+    in_flight: int = 0
     sq: tuple[int, ...] = ()
     sq_head: int = 0
 
@@ -195,7 +195,7 @@ _SCALARS = (
     "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
-_flow = attrgetter("schedule", "next", "flying", "sq", "sq_head")
+_flow = attrgetter("schedule", "next", "in_flight", "sq", "sq_head")
 _peer = attrgetter("received", "acked", "heard", "news", "answers", "at", "waits")
 
 

@@ -74,7 +74,7 @@ class Process:
             peer.received = peer.acked = 0
         memory.seq, memory.ready = seq, 0
         for flow in memory.flows:
-            flow.next = flow.flying = 0
+            flow.next = flow.in_flight = 0
 
     def forget(self, before: int, seq: int) -> None:
         """Reset all that carries the number of neither of two sequence numbers."""

@@ -208,7 +208,7 @@ class Rank(Sender):
         if news:
             peer.news += 1
             peer.acked += news
-            flow.flying -= news
+            flow.in_flight -= news
             self.acked += news
             self._check_complete(seq)
             self._measure(packet, self.sent.get((number, chunk)), now)

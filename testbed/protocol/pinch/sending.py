@@ -105,10 +105,10 @@ class Sender(Work):
             if number >= self.ready or seq_of(self.met) != self.seq:
                 break
             to = self.frames[number].to & homes
-            if flow.flying and flow.flying + to.bit_count() > self.window:
+            if flow.in_flight and flow.in_flight + to.bit_count() > self.window:
                 break
             flow.next += 1
-            flow.flying += to.bit_count()
+            flow.in_flight += to.bit_count()
             out += self._send_frame(kick, number, to, now)
         return out
 
