@@ -228,7 +228,7 @@ static long send_hello(__u32 rank, struct greet_work *w)
 	if (rank == pinch_config.rank)
 		return 0;
 	if (pinch_has_ended(w->control)) {
-		if (w->control->told >> rank & 1)
+		if (w->control->end_acked >> rank & 1)
 			return 0;
 		word = word_of(w->say.seq, 0);
 	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {

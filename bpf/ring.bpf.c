@@ -48,7 +48,7 @@ int ring_doorbell(struct xdp_md *ctx)
 }
 
 /* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, lap after lap,
- * and so would all that this process rings for: the rank that comes last, which holds everybody's parked frames, would set one CPU
+ * and so would all that this process kicks for: the rank that comes last, which holds everybody's early frames, would set one CPU
  * to work alone.
  */
 SEC("xdp")

@@ -71,7 +71,7 @@ static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 seq)
 
 static __always_inline bool pinch_has_ended(struct pinch_control *c)
 {
-	return *(volatile __u32 *)&c->odd || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
+	return *(volatile __u32 *)&c->nonfinite || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
 }
 
 /* The checksum of a hello that is addressed. */
@@ -140,7 +140,7 @@ static __always_inline void pinch_write_hello(struct pinch_hello *hello, struct 
 	bool ended = pinch_has_ended(c);
 	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	pinch_write_head(f, PINCH_HELLO, seq_of(word), ended ? c->odd : say->waits, say->attempt, c->tag);
+	pinch_write_head(f, PINCH_HELLO, seq_of(word), ended ? c->nonfinite : say->waits, say->attempt, c->tag);
 	f->prev = ended ? gone | late : say->seq;
 	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
 	hello->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;

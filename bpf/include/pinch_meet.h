@@ -42,14 +42,14 @@ static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq,
 }
 
 /* The sender's exchanges are over, hence this rank's, which its process has to know. */
-static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone, __u32 late)
+static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 nonfinite, __u32 gone, __u32 late)
 {
 	__u64 event = 0;
 
-	__sync_fetch_and_or(&c->told, 1u << sender % RING_MAX_RANKS);
-	if (!(odd & ~c->odd) && !(gone & ~c->gone) && !(late & ~c->late))
+	__sync_fetch_and_or(&c->end_acked, 1u << sender % RING_MAX_RANKS);
+	if (!(nonfinite & ~c->nonfinite) && !(gone & ~c->gone) && !(late & ~c->late))
 		return;
-	__sync_fetch_and_or(&c->odd, odd);
+	__sync_fetch_and_or(&c->nonfinite, nonfinite);
 	__sync_fetch_and_or(&c->gone, gone);
 	__sync_fetch_and_or(&c->late, late);
 	bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);

@@ -44,17 +44,17 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, RING_PARKING);
+	__uint(max_entries, RING_EARLY_SLOTS);
 	__type(key, __u32);
-	__type(value, struct ring_parked);
-} ring_parking SEC(".maps");
+	__type(value, struct ring_early);
+} ring_early_frames SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, RING_PARKING);
+	__uint(max_entries, RING_EARLY_SLOTS);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} ring_parking_data SEC(".maps");
+} ring_early_data SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -115,15 +115,15 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_kept);
-} ring_kept SEC(".maps");
+	__type(value, struct ring_retransmit);
+} ring_retransmit SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} ring_kept_data SEC(".maps");
+} ring_retransmit_data SEC(".maps");
 
 /* The other CPUs, each with `ring_remote` to go on there. */
 struct {

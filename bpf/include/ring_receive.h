@@ -52,7 +52,7 @@ static __always_inline bool ring_holds(struct ring_work *w)
 /* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->seq));
+	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_verified(w, w->frame->seq));
 }
 
 /* Is the whole frame what its sender has sealed? */
@@ -92,7 +92,7 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
 	ring_look_back(w);
-	ring_park(w, sum, &ready);
+	ring_save_early(w, sum, &ready);
 	if (!ready)
 		return RING_GONE;
 	return ring_fits(w) ? ring_reduce(w) : RING_GONE;
@@ -167,7 +167,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 		return RING_GONE;
 	if (mine)
 		return ring_launch(w, round, true);
-	if (ring_send_kept(w, round, &outcome))
+	if (ring_send_saved(w, round, &outcome))
 		return outcome;
 	w->chunk->resent_us = now_us();
 	return ring_send_restart(w, round);
@@ -180,7 +180,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_is_settled(w, w->frame->seq)) {
+	if (ring_holds(w) && ring_is_verified(w, w->frame->seq)) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
@@ -229,8 +229,8 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		return;
 	rank->front = w->frame->chunk;
 	rank->seq = seq;
-	if (w->frame->flags & RING_FLAG_SETTLED)
-		rank->settled = seq;
+	if (w->frame->flags & RING_FLAG_VERIFIED)
+		rank->verified = seq;
 }
 
 /* What this rank says of itself. To the rank behind it names what it has sent it last. */
@@ -242,7 +242,7 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 	w->frame->seq = seq;
 	w->frame->chunk = w->control->front;
 	w->frame->hop = 0;
-	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == seq ? RING_FLAG_SETTLED : 0);
+	w->frame->flags = flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
 	w->frame->round = 0;
 	w->frame->tag = 0;
 	w->frame->prev = RING_NOTHING;
@@ -256,7 +256,7 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 	if (!ring_is_sealed(w))
 		return RING_GONE;
 	ring_note_rank(w);
-	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
+	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_VERIFIED ? RING_FLAG_VERIFIED_ACK : 0);
 }
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
@@ -267,8 +267,8 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 	if (!ring_is_sealed(w) || !rank)
 		return RING_GONE;
 	ring_note_rank(w);
-	if (w->frame->flags & RING_FLAG_TOLD)
-		rank->told = *(volatile __u32 *)&w->control->settled;
+	if (w->frame->flags & RING_FLAG_VERIFIED_ACK)
+		rank->verified_acked = *(volatile __u32 *)&w->control->verified;
 	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);

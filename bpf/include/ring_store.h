@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Inputs, partial sums, results and parked frames: what one rank does with the memory that it shares with its process.
+/* Inputs, partial sums, results and early frames: what one rank does with the memory that it shares with its process.
  *
  * Nothing that is held is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the
  * process may begin the next collective meanwhile: so whoever writes has moved a word forward that says what is there (`word_advance`), which a CPU
@@ -124,60 +124,60 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 	return ring_send(w, to, length, sum);
 }
 
-static __always_inline __u32 ring_kept_slot(__u32 index)
+static __always_inline __u32 ring_retransmit_slot(__u32 index)
 {
-	return index & (ring_config.kept - 1);
+	return index & (ring_config.retransmit_slots - 1);
 }
 
 /* Keep the partial sum that is about to be sent, unless the slot has one that may still be needed. */
-static __always_inline void ring_keep(struct ring_work *w, __u64 sum)
+static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 {
-	__u32 slot = ring_kept_slot(w->index), seq = seq_of(w->progress), other;
-	struct ring_kept *kept_slot = bpf_map_lookup_elem(&ring_kept, &slot);
-	void *data = bpf_map_lookup_elem(&ring_kept_data, &slot);
+	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress), other;
+	struct ring_retransmit *saved = bpf_map_lookup_elem(&ring_retransmit, &slot);
+	void *data = bpf_map_lookup_elem(&ring_retransmit_data, &slot);
 	__u64 mine = word_of(seq, w->index), owner;
 	struct ring_chunk *chunk;
 
-	if (!kept_slot || !data)
+	if (!saved || !data)
 		return;
-	owner = word_read(&kept_slot->owner);
+	owner = word_read(&saved->owner);
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
 		/* Whose result is here was taken from this rank by the rank behind. */
 		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
-			ring_count(w, RING_UNKEPT);
+			ring_count(w, RING_UNSAVED);
 			return;
 		}
 	}
 	if (owner != mine && seq_is_before(seq, seq_of(owner)) && owner)
 		return;
-	kept_slot->valid = 0;
-	if (__sync_val_compare_and_swap(&kept_slot->owner, owner, mine) != owner)
+	saved->valid = 0;
+	if (__sync_val_compare_and_swap(&saved->owner, owner, mine) != owner)
 		return;
 	if (ring_payload_take(w->ctx, data, w->length))
 		return;
-	kept_slot->sum = sum;
-	kept_slot->round = (__u8)word_read(&w->chunk->reduced);
-	__sync_lock_test_and_set(&kept_slot->valid, mine);
+	saved->sum = sum;
+	saved->round = (__u8)word_read(&w->chunk->reduced);
+	__sync_lock_test_and_set(&saved->valid, mine);
 }
 
 /* The frame becomes the partial sum that this rank has sent. False: it is not kept. */
-static __always_inline bool ring_send_kept(struct ring_work *w, __u8 round, enum ring_verdict *outcome)
+static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round, enum ring_verdict *outcome)
 {
-	__u32 slot = ring_kept_slot(w->index), seq = seq_of(w->progress);
-	struct ring_kept *kept_slot = bpf_map_lookup_elem(&ring_kept, &slot);
-	void *data = bpf_map_lookup_elem(&ring_kept_data, &slot);
+	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress);
+	struct ring_retransmit *saved = bpf_map_lookup_elem(&ring_retransmit, &slot);
+	void *data = bpf_map_lookup_elem(&ring_retransmit_data, &slot);
 	__u64 mine = word_of(seq, w->index), sum;
 
 	*outcome = RING_GONE;
-	if (!kept_slot || !data || word_read(&kept_slot->valid) != mine || kept_slot->round != round)
+	if (!saved || !data || word_read(&saved->valid) != mine || saved->round != round)
 		return false;
 	if (!ring_resize(w, w->length) || ring_payload_fill(w->ctx, data, w->length))
 		return true;
-	sum = kept_slot->sum;
+	sum = saved->sum;
 	barrier();
-	if (word_read(&kept_slot->valid) != mine || kept_slot->round != round || !ring_reload(w))
+	if (word_read(&saved->valid) != mine || saved->round != round || !ring_reload(w))
 		return true;
 	w->chunk->resent_us = now_us();
 	w->frame->kind = RING_REDUCE;
@@ -230,7 +230,7 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 		return RING_NOT_TAKEN;
 	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* a CPU is writing one of an earlier round */
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_settled(w, seq))
+	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_verified(w, seq))
 		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
 	if (!word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
 		return RING_NOT_TAKEN;
@@ -242,9 +242,9 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 }
 
 /* Keep the frame's data until the process has its gradient ready and rings. `sum` is that of its payload, which has been verified. */
-static __always_inline enum ring_verdict ring_park(struct ring_work *w, __u64 sum, bool *ready)
+static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __u64 sum, bool *ready)
 {
-	struct ring_parked *parked;
+	struct ring_early *early;
 	__u32 slot, length = w->frame->length;
 	__u64 progress;
 	void *data;
@@ -252,45 +252,45 @@ static __always_inline enum ring_verdict ring_park(struct ring_work *w, __u64 su
 
 	if (length > ring_config.chunk_bytes || length < RING_BLOCK)
 		return RING_GONE;
-	for (tries = 0; tries < RING_PARKING_TRIES; tries++) {
-		slot = (w->frame->chunk + tries * (RING_PARKING / RING_PARKING_TRIES)) % RING_PARKING;
-		parked = bpf_map_lookup_elem(&ring_parking, &slot);
-		if (!parked)
+	for (tries = 0; tries < RING_EARLY_TRIES; tries++) {
+		slot = (w->frame->chunk + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) % RING_EARLY_SLOTS;
+		early = bpf_map_lookup_elem(&ring_early_frames, &slot);
+		if (!early)
 			return RING_GONE;
-		if (__sync_val_compare_and_swap(&parked->state, RING_PARKING_FREE, RING_PARKING_FILLING) == RING_PARKING_FREE)
+		if (__sync_val_compare_and_swap(&early->state, RING_EARLY_FREE, RING_EARLY_FILLING) == RING_EARLY_FREE)
 			break;
-		if (parked->seq == w->frame->seq && parked->chunk == w->frame->chunk)
+		if (early->seq == w->frame->seq && early->chunk == w->frame->chunk)
 			return ring_drop(w, DROP_DUPLICATE);
 	}
-	if (tries == RING_PARKING_TRIES) {
+	if (tries == RING_EARLY_TRIES) {
 		w->chunk->lost[RING_STAGE_PARTIAL] = w->frame->seq;
-		return ring_drop(w, DROP_PARKING_FULL);
+		return ring_drop(w, DROP_EARLY_FULL);
 	}
-	data = bpf_map_lookup_elem(&ring_parking_data, &slot);
+	data = bpf_map_lookup_elem(&ring_early_data, &slot);
 	if (!data) /* cannot be: the maps are equally long */
 		return RING_GONE;
-	parked->seq = w->frame->seq;
-	parked->chunk = w->frame->chunk;
-	parked->attempt = w->frame->attempt;
-	parked->hop = w->frame->hop;
-	parked->round = w->frame->round;
-	parked->sum = sum;
-	parked->length = length;
-	parked->tag = w->frame->tag;
+	early->seq = w->frame->seq;
+	early->chunk = w->frame->chunk;
+	early->attempt = w->frame->attempt;
+	early->hop = w->frame->hop;
+	early->round = w->frame->round;
+	early->sum = sum;
+	early->length = length;
+	early->tag = w->frame->tag;
 	if (ring_payload_take(w->ctx, data, length)) {
-		__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);
+		__sync_lock_test_and_set(&early->state, RING_EARLY_FREE);
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
-	__sync_lock_test_and_set(&parked->state, RING_PARKING_PARKED);
-	/* The process may have become ready between the look at `progress` and the line above, and seen nothing parked. */
+	__sync_lock_test_and_set(&early->state, RING_EARLY_WAITING);
+	/* The process may have become ready between the look at `progress` and the line above, and seen no early frame. */
 	progress = word_read(&w->control->progress);
 	if (ring_reload(w) && seq_of(progress) == w->frame->seq && w->frame->chunk < (__u32)progress &&
-	    __sync_val_compare_and_swap(&parked->state, RING_PARKING_PARKED, RING_PARKING_FREE) == RING_PARKING_PARKED) {
+	    __sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_FREE) == RING_EARLY_WAITING) {
 		w->progress = progress;
 		*ready = true;
 		return RING_GONE;
 	}
-	ring_count(w, RING_PARKED);
+	ring_count(w, RING_EARLY);
 	return RING_GONE;
 }
 
@@ -333,7 +333,7 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	ring_look_back(w);
 	if (!last) {
 		if (ring_config.upstream)
-			ring_keep(w, sum);
+			ring_save_partial(w, sum);
 		if (!ring_reload(w))
 			return RING_GONE;
 		w->frame->hop += 1;

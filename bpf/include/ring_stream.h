@@ -19,13 +19,13 @@
 #define RING_MOST_DOUBLINGS 4 /* of the time between two requests for a frame */
 #define RING_SKIP 4 /* requests that are not needed any more, which are passed over at a time */
 
-static __always_inline bool ring_has_parked(__u32 seq, __u32 index)
+static __always_inline bool ring_has_early(__u32 seq, __u32 index)
 {
-	for (int tries = 0; tries < RING_PARKING_TRIES; tries++) {
-		__u32 slot = (index + tries * (RING_PARKING / RING_PARKING_TRIES)) % RING_PARKING;
-		struct ring_parked *parked = bpf_map_lookup_elem(&ring_parking, &slot);
+	for (int tries = 0; tries < RING_EARLY_TRIES; tries++) {
+		__u32 slot = (index + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) % RING_EARLY_SLOTS;
+		struct ring_early *early = bpf_map_lookup_elem(&ring_early_frames, &slot);
 
-		if (parked && *(volatile __u32 *)&parked->state != RING_PARKING_FREE && parked->seq == seq && parked->chunk == index)
+		if (early && *(volatile __u32 *)&early->state != RING_EARLY_FREE && early->seq == seq && early->chunk == index)
 			return true;
 	}
 	return false;
@@ -39,7 +39,7 @@ static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_ch
 
 	if (stage == RING_STAGE_PARTIAL)
 		return !at_all && word_is_forward(reduced, word_of(seq, round));
-	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_settled(w, seq))));
+	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_verified(w, seq))));
 }
 
 static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_nack *nack)
@@ -102,7 +102,7 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	list = bpf_map_lookup_elem(&ring_nacks, &zero);
 	if (!chunk || !list || !ring_lacks(w, chunk, seq, prev >> RING_ROUND_SHIFT, stage))
 		return;
-	if (stage == RING_STAGE_PARTIAL && ring_has_parked(seq, index))
+	if (stage == RING_STAGE_PARTIAL && ring_has_early(seq, index))
 		return;
 	chunk->lost[stage] = seq;
 	chunk->nacked_us = now_us();

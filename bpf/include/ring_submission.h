@@ -4,41 +4,41 @@
 
 #include "ring_receive.h"
 
-/* A parked frame's turn has come: the kick's frame takes its place. */
+/* Replay an early frame: the kick becomes it. */
 static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 slot)
 {
-	struct ring_parked *parked = bpf_map_lookup_elem(&ring_parking, &slot);
-	void *data = bpf_map_lookup_elem(&ring_parking_data, &slot);
+	struct ring_early *early = bpf_map_lookup_elem(&ring_early_frames, &slot);
+	void *data = bpf_map_lookup_elem(&ring_early_data, &slot);
 	struct ring_frame *f;
 	__u32 length;
 	__u64 sum;
 
-	if (!parked || !data || slot >= RING_PARKING)
+	if (!early || !data || slot >= RING_EARLY_SLOTS)
 		return ring_drop(w, DROP_BAD_CHUNK);
-	if (__sync_val_compare_and_swap(&parked->state, RING_PARKING_PARKED, RING_PARKING_REPLAYING) != RING_PARKING_PARKED)
+	if (__sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_REPLAYING) != RING_EARLY_WAITING)
 		return RING_GONE;
-	length = parked->length;
+	length = early->length;
 	if (length > ring_config.chunk_bytes || length < RING_BLOCK || !ring_resize(w, length) ||
 	    ring_payload_fill(w->ctx, data, length) || !ring_reload(w)) {
-		__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);
+		__sync_lock_test_and_set(&early->state, RING_EARLY_FREE);
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	f = w->frame;
 	f->kind = RING_REDUCE;
-	f->seq = parked->seq;
-	f->chunk = parked->chunk;
-	f->attempt = parked->attempt;
-	f->hop = parked->hop;
-	f->round = parked->round;
+	f->seq = early->seq;
+	f->chunk = early->chunk;
+	f->attempt = early->attempt;
+	f->hop = early->hop;
+	f->round = early->round;
 	f->sender = ring_rank_before(ring_config.rank);
 	f->receiver = ring_config.rank;
 	f->flags = 0;
 	f->length = length;
-	f->tag = parked->tag;
+	f->tag = early->tag;
 	f->stream = 0;
 	f->prev = RING_NOTHING; /* it was looked at when the frame came */
-	sum = parked->sum;
-	__sync_lock_test_and_set(&parked->state, RING_PARKING_FREE);
+	sum = early->sum;
+	__sync_lock_test_and_set(&early->state, RING_EARLY_FREE);
 	f->checksum = sum + frame_seal(f);
 	w->index = f->chunk;
 	return ring_find_chunk(w) ? ring_on_reduce(w) : RING_GONE;

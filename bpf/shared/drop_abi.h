@@ -14,7 +14,7 @@ enum drop_reason {
 	DROP_BAD_KIND,
 	DROP_BAD_CHECKSUM,
 	DROP_NOT_HELD,	     /* a request for what this rank does not have either */
-	DROP_PARKING_FULL,
+	DROP_EARLY_FULL,
 	DROP_OVERTAKEN,	     /* the state changed while the frame was worked on */
 	DROP_CONTENDED,	     /* another CPU was faster, again and again */
 	DROP_REASONS,

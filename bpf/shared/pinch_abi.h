@@ -104,10 +104,10 @@ struct pinch_control {
 	__u32 rtt_samples; /* from sending a frame to the acknowledgement that it has asked for (RFC 6298), since the start */
 	__u64 rtt_sum_us;
 	__u32 rtt_max_us;
-	__u32 odd;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
+	__u32 nonfinite;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
 	__u32 gone; /* ranks of which nothing is heard any more, likewise */
 	__u32 late; /* ranks that are up, and that some rank has waited for in vain, likewise */
-	__u32 told; /* ranks that have said so, too */
+	__u32 end_acked; /* ranks that have acknowledged this end, a bit each */
 	__u32 handed; /* frames handed to the CPU that aggregates */
 	__u32 taken;  /* of these, taken in there */
 };

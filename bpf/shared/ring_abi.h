@@ -11,8 +11,8 @@ enum ring_size {
 	RING_SQ_ENTRIES = 1024,	/* entries of the submission queue; a power of two */
 	RING_FAN_SMALL = 8,	/* frames that one kick can become */
 	RING_FAN_LARGE = 32,
-	RING_PARKING = 256,	/* frames that may wait for the local gradient */
-	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
+	RING_EARLY_SLOTS = 256,	/* frames that may wait for the local gradient */
+	RING_EARLY_TRIES = 4, /* slots that a chunk may wait in */
 	RING_NACK_ENTRIES = 64,		/* requests that a CPU may have to send; a power of two */
 };
 
@@ -24,7 +24,7 @@ struct ring_config {
 	__u32 group;
 	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
-	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
+	__u32 retransmit_slots;	   /* slots for partial sums that have been sent; a power of two */
 	__u32 upstream;	   /* who lacks a frame nacks: 0 the chunk's owner, 1 the rank before */
 	__u32 reorder_threshold; /* later frames of the same stream that must have come before a missing one is nacked; 0: only the timer nacks */
 	__u32 uplink;	   /* ifindex */
@@ -45,7 +45,7 @@ struct ring_control {
 	__u32 wake_at;	/* wake the process when so many results are stored */
 	__u32 sq_tail;	/* work requests that the process has posted, since the start */
 	__u32 nack_holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
-	__u32 settled;	/* sequence number of which the process has verified all results */
+	__u32 verified;	/* sequence number of which the process has verified all results */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
@@ -78,7 +78,7 @@ struct ring_chunk {
 };
 
 /* A partial sum that was sent, for the rank behind, which may lack it. */
-struct ring_kept {
+struct ring_retransmit {
 	__u64 owner; /* seq << 32 | chunk: whose the slot is */
 	__u64 valid; /* the same once the data is all there; 0 until then */
 	__u64 sum;   /* of the data's words */
@@ -98,15 +98,15 @@ struct ring_stream {
 /* What another rank has said of itself last. */
 struct ring_rank {
 	__u32 seq;
-	__u32 settled; /* sequence number */
-	__u32 told;    /* sequence number: it knows that this rank has settled that */
+	__u32 verified; /* sequence number */
+	__u32 verified_acked;    /* the latest sequence number that it knows this rank has verified */
 	__u32 front;
 };
 
 /* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
 enum ring_wr_kind {
 	RING_WR_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
-	RING_WR_REPLAY,	  /* the frame parked in slot `chunk` */
+	RING_WR_REPLAY,	  /* the early frame in slot `chunk` */
 	RING_WR_NACK,	  /* ask for the frame about chunk `chunk` that is missing */
 	RING_WR_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
 	RING_WR_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
@@ -151,9 +151,9 @@ struct ring_nacks {
 	struct ring_nack_queue again; /* asked for before: the request or the answer may be lost, too */
 };
 
-enum ring_parked_state { RING_PARKING_FREE, RING_PARKING_FILLING, RING_PARKING_PARKED, RING_PARKING_REPLAYING };
+enum ring_early_state { RING_EARLY_FREE, RING_EARLY_FILLING, RING_EARLY_WAITING, RING_EARLY_REPLAYING };
 
-struct ring_parked {
+struct ring_early {
 	__u32 state;
 	__u32 seq;
 	__u32 chunk;
@@ -173,10 +173,10 @@ enum ring_counter {
 	RING_RESENT,	 /* of these, chunks sent again, and requests */
 	RING_STORED,
 	RING_ANSWERED,	 /* results sent again */
-	RING_PARKED,
+	RING_EARLY,
 	RING_SPREAD,	 /* work requests handed to another CPU */
 	RING_LOST,	 /* frames that later ones of their stream have overtaken */
 	RING_RESTARTED,	 /* laps that began anew */
-	RING_UNKEPT,	 /* partial sums for which there was no slot */
+	RING_UNSAVED,	 /* partial sums for which there was no slot */
 	RING_COUNTERS,
 };

@@ -13,7 +13,7 @@ enum ring_native_size {
 enum ring_outcome {
 	RING_DONE,   /* the sums are in place */
 	RING_LATE,   /* the timer has expired: recover, then ring_complete */
-	RING_ODD,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
+	RING_NONFINITE,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
 	RING_FAULTY, /* a rank's status says more than an exponent */
 	RING_MISFIT, /* the exponent was not good enough */
 	RING_FAILED, /* see `error` */
@@ -51,7 +51,7 @@ struct ring_quiet {
 struct ring {
 	/* Set once. */
 	struct ring_control *control;
-	struct ring_parked *parking;
+	struct ring_early *early_frames;
 	void *kick; /* a frame as long as a chunk from the start: there may be no room to grow */
 	__u64 kick_length;
 	__s32 doorbell, events;

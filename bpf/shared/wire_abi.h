@@ -42,9 +42,9 @@ enum pinch_kind {
 enum ring_flag {
 	RING_FLAG_RESULT = 1,	/* of a request: what is missing is the result, not the partial sum */
 	RING_FLAG_SPREAD = 2,	/* of a kick: its frames are worth more than one CPU */
-	RING_FLAG_SETTLED = 4,	/* of a probe and its answer: the sender's process has verified all results of this sequence number */
+	RING_FLAG_VERIFIED = 4,	/* of a probe and its answer: the sender's process has verified all results of this sequence number */
 	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
-	RING_FLAG_TOLD = 16,	/* of an answer: the probe said that its sender has settled */
+	RING_FLAG_VERIFIED_ACK = 16,	/* of an answer: the sender knows that the receiver has verified all results */
 	RING_FLAG_EARLIER = 32, /* `prev` is of the sequence number before */
 };
 

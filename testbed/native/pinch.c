@@ -156,15 +156,15 @@ static bool has_ended(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
 
-	return c->odd || c->gone || c->late;
+	return c->nonfinite || c->gone || c->late;
 }
 
 /* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those of which nothing is heard any more, and
  * those that are up and were waited for in vain, a bit each. Returns 0 or an errno.
  */
-int pinch_end(struct pinch *p, uint32_t odd, uint32_t gone, uint32_t late)
+int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 {
-	__atomic_fetch_or(&p->control->odd, odd, __ATOMIC_SEQ_CST);
+	__atomic_fetch_or(&p->control->nonfinite, nonfinite, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->gone, gone, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->late, late, __ATOMIC_SEQ_CST);
 	return greet(p);

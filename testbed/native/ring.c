@@ -35,19 +35,19 @@ void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint
 	__atomic_store_n(&c->sq_tail, c->sq_tail + 1, __ATOMIC_SEQ_CST);
 }
 
-/* Replay parked frames whose input is ready; let go of those of past sequence numbers. */
+/* Replay early frames whose input is ready; drop those of earlier sequence numbers. */
 void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 {
-	for (uint32_t slot = 0; slot < RING_PARKING; slot++) {
-		struct ring_parked *parked = &r->parking[slot];
-		uint32_t expected = RING_PARKING_PARKED;
+	for (uint32_t slot = 0; slot < RING_EARLY_SLOTS; slot++) {
+		struct ring_early *early = &r->early_frames[slot];
+		uint32_t expected = RING_EARLY_WAITING;
 
-		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != RING_PARKING_PARKED)
+		if (__atomic_load_n(&early->state, __ATOMIC_ACQUIRE) != RING_EARLY_WAITING)
 			continue;
-		if (parked->seq == seq && parked->chunk < ready)
+		if (early->seq == seq && early->chunk < ready)
 			ring_post(r, RING_WR_REPLAY, seq, slot, 0, 0);
-		else if (seq_is_before(parked->seq, seq))
-			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+		else if (seq_is_before(early->seq, seq))
+			__atomic_compare_exchange_n(&early->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
@@ -221,15 +221,15 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_
 /* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks that have refused theirs. Unless
  * one of them has been replaced while it was looked at.
  */
-static int settle(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
+static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
 {
 	uint32_t seq = seq_of(r->control->progress);
 	uint64_t now;
 
-	__atomic_store_n(&r->control->settled, seq, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&r->control->verified, seq, __ATOMIC_SEQ_CST);
 	if (is_whole(r, l->total, seq, &now) && now == version)
 		return outcome;
-	__atomic_store_n(&r->control->settled, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&r->control->verified, 0, __ATOMIC_SEQ_CST);
 	return RING_LATE;
 }
 
@@ -250,10 +250,10 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	if (refused == r->refused) {
 		found = ring_status(r, l, r->exponents);
 		if (found < 0)
-			return settle(r, l, RING_FAULTY, version);
+			return mark_verified(r, l, RING_FAULTY, version);
 		r->seen = r->least_exponent + found;
 		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
-			return settle(r, l, RING_MISFIT, version);
+			return mark_verified(r, l, RING_MISFIT, version);
 		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
@@ -261,7 +261,7 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 			ring_refuse(r, chunk);
 	r->dequantize_ns += now_ns() - start;
 	if (refused == r->refused && good >= whole)
-		return settle(r, l, RING_DONE, version);
+		return mark_verified(r, l, RING_DONE, version);
 	r->error = ring_flush(r);
 	return r->error ? RING_FAILED : RING_LATE;
 }
@@ -279,7 +279,7 @@ int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint1
 	if (r->error)
 		return RING_FAILED;
 	if (r->magnitude >= 0x7f800000)
-		return RING_ODD;
+		return RING_NONFINITE;
 	stored = ring_wait(r, l->total, r->timeout_ns);
 	if (stored > 0)
 		return ring_complete(r, l, out, exponent);

@@ -35,7 +35,7 @@ static bool is_complete(const struct ring *r, uint32_t seq)
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
 	uint32_t entered = __atomic_load_n(&before->seq, __ATOMIC_RELAXED);
 
-	return before->settled == seq || (entered && seq_is_before(seq, entered));
+	return before->verified == seq || (entered && seq_is_before(seq, entered));
 }
 
 /* Is the next frame about a chunk known to be lost? */

@@ -36,8 +36,8 @@ __all__ = [
     "RESTART",
     "RESULT",
     "ROUND_SHIFT",
-    "SETTLED",
-    "TOLD",
+    "VERIFIED",
+    "VERIFIED_ACK",
     "VERSION",
     "WEIGHTS",
     "Endpoint",
@@ -77,10 +77,10 @@ ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SH
 
 RESULT = constant("RING_FLAG_RESULT")
 """Flag of a request: what is missing is the result, not the partial sum."""
-SETTLED = constant("RING_FLAG_SETTLED")
+VERIFIED = constant("RING_FLAG_VERIFIED")
 """Flag of a probe and its answer: the sender's process has verified all results of this sequence number."""
-TOLD = constant("RING_FLAG_TOLD")
-"""Flag of an answer: the probe said that its sender has settled."""
+VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
+"""Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` is of the sequence number before."""
 RESTART = constant("RING_FLAG_RESTART")

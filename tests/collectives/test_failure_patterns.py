@@ -108,8 +108,8 @@ def four() -> Iterator[Groups]:
 
 @kernel_test
 @two_cpus
-def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
-    """Each is parked once, or twice in slots of its own; what is parked is whole, and replayed it gives the same sum."""
+def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
+    """Each is saved once, or twice in slots of its own; what is saved is whole, and replayed it gives the same sum."""
     rounds, chunks = 80, range(0, 3 * 80, 3)
     words = [np.full(LENGTH // 8, chunk, np.uint64) for chunk in chunks]
     early = {"kind": FrameKind.REDUCE, "hop": 1, "seq": SEQ + 1}
@@ -120,17 +120,17 @@ def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
             Pair(lambda turn: kernel.run("ring_link", frames[turn])).run(rounds)
             counted = kernel.counters()
             # The later one is a duplicate, or finds the slots of its chunk taken by others on the way.
-            assert counted["parked"] + counted["duplicate"] == 2 * rounds
-            parked = [entry for entry in kernel.parking if entry.state]
-            assert len(parked) == counted["parked"]
-            assert {entry.chunk for entry in parked} == set(chunks)
+            assert counted["early"] + counted["duplicate"] == 2 * rounds
+            early = [entry for entry in kernel.early_frames if entry.state]
+            assert len(early) == counted["early"]
+            assert {entry.chunk for entry in early} == set(chunks)
             kernel.inputs[:] = 1
             native.begin(SEQ + 1, 3 * rounds, LENGTH, TAG)
             native.control.next = 0
             native.publish(SEQ + 1, 3 * rounds)
             native.kicks()
-            assert len(native.waiting()) == len(parked)
-            for _ in parked:
+            assert len(native.waiting()) == len(early)
+            for _ in early:
                 sent = decode_frame(kernel.run("ring_execute", kick()).data)
                 assert (sent.payload == sent.header.chunk + 1).all()
 
@@ -242,13 +242,13 @@ def reduce_late_in(context, size, rank, late, group_id):
 @BITS
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
-    """What it is sent meanwhile is parked, and its sum is the others'."""
+    """What it is sent meanwhile comes early, and its sum is the others'."""
     group = four.form(lanes=f"int{bits}")
     four.reduce(group, [50_000], bits)  # agrees on the scale
-    before = four.counters(group)[late]["parked"]
+    before = four.counters(group)[late]["early"]
     each = [{"rank": rank, "late": 0.2 * (rank == late)} for rank in range(4)]
     check(four.call(reduce_late_in, group, 4, each, size=50_000), [50_000], bits)
-    assert four.counters(group)[late]["parked"] > before
+    assert four.counters(group)[late]["early"] > before
 
 
 # More ranks than there are bits.

@@ -19,7 +19,7 @@ from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
 from testbed.protocol.ring.memory import Stage, item_of
 from testbed.protocol.scapy_layers import RingHeader
-from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, SETTLED, Kind
+from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, VERIFIED, Kind
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
 from tests.support.kept import kept
@@ -67,7 +67,7 @@ class Forger:
             hop=(receiver - chunk) % ranks or 1,
             sender=sender.rank,
             receiver=receiver,
-            flags=chance.choice((0, 0, RESULT, RESTART, SETTLED, EARLIER)),
+            flags=chance.choice((0, 0, RESULT, RESTART, VERIFIED, EARLIER)),
             round=chance.choice((0, 0, 0, 1)),
             length=length,
             tag=tag,
@@ -144,7 +144,7 @@ def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
     after = workers.call_all(counters_in, names)
     counted = {reason: sum(after[name][reason] - before[name][reason] for name in names) for reason in before[names[0]]}
     assert all(counted[f"bad_{reason}"] for reason in REASONS), counted
-    assert counted["parked"] > 0
+    assert counted["early"] > 0
     assert rounds >= sent // len(batch)
     check(all_reduce(workers, hosts, SIZES), SIZES, 32)
 

@@ -31,7 +31,7 @@ class Port:
         self, spec: GroupSpec, peers: Callable[[int], Sequence[Peer]], heard: Sequence[int], before: int = 0, meanwhile: int = 0
     ) -> None:
         self.spec, self._peers, self._came, self._meanwhile = spec, peers, before, meanwhile
-        self.control = SimpleNamespace(stored=0, front=2, settled=0)
+        self.control = SimpleNamespace(stored=0, front=2, verified=0)
         self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
         self.waits = 0
         self.probed: list[tuple[int, int]] = []
@@ -122,7 +122,7 @@ def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
     port = Port(spec(), lambda waits: [nobody, here if waits > 1 else nobody, here if waits > 2 else nobody], [0, 0, 0])
     Recovery(port).meet()  # type: ignore[arg-type]
     assert [rank for rank, _ in port.probed] == [1, 2, 1, 2, 2]
-    assert port.control.settled == FIRST
+    assert port.control.verified == FIRST
 
 
 def test_who_does_not_open_the_group_is_named() -> None:
@@ -133,7 +133,7 @@ def test_who_does_not_open_the_group_is_named() -> None:
 
 DONE = Peer(SEQ, SEQ, SEQ, 0)
 NEEDS = Peer(SEQ, SEQ - 1, SEQ, 0)
-UNTOLD = Peer(SEQ, SEQ, SEQ - 1, 0)
+UNACKNOWLEDGED = Peer(SEQ, SEQ, SEQ - 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ UNTOLD = Peer(SEQ, SEQ, SEQ - 1, 0)
         ("upstream", [DONE, DONE, DONE], set()),
         ("upstream", [DONE, NEEDS, DONE], {1}),  # the rank behind may ask
         ("upstream", [DONE, DONE, NEEDS], set()),  # nobody else does
-        ("upstream", [DONE, DONE, UNTOLD], {2}),  # the rank before stays until it is told
-        ("upstream", [DONE, UNTOLD, DONE], set()),
+        ("upstream", [DONE, DONE, UNACKNOWLEDGED], {2}),  # the rank before stays until it is told
+        ("upstream", [DONE, UNACKNOWLEDGED, DONE], set()),
         ("origin", [DONE, DONE, NEEDS], {2}),
-        ("origin", [DONE, UNTOLD, NEEDS], {1, 2}),
+        ("origin", [DONE, UNACKNOWLEDGED, NEEDS], {1, 2}),
     ],
 )
 def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> None:
@@ -164,6 +164,6 @@ def test_nobody_is_waited_for_longer_than_the_timeout() -> None:
 
 def test_who_is_gone_is_not_waited_for() -> None:
     """Nothing of it is heard: it is taken for content long before the timeout."""
-    port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNTOLD], [0, 0, 0])
+    port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNACKNOWLEDGED], [0, 0, 0])
     Recovery(port).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == {2}

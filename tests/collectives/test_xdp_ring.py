@@ -14,7 +14,7 @@ from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.kernel.abi import constant
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import PARKING
+from testbed.protocol.ring.memory import EARLY_SLOTS
 from testbed.protocol.sequence import NEWEST
 from testbed.testing import exact_sum
 from testbed.worker import Workers
@@ -168,8 +168,8 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
         all_reduce(workers, plan.hosts, [size])
         after = workers.call_all(counters_in, names)
         spent[size] = [{key: after[name][key] - before[name][key] for key in after[name]} for name in names]
-    # A doorbell a block and one for each 32 frames parked there, giving way 64 times, a sleep.
-    doorbells = 1 + PARKING // constant("RING_FAN_LARGE")
+    # A doorbell a block and one for each 32 early frames, giving way 64 times, a sleep.
+    doorbells = 1 + EARLY_SLOTS // constant("RING_FAN_LARGE")
     for ranks in spent.values():
         for rank in ranks:
             # A look rings for probes, and for what has to be sent again: a window's chunks at most.

@@ -104,11 +104,11 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 @contextmanager
 def loaded(
-    chunks: int = CHUNKS, upstream: bool = False, reorder_threshold: int = 0, kept: int = 4, spare: int = 0
+    chunks: int = CHUNKS, upstream: bool = False, reorder_threshold: int = 0, retransmit_slots: int = 4, spare: int = 0
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    terms = {"upstream": upstream, "reorder_threshold": reorder_threshold, "kept": kept}
+    terms = {"upstream": upstream, "reorder_threshold": reorder_threshold, "retransmit_slots": retransmit_slots}
     setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, **terms)
     with closing(KernelRank(setting, spare)) as kernel:
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "sq")}
+        shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq")}
         with NativeProcess(RANK, RANKS, WINDOW, shared) as native:
             yield kernel, native

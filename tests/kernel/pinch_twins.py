@@ -40,7 +40,7 @@ VERDICTS = {
     Next.CPU: XDP_REDIRECT,
     Next.SEND: XDP_PASS,
 }
-SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd")
+SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "nonfinite")
 SAME += ("gone", "late", "handed", "taken")
 
 
@@ -295,12 +295,13 @@ class Member:
         assert control.progress == rank.seq << 32 | rank.ready
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
-        assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
+        assert (control.end_acked, control.rtt_samples, control.sending) == (rank.end_acked, rank.rtt_samples, 0)
         shared = port._receive.maps
         queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
             record = port.flows[number]
-            assert (record["total"], record["next"], record["in_flight"]) == (len(flow.schedule), flow.next, flow.in_flight & U32)
+            expected = len(flow.schedule), flow.next, flow.in_flight & U32
+            assert record[["total", "next", "in_flight"]].tolist() == expected
             first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
             assert first == flow.sq_head
             assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(flow.sq)

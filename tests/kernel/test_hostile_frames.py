@@ -17,12 +17,12 @@ from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
 from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.lanes import Lanes
-from testbed.protocol.ring.memory import COUNTERS, PARKING, ResultState, Stage, WrKind, item_of
+from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of
 from testbed.protocol.wire import (
     FRAME_BYTES,
     RESTART,
     RESULT,
-    SETTLED,
+    VERIFIED,
     VERSION,
     Endpoint,
     Kind,
@@ -149,13 +149,13 @@ REFUSED = {
     "another chunk": ("bad_checksum", relabel(result(0), chunk=3)),
     "another round": ("bad_checksum", relabel(result(0), round=1)),
     "another frame before": ("bad_checksum", relabel(result(0), prev=item_of(3, 0, Stage.RESULT))),
-    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=SETTLED)),
+    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=VERIFIED)),
     "a nack that wants more": ("bad_checksum", relabel(nack(1), **ANEW)),
 }
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
     """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
-    tables = {name: kernel.object.maps[name] for name in ("ring_parking_data", "ring_kept", "ring_kept_data")}
+    tables = {name: kernel.object.maps[name] for name in ("ring_early_data", "ring_retransmit", "ring_retransmit_data")}
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
     del shared["streams"]
@@ -217,7 +217,7 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
-    made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
+    made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=VERIFIED)]
     made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, prev=0), nack(1, **ANEW)]
     made += [nack(0), nack(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
@@ -314,7 +314,7 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
 
 @pytest.mark.parametrize("program", ["ring_link", "ring_execute", "ring_doorbell"])
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
-    """And what they park does no harm in the collective that it is parked for.
+    """And what they leave as early frames does no harm in the collective that it is for.
 
     A plain sum of words does not see errors that cancel out: the chunk's check does, when its result is read.
     """
@@ -340,17 +340,17 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     if program == "ring_link":
         assert all(counted[reason] for reason, _ in REFUSED.values())
         assert counted["stored"] > refused > 0
-        assert counted["parked"] > 0
+        assert counted["early"] > 0
 
 
-def test_mutated_parking_stays_within_its_slots(both) -> None:
-    """However many frames come early: no state but free and parked, no slot for a chunk that is not its own."""
+def test_mutated_early_frames_stay_within_their_slots(both) -> None:
+    """However many frames come early: no state but free and waiting, no slot for a chunk that is not its own."""
     kernel, native = both
     prepare(kernel, native)
     Runner(kernel.object.programs["ring_link"])(*Mutations(seed=1).draw(20_000))
-    parked = [(slot, entry) for slot, entry in enumerate(kernel.parking) if entry.state]
-    assert parked
-    for slot, entry in parked:
+    early = [(slot, entry) for slot, entry in enumerate(kernel.early_frames) if entry.state]
+    assert early
+    for slot, entry in early:
         assert entry.state == 2
         assert entry.seq == LATER or (entry.seq == SEQ and entry.chunk >= TOTAL)
-        assert slot % (PARKING // 4) == entry.chunk % (PARKING // 4)
+        assert slot % (EARLY_SLOTS // 4) == entry.chunk % (EARLY_SLOTS // 4)

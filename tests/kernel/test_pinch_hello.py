@@ -36,7 +36,8 @@ def before(loaded: Loaded, seq: int = SEQ) -> Loaded:
     port.peers["ours"] = port.peers["theirs"] = 0
     loaded.open(0, seq)
     port.peers["theirs"] = 0
-    port.control.met = port.control.unfit = port.control.odd = port.control.gone = port.control.late = port.control.told = 0
+    for name in ("met", "unfit", "nonfinite", "gone", "late", "end_acked"):
+        setattr(port.control, name, 0)
     return loaded
 
 

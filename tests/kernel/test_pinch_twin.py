@@ -102,7 +102,7 @@ def test_every_step_is_the_twins(twins, seed) -> None:
     assert refused > 0
 
 
-@pytest.mark.parametrize("why", [{"odd": [0], "gone": [1]}, {"late": [2]}, {"odd": [0], "late": [1, 2]}], ids=str)
+@pytest.mark.parametrize("why", [{"nonfinite": [0], "gone": [1]}, {"late": [2]}, {"nonfinite": [0], "late": [1, 2]}], ids=str)
 def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
     """One rank says that there will be no more, which goes round, whatever is lost."""
     chance = random.Random(1)
@@ -114,6 +114,6 @@ def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
     while twins.in_flight or twins.kicks:
         twins.kick() if twins.kicks else twins.deliver()
     assert all(member.rank.has_ended for member in twins.members[1:2])
-    for name in ("odd", "gone", "late"):
+    for name in ("nonfinite", "gone", "late"):
         said = sum(1 << rank for rank in why.get(name, []))
         assert all(getattr(member.rank, name) == said for member in twins.members if member.rank.has_ended)

@@ -10,7 +10,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, PARKING_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, EARLY_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
@@ -19,8 +19,8 @@ from testbed.protocol.wire import (
     PORT,
     RESTART,
     RESULT,
-    SETTLED,
-    TOLD,
+    VERIFIED,
+    VERIFIED_ACK,
     VERSION,
     Kind,
     checksum,
@@ -52,7 +52,7 @@ from tests.protocol.network import GROUP
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 SENT = {"sent": 1, "sent_bytes": FRAME_BYTES + LENGTH}
-TOLD_OF = {"sent": 1, "sent_bytes": FRAME_BYTES}
+SAID = {"sent": 1, "sent_bytes": FRAME_BYTES}
 LAUNCHED = item_of(1, 0, Stage.PARTIAL)
 """What the rank has sent when a row begins."""
 
@@ -92,7 +92,7 @@ class Row:
     :param words: Its payload.
     :param before: Packets that have come in before; what they count is not looked at.
     :param upstream: Way of recovery that this is true of; None: of both.
-    :param settled: Whether the process has verified its results.
+    :param verified: Whether the process has verified its results.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Row:
     words: np.ndarray | None = None
     before: tuple[bytes, ...] = ()
     upstream: bool | None = None
-    settled: bool = False
+    verified: bool = False
 
 
 def cut(data: bytes) -> bytes:
@@ -146,7 +146,7 @@ ROWS = [
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
     Row("length that is not there, of a result", cut(result(0)), {"bad_length": 1}),
-    Row("length that is not there, to be parked", cut(EARLY), {"bad_length": 1}),
+    Row("length that is not there, of an early frame", cut(EARLY), {"bad_length": 1}),
     Row("another tensor", reduce(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's result", result(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's nack", nack(1, tag=1), {"bad_tensor": 1}),
@@ -168,7 +168,7 @@ ROWS = [
     Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum of what would be parked", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of an early frame", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
@@ -218,8 +218,8 @@ ROWS = [
         before=(result(0),),
         upstream=False,
     ),
-    Row("lap one of the next sequence number", EARLY, {"parked": 1}),
-    Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
+    Row("lap one of the next sequence number", EARLY, {"early": 1}),
+    Row("an early frame that is there already", EARLY, {"duplicate": 1}, before=(EARLY,)),
     # Lap two.
     Row(
         "lap two ends, and the token becomes the next chunk",
@@ -262,7 +262,7 @@ ROWS = [
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 1},
         words=total_of(1),
         before=(result(1),),
-        settled=True,
+        verified=True,
     ),
     # Nacks.
     Row("nack for an own chunk under way", nack(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
@@ -377,7 +377,7 @@ ROWS = [
         ANSWER | {"round": 1},
         words=total_of(1),
         before=(result(1),),
-        settled=True,
+        verified=True,
     ),
     Row("nack to begin anew a chunk not launched", nack(4, **ANEW)),
     Row("nack to begin anew in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
@@ -385,12 +385,12 @@ ROWS = [
     Row(
         "probe of the rank behind",
         probe(2, seq=SEQ - 1),
-        TOLD_OF,
+        SAID,
         {"kind": Kind.ALIVE, "seq": SEQ, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
     ),
-    Row("probe of another rank", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
-    Row("probe of a rank that is done", probe(0, flags=SETTLED), TOLD_OF, {"kind": Kind.ALIVE, "flags": TOLD}, to=0),
-    Row("probe of a rank that waits", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": SETTLED}, to=0, settled=True),
+    Row("probe of another rank", probe(0), SAID, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
+    Row("probe of a rank that is done", probe(0, flags=VERIFIED), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED_ACK}, to=0),
+    Row("probe of a rank that waits", probe(0), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED}, to=0, verified=True),
     Row("answer of a rank", probe(0, Kind.ALIVE)),
 ]
 
@@ -424,8 +424,8 @@ def cases() -> Iterator:
 def test_packet(kernel, row) -> None:
     for data in row.before:
         kernel.run("ring_link", data)
-    if row.settled:
-        kernel.control.settled = SEQ
+    if row.verified:
+        kernel.control.verified = SEQ
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)
@@ -445,7 +445,7 @@ KINDS = {
     "lap two": result,
     "nack": nack,
     "probe": lambda chunk, **fields: probe(2, **fields),
-    "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=SETTLED | TOLD, **fields),
+    "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=VERIFIED | VERIFIED_ACK, **fields),
 }
 
 
@@ -493,10 +493,10 @@ POSTED = [
         2,
         {"kind": Kind.NACK, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
     ),
-    (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
-    (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
+    (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, SAID, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
+    (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, SAID, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
     (None, (WrKind.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
-    (None, (WrKind.REPLAY, SEQ, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
+    (None, (WrKind.REPLAY, SEQ, EARLY_SLOTS), XDP_DROP, {"bad_chunk": 1}, None, None),
     (None, (9, SEQ, 0), XDP_DROP, {"bad_kind": 1}, None, None),
 ]
 
@@ -536,7 +536,7 @@ def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict)
     assert kernel.run("ring_doorbell", kick(cookie=0)).retval == XDP_DROP
 
 
-def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
+def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
     words = input_of(0, 0)
     assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
     native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
@@ -545,19 +545,19 @@ def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) ->
     run = kernel.run("ring_execute", kick())
     assert run.retval == XDP_REDIRECT
     assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2}, words + input_of(1, 0))
-    assert all(parked.state == 0 for parked in kernel.parking)
+    assert all(early.state == 0 for early in kernel.early_frames)
 
 
-def test_full_parking_drops() -> None:
+def test_full_early_buffer_drops() -> None:
     """A chunk has a few slots to wait in; here all of one sort meet in them."""
-    step = PARKING // PARKING_TRIES
-    chunks = range(0, 3 * step * (PARKING_TRIES + 2), 3 * step)
+    step = EARLY_SLOTS // EARLY_TRIES
+    chunks = range(0, 3 * step * (EARLY_TRIES + 2), 3 * step)
     with loaded(chunks=1 + max(chunks)) as both:
         kernel, _ = both
         prepare(*both)
         for chunk in chunks:
             assert kernel.run("ring_link", reduce(chunk, seq=SEQ + 1)).retval == XDP_DROP
-        assert changes(kernel.counters()) == {"parked": PARKING_TRIES, "parking_full": 2}
+        assert changes(kernel.counters()) == {"early": EARLY_TRIES, "early_full": 2}
 
 
 def test_full_submission_queue_is_served_in_order(kernel, native) -> None:
@@ -582,17 +582,17 @@ def test_process_is_woken_when_enough_is_stored(kernel) -> None:
 
 def said_of(kernel, rank: int) -> tuple[int, ...]:
     peer = kernel.ranks[rank]
-    return peer.seq, peer.settled, peer.told, peer.front
+    return peer.seq, peer.verified, peer.verified_acked, peer.front
 
 
 def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     """In probes and in answers; what is older than what was known is not."""
     assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=77)).retval == XDP_DROP
     assert said_of(kernel, 2) == (9, 0, 0, 77)
-    assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=SETTLED)).retval == XDP_TX
+    assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=VERIFIED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
-    kernel.control.settled = SEQ
-    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=TOLD))
+    kernel.control.verified = SEQ
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
@@ -639,13 +639,13 @@ def naming(carrier: str, item: int) -> bytes:
         "lap one": lambda: reduce(3, prev=item),
         "lap two": lambda: result(3, prev=item),
         "answer": lambda: probe(0, Kind.ALIVE, prev=item),
-        "parked": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
+        "early": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
         "answer of the next collective": lambda: probe(0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item),
     }
     return made[carrier]()
 
 
-CARRIERS = ("lap one", "lap two", "answer", "parked", "answer of the next collective")
+CARRIERS = ("lap one", "lap two", "answer", "early", "answer of the next collective")
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -721,18 +721,18 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
 
 def test_partial_sums_are_kept_until_their_result_is_here() -> None:
     """Slots are shared: what may still be needed is not pushed out, and what has no slot is made anew when asked for."""
-    with loaded(upstream=True, kept=1) as both:
+    with loaded(upstream=True, retransmit_slots=1) as both:
         kernel, _ = both
         prepare(*both)
         kernel.run("ring_link", reduce(0))
         kernel.run("ring_link", reduce(3))
-        assert kernel.counters()["unkept"] == 1
+        assert kernel.counters()["unsaved"] == 1
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
         run = kernel.run("ring_link", nack(3))
         assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 3, "flags": RESTART, "round": 0}, None)
         kernel.run("ring_link", result(0))
         kernel.run("ring_link", reduce(3, round=1))
-        assert kernel.counters()["unkept"] == 1
+        assert kernel.counters()["unsaved"] == 1
         run = kernel.run("ring_link", nack(3))
         assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
         # Whoever asks for the other one now has got it, as without it there would be no result: so that is the answer.
@@ -763,9 +763,9 @@ OLD = {
 }
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("what", OLD)
-def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, settled) -> None:
+def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, verified) -> None:
     """However late it comes, of whichever round: what says which result is there only goes forward."""
     for data in (reduce(2), result(0), result(1)):
         kernel.run("ring_link", data)
@@ -774,7 +774,7 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
     native.kicks()
     for data in (reduce(2, seq=NEXT), result(0, seq=NEXT), result(1, seq=NEXT)):
         kernel.run("ring_link", data)
-    kernel.control.settled = NEXT if settled else 0
+    kernel.control.verified = NEXT if verified else 0
     before = kernel.records["result"].copy(), kernel.records["reduced"].copy(), kernel.results.copy()
     assert kernel.control.stored == 3
     for data in OLD[what]:
@@ -808,7 +808,7 @@ def test_upstream_every_nack_is_answered(kernel) -> None:
         assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 
 
-ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "parked": EARLY}
+ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "early": EARLY}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

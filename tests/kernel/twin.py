@@ -15,7 +15,7 @@ from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
 from tests.native.process import STRUCTS, NativeProcess, sq_pending
 
-FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")  # between calls
+FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")  # between calls
 LOOPBACK = 1
 
 
@@ -27,7 +27,7 @@ class KernelRank:
 
     def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
-        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "kept", "upstream", "reorder_threshold")
+        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "retransmit_slots", "upstream", "reorder_threshold")
         rodata = Struct("ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own})
         me = config.peers[config.rank]
         for rank, peer in enumerate(config.peers):
@@ -36,7 +36,7 @@ class KernelRank:
             "ring",
             rodata=rodata,
             max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
-            | dict.fromkeys(("ring_kept", "ring_kept_data"), config.kept)
+            | dict.fromkeys(("ring_retransmit", "ring_retransmit_data"), config.retransmit_slots)
             | {"ring_streams": max(os.sched_getaffinity(1)) + 1},
             value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "parking_data", "kept_data")},
         )
@@ -45,7 +45,8 @@ class KernelRank:
         self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
         self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
-        self.parking, self.streams, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "streams", "ranks"))
+        shared = (Struct.each(self.memory[name]) for name in ("early_frames", "streams", "ranks"))
+        self.early_frames, self.streams, self.ranks = shared
         self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class KernelRank:
         counters = self.object.maps["ring_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        for name in ("ring_nacks", "ring_kept"):
+        for name in ("ring_nacks", "ring_retransmit"):
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
@@ -86,10 +87,10 @@ class KernelRank:
         return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_nacks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
-        """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
-        done, parked = self.records["result"] != 0, self.memory["parking"]["state"] != FREE
-        memory = self.inputs, self.results[done], self.records, self.memory["parking"][parked]
-        data = b"".join(self.object.maps["ring_parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
+        """All that a process goes by, without counters, results that are not done and what is left in free slots."""
+        done, early = self.records["result"] != 0, self.memory["early_frames"]["state"] != FREE
+        memory = self.inputs, self.results[done], self.records, self.memory["early_frames"][early]
+        data = b"".join(self.object.maps["ring_early_data"].lookup(int(slot)) for slot in np.flatnonzero(early))
         return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
@@ -98,7 +99,7 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
-        for name in ("stored", "wake_at", "nack_holdoff_us", "settled", "front", "flushed"):
+        for name in ("stored", "wake_at", "nack_holdoff_us", "verified", "front", "flushed"):
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
         cpu = rank.stream_number(0)
@@ -110,7 +111,7 @@ class KernelRank:
         assert (stream.seq, stream.prev, stream.progress) == (expected.seq, expected.prev, expected.progress)
         assert {other: count for other, count in enumerate(stream.heard.tolist()) if count} == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
-            assert (peer.seq, peer.settled, peer.told, peer.front) == astuple(said)
+            assert (peer.seq, peer.verified, peer.verified_acked, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
             for name in ("input_sum", "reduced", "result", "attempt"):
@@ -123,19 +124,21 @@ class KernelRank:
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
                 np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
-        for slot, kept in enumerate(rank.kept):
-            found = Struct(np.frombuffer(self.object.maps["ring_kept"].lookup(slot), self.object.dtype("ring_kept")))
-            assert (found.owner, found.valid, found.sum, found.round) == (kept.owner, kept.valid, kept.sum, kept.round), slot
-            if kept.valid:
-                data = self.object.maps["ring_kept_data"].lookup(slot)
-                assert data[: kept.data.nbytes] == kept.data.tobytes()
-        for slot, (parked, frame) in enumerate(zip(self.parking, rank.parking, strict=True)):
-            assert parked.state == (FREE if frame is None else PARKED), slot
+        for slot, saved in enumerate(rank.retransmit):
+            record = self.object.maps["ring_retransmit"].lookup(slot)
+            found = Struct(np.frombuffer(record, self.object.dtype("ring_retransmit")))
+            expected = saved.owner, saved.valid, saved.sum, saved.round
+            assert (found.owner, found.valid, found.sum, found.round) == expected, slot
+            if saved.valid:
+                data = self.object.maps["ring_retransmit_data"].lookup(slot)
+                assert data[: saved.data.nbytes] == saved.data.tobytes()
+        for slot, (early, frame) in enumerate(zip(self.early_frames, rank.early_frames, strict=True)):
+            assert early.state == (FREE if frame is None else WAITING), slot
             if frame is not None:
                 for name in ("seq", "chunk", "attempt", "hop", "round", "length", "tag"):
-                    assert getattr(parked, name) == getattr(frame.header, name), (slot, name)
-                assert parked.sum == frame.sum(frame.header.length)
-                data = self.object.maps["ring_parking_data"].lookup(slot)
+                    assert getattr(early, name) == getattr(frame.header, name), (slot, name)
+                assert early.sum == frame.sum(frame.header.length)
+                data = self.object.maps["ring_early_data"].lookup(slot)
                 assert data[: frame.header.length] == frame.take(frame.header.length).tobytes()
         assert self.events() == rank.events
         rank.events.clear()
@@ -203,7 +206,7 @@ class TwinProcess(Process):
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
         setting, stream = rank.config, rank.stream_number(0)
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "sq", "chunks", "ranks")}
+        shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq", "chunks", "ranks")}
         shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
@@ -231,9 +234,9 @@ class TwinProcess(Process):
             self._in_c = False
             self.native.replay(self.memory.seq, self.memory.ready)
 
-    def settle(self) -> None:
-        super().settle()
-        self.kernel.control.settled = self.memory.settled
+    def mark_verified(self) -> None:
+        super().mark_verified()
+        self.kernel.control.verified = self.memory.verified
 
     def stall(self, now_us: int, still: bool = True) -> None:
         now_us = time.monotonic_ns() // 1000 & 0xFFFFFFFF

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
-from testbed.protocol.ring.memory import PARKING, SQ_ENTRIES, WorkRequest, WrKind
+from testbed.protocol.ring.memory import EARLY_SLOTS, SQ_ENTRIES, WorkRequest, WrKind
 from testbed.protocol.wire import MAX_RANKS
 
 __all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
@@ -23,13 +23,13 @@ U16, U32 = ctypes.c_uint16, ctypes.c_uint32
 #: Maps that the process shares with its programs, and the struct that each is an array of.
 STRUCTS = {
     "control": "ring_control",
-    "parking": "ring_parked",
+    "early_frames": "ring_early",
     "sq": "ring_wr",
     "chunks": "ring_chunk",
     "streams": "ring_stream",
     "ranks": "ring_rank",
 }
-SIZES = {"control": 1, "parking": PARKING, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
+SIZES = {"control": 1, "early_frames": EARLY_SLOTS, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
 
 
 class NativeProcess:
@@ -42,7 +42,8 @@ class NativeProcess:
         self.window = window
         self.memory = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()} | dict(shared)
         self.control = Struct(self.memory["control"])
-        self.parking, self.records, self.peers = (Struct.each(self.memory[name]) for name in ("parking", "chunks", "ranks"))
+        shared = (Struct.each(self.memory[name]) for name in ("early_frames", "chunks", "ranks"))
+        self.early_frames, self.records, self.peers = shared
         self.quiet = Struct("ring_quiet")
         self.kick = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -50,7 +51,7 @@ class NativeProcess:
         self.ring = Struct(
             "ring",
             control=self.control.address,
-            parking=self.memory["parking"].ctypes.data,
+            early_frames=self.memory["early_frames"].ctypes.data,
             sq=self.memory["sq"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
             cpus=self.memory["streams"].ctypes.data,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.ring.memory import ANYWHERE, PARKING, SQ_ENTRIES, Memory, ResultState, Stage, WorkRequest, WrKind
+from testbed.protocol.ring.memory import ANYWHERE, EARLY_SLOTS, SQ_ENTRIES, Memory, ResultState, Stage, WorkRequest, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
@@ -17,7 +17,7 @@ from tests.protocol.network import config
 FAN = constant("RING_FAN_LARGE")  # frames that one kick can become
 WINDOW = 2
 CHUNKS = 16
-FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")
+FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")
 NOW = 5_000_000  # microseconds
 
 CHUNK = st.integers(0, CHUNKS - 1)
@@ -45,7 +45,7 @@ class Both:
 
     def __init__(self, native: NativeProcess, memory: Memory, window: int = WINDOW) -> None:
         self.native, self.memory, self.process = native, memory, Process(memory, window)
-        self.parked = 0
+        self.slot = 0
         # Head and tail wrap as well.
         native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
         native.control.progress = memory.seq << 32
@@ -65,10 +65,10 @@ class Both:
 
     def park(self, later: int, chunk: int) -> None:
         frame = Frame(Header(Kind.REDUCE, seq=self.memory.seq + later & 0xFFFFFFFF, chunk=chunk))
-        self.memory.parking[self.parked] = frame
-        parked = self.native.parking[self.parked]
-        parked.state, parked.seq, parked.chunk = PARKED, frame.header.seq, chunk
-        self.parked = (self.parked + 1) % PARKING
+        self.memory.early_frames[self.slot] = frame
+        early = self.native.early_frames[self.slot]
+        early.state, early.seq, early.chunk = WAITING, frame.header.seq, chunk
+        self.slot = (self.slot + 1) % EARLY_SLOTS
 
     def launched(self, count: int, _) -> None:
         self.memory.next_slot += count
@@ -104,11 +104,11 @@ class Both:
     def flushed(self, all_: int, _) -> None:
         self.memory.flushed = self.native.control.flushed = all_
 
-    def said(self, later: int, settled: bool) -> None:
+    def said(self, later: int, verified: bool) -> None:
         """The rank before has said that it is in this collective, or a neighbouring one."""
         peer, before = self.memory.ranks[self.memory.config.before], self.memory.config.before
         peer.seq = self.native.peers[before].seq = self.memory.seq + later & 0xFFFFFFFF
-        peer.settled = self.native.peers[before].settled = peer.seq if settled else 0
+        peer.verified = self.native.peers[before].verified = peer.seq if verified else 0
 
     def stall(self, still: bool, _=0) -> None:
         self.process.stall(NOW, still)
@@ -128,7 +128,7 @@ class Both:
         assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
-        assert [entry.state for entry in native.parking] == [FREE if p is None else PARKED for p in memory.parking]
+        assert [entry.state for entry in native.early_frames] == [FREE if p is None else WAITING for p in memory.early_frames]
         results = [chunk.result for chunk in memory.chunks]
         assert [native.records[index].result for index in range(len(results))] == results
 

@@ -28,9 +28,10 @@ def config(
     chunks: int = 8,
     upstream: bool = True,
     reorder_threshold: int = 1,
-    kept: int = 4,
+    retransmit_slots: int = 4,
 ) -> Config:
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, reorder_threshold, kept)
+    peers = endpoints(ranks)
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, peers, upstream, reorder_threshold, retransmit_slots)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Network:
         seq: int = 0,
         upstream: bool = True,
         reorder_threshold: int = 1,
-        kept: int = 4,
+        retransmit_slots: int = 4,
     ) -> None:
         capacity = max(collective.total for collective in todo)
         self.members = []
@@ -140,7 +141,7 @@ class Network:
                 chunks=capacity,
                 upstream=upstream,
                 reorder_threshold=reorder_threshold,
-                kept=kept,
+                retransmit_slots=retransmit_slots,
             )
             self.members.append(Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo))
         self.in_flight: list[Frame] = []

@@ -41,7 +41,7 @@ class Scene:
     :param frames: For each rank and each of the others, how many frames it sends there, exchange by exchange.
     :param faults: How many of all kinds there may be, `kinds`: which; `flips`: the fields that bits flip in.
     :param holds: For each exchange, whether the scale holds.
-    :param odd: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
+    :param nonfinite: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
     :param partners: Ranks that share frames are the only ones that meet.
     :param seq: Of the first exchange.
     :param crash: One rank may die.
@@ -56,7 +56,7 @@ class Scene:
     kinds: frozenset[str] = frozenset()
     flips: Sequence[str] = ()
     holds: Sequence[bool] = ()
-    odd: int = NOBODY
+    nonfinite: int = NOBODY
     partners: bool = False
     seq: int = 5
     crash: bool = False
@@ -264,8 +264,8 @@ class Ranks:
 
     def _send(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         process = self.processes[index]
-        if self.scene.odd == index and parts.turn == len(self.scene.frames) - 1:
-            return "lingering", parts.turn, None, "", [process.end(odd=1 << index)]
+        if self.scene.nonfinite == index and parts.turn == len(self.scene.frames) - 1:
+            return "lingering", parts.turn, None, "", [process.end(nonfinite=1 << index)]
         kicked = process.send()
         return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
 
@@ -287,9 +287,9 @@ class Ranks:
         return "lingering", turn, None, wrong, [process.linger()]
 
     def _fail(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Exchanges have ended, as somebody says: a rank with odd values lingers as well, until all know."""
+        """Exchanges have ended, as somebody says: a rank with nonfinite values lingers as well, until all know."""
         rank = self.ranks[index]
-        return ("lingering" if rank.odd else "failed"), parts.turn, None, parts.wrong, []
+        return ("lingering" if rank.nonfinite else "failed"), parts.turn, None, parts.wrong, []
 
     def _give_up(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         """Time is up: name who is to blame, and tell the others."""
@@ -321,7 +321,7 @@ class Ranks:
         rank = self.ranks[index]
         rank.events.clear()
         if phase in GONE:  # what it was is of no interest, but for what it has said of others
-            parts = Parts((rank.gone, rank.late, rank.odd), (), phase, turn, None, wrong)
+            parts = Parts((rank.gone, rank.late, rank.nonfinite), (), phase, turn, None, wrong)
         else:
             self._forget_counts(rank, policy)
             plain = policy and (policy.news, policy.heard, policy.attempt, *map(_items, (policy.asked, policy.open)))
@@ -336,7 +336,7 @@ class Ranks:
         """Count what was heard only as far as the policy compares it with what it has noted."""
         for peer in rank.peers:
             peer.at = peer.waits = 0
-        rank.told = rank.told if rank.has_ended else 0
+        rank.end_acked = rank.end_acked if rank.has_ended else 0
         rank.fanned = {}
         for flow in rank.flows:
             flow.sq_head = 0
@@ -403,11 +403,11 @@ class Exchanges(System[State]):
             if each.wrong:
                 return each.wrong
             if each.phase == "failed":
-                gone, _, odd = each.memory
+                gone, _, nonfinite = each.memory
                 if gone & ~left:
                     return f"rank {rank} says that {gone:b} have gone, while {left:b} have"
-                if odd & ~(1 << self.scene.odd if self.scene.odd != NOBODY else 0):
-                    return f"rank {rank} says that {odd:b} have odd values"
+                if nonfinite & ~(1 << self.scene.nonfinite if self.scene.nonfinite != NOBODY else 0):
+                    return f"rank {rank} says that {nonfinite:b} have nonfinite values"
         return None
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from testbed.protocol.ring.liveness import silent, unsettled, untold
-from testbed.protocol.ring.memory import Chunk, Config, Kept, Nack, NackQueue, Nacks, Peer, Stage, Stream, Tensor, WrKind
+from testbed.protocol.ring.liveness import silent, unacknowledged, unverified
+from testbed.protocol.ring.memory import Chunk, Config, Nack, NackQueue, Nacks, Peer, Saved, Stage, Stream, Tensor, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
@@ -99,11 +99,11 @@ class TinyProcess(Process):
 
     def replay(self) -> None:
         memory = self.memory
-        for slot, parked in sorted(memory.parking.items()):
-            if parked.header.seq == memory.seq and parked.header.chunk < memory.ready:
+        for slot, early in sorted(memory.early_frames.items()):
+            if early.header.seq == memory.seq and early.header.chunk < memory.ready:
                 self.post(WrKind.REPLAY, memory.seq, slot)
-            elif parked.header.seq < memory.seq:
-                memory.parking[slot] = None
+            elif early.header.seq < memory.seq:
+                memory.early_frames[slot] = None
 
     def kick(self) -> Frame:
         config = self.memory.config
@@ -128,17 +128,17 @@ class RankState(NamedTuple):
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
     stored: int = 0
-    settled: int = 1
+    verified: int = 1
     tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
     inputs: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     chunks: tuple[tuple[Any, ...], ...] = ()
-    kept: tuple[tuple[int, ...], ...] = ()
+    retransmit: tuple[tuple[int, ...], ...] = ()
     stream: tuple[int, int] = (0, 0)
     fresh: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
-    parking: tuple[tuple[int, Any], ...] = ()
+    early_frames: tuple[tuple[int, Any], ...] = ()
     #: The process: what it does, with which collective; whether it has looked since something came, and its total.
     phase: str = "idle"
     turn: int = 0
@@ -240,7 +240,7 @@ class RingSystem(System[State]):
                 inputs=(0,) * self.chunks,
                 results=(0,) * self.chunks,
                 chunks=((0, 0, 0, 0, (0, 0), (0, 0)),) * self.chunks,
-                kept=((0, 0, 0, 0, 0),),
+                retransmit=((0, 0, 0, 0, 0),),
                 peers=((1, 1, 1, 0),) * self.scene.ranks,
             )
             for _ in range(self.scene.ranks)
@@ -383,7 +383,7 @@ class RingSystem(System[State]):
         for chunk in wrong:
             process.refuse(chunk)
         if not wrong:
-            process.settle()
+            process.mark_verified()
         return not wrong
 
     def _timer(self, state: State, index: int) -> State:
@@ -420,7 +420,7 @@ class RingSystem(System[State]):
         rank = state.ranks[index]
         peers = [Peer(*peer) for peer in rank.peers]
         askers, askees = self._neighbours(index)
-        return {*unsettled(askers, rank.seq, peers), *untold(askees, rank.seq, peers)}
+        return {*unverified(askers, rank.seq, peers), *unacknowledged(askees, rank.seq, peers)}
 
     def _may_leave(self, state: State, index: int) -> bool:
         """Those who are gone are not waited for: they are silent."""
@@ -511,7 +511,7 @@ class RingSystem(System[State]):
         s = state.ranks[index]
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
-        rank.seq, rank.ready, rank.settled = s.seq, s.ready, s.settled
+        rank.seq, rank.ready, rank.verified = s.seq, s.ready, s.verified
         rank.flushed, rank.stored = s.flushed, s.stored
         rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.nack_holdoff_us = rank.front = 0
@@ -519,13 +519,13 @@ class RingSystem(System[State]):
         rank.sq, rank.events = _Sq(), []
         rank.inputs, rank.results = list(s.inputs), list(s.results)
         rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
-        rank.kept = [Kept(*kept) for kept in s.kept]
+        rank.retransmit = [Saved(*kept) for kept in s.retransmit]
         rank.streams = [Stream(*s.stream)]
         rank.nacks = [Nacks(0, _queue(s.fresh), _queue(s.again))]
         rank.ranks = [Peer(*peer) for peer in s.peers]
-        rank.parking = Parking()
-        for slot, frame in s.parking:
-            rank.parking[slot] = _thaw_frame(frame)
+        rank.early_frames = Parking()
+        for slot, frame in s.early_frames:
+            rank.early_frames[slot] = _thaw_frame(frame)
         process = self.process_class(rank, self.scene.window)
         process.total, process.stalls = s.total, STALLED if s.stalled else 0
         return rank, process
@@ -538,19 +538,19 @@ class RingSystem(System[State]):
             next=(rank.next_seq, rank.next_slot),
             flushed=rank.flushed,
             stored=rank.stored,
-            settled=rank.settled,
+            verified=rank.verified,
             tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
             inputs=tuple(rank.inputs),
             results=tuple(rank.results),
             chunks=tuple(
                 (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
             ),
-            kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
+            retransmit=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.retransmit),
             stream=(stream.seq, stream.prev),
             fresh=_frozen(rank.nacks[0].fresh),
             again=_frozen(rank.nacks[0].again),
-            peers=tuple((peer.seq, peer.settled, peer.told, 0) for peer in rank.ranks),
-            parking=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.parking.items())),
+            peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
+            early_frames=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())),
             stalled=process.stalls > 0,
             total=process.total,
         )

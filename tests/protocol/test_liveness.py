@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
+from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
 from testbed.protocol.ring.memory import Peer
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.sequence import NEWEST, is_before, seq_after
@@ -62,28 +62,28 @@ def test_who_has_not_entered_is_absent() -> None:
 @given(st.integers(2, NEWEST), st.sampled_from((0, 1)))
 def test_sequence_numbers_wrap_for_who_is_absent_or_unsettled(seq, later) -> None:
     following = seq_after(seq)
-    here = Peer(seq=following if later else seq, settled=seq)
-    behind = Peer(seq=seq, settled=seq)
+    here = Peer(seq=following if later else seq, verified=seq)
+    behind = Peer(seq=seq, verified=seq)
     assert absent(0, seq, [Peer(), here]) == []
     assert absent(0, following, [Peer(), behind]) == [1]
-    assert unsettled([1], seq, [Peer(), here]) == []
-    assert unsettled([1], following, [Peer(), behind]) == [1]
+    assert unverified([1], seq, [Peer(), here]) == []
+    assert unverified([1], following, [Peer(), behind]) == [1]
     assert is_before(seq, following)
 
 
 def test_who_is_done_or_has_gone_on_needs_nothing_more() -> None:
     peers = [
-        Peer(seq=NOW, settled=NOW),
-        Peer(seq=NOW, settled=NOW - 1),
-        Peer(seq=NOW + 1, settled=NOW - 1),
-        Peer(seq=NOW - 1, settled=NOW - 1),
+        Peer(seq=NOW, verified=NOW),
+        Peer(seq=NOW, verified=NOW - 1),
+        Peer(seq=NOW + 1, verified=NOW - 1),
+        Peer(seq=NOW - 1, verified=NOW - 1),
         Peer(),
     ]
-    assert unsettled(range(5), NOW, peers) == [1, 3, 4]
-    assert unsettled([0, 3], NOW, peers) == [3]
+    assert unverified(range(5), NOW, peers) == [1, 3, 4]
+    assert unverified([0, 3], NOW, peers) == [3]
 
 
 def test_who_has_not_been_told_may_wait() -> None:
-    peers = [Peer(told=NOW), Peer(told=NOW - 1), Peer()]
-    assert untold(range(3), NOW, peers) == [1, 2]
-    assert untold([0], NOW, peers) == []
+    peers = [Peer(verified_acked=NOW), Peer(verified_acked=NOW - 1), Peer()]
+    assert unacknowledged(range(3), NOW, peers) == [1, 2]
+    assert unacknowledged([0], NOW, peers) == []

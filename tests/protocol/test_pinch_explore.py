@@ -53,7 +53,7 @@ SCENES = {
     "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
     "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
     "words that half the range has gone by": Scene([PAIR, PAIR], 1, kinds("lose"), seq=1 << 30, before=(1 << 31) + 9),
-    "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), odd=0, partners=True),
+    "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), nonfinite=0, partners=True),
     "a rank dies, and a frame is lost": Scene([PAIR, PAIR], 1, kinds("lose"), crash=True),
     "one of a chain dies": Scene([CHAIN], crash=True, partners=True, brisk=True),
     "a switch floods": Scene([CHAIN], 1, kinds("flood"), partners=True, brisk=True, only=EMBED),
@@ -67,7 +67,7 @@ DEEP = {
     "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF),
     "a twin is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
     "a ring, and a frame is lost": Scene([RING], 1, kinds("lose"), brisk=True),
-    "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), odd=0, partners=True, brisk=True),
+    "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True),
     "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
     "three ranks, one dies, and a hello is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
@@ -183,7 +183,7 @@ class SendsBeforeAllHaveCome(Rank):
 
 
 class TellsNobody(Rank):
-    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+    def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
         super()._note_end(sender, 0, 0, 0)
 
 

@@ -24,7 +24,7 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
         serve(network, index)
     if wrong:
         cancel(next(frame for frame in network.in_flight if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
-    settle(network)
+    mark_verified(network)
     assert all(member.process.finished for member in network.members)
     return network
 
@@ -34,7 +34,7 @@ def serve(network: Network, index: int) -> None:
         network.serve(index)
 
 
-def settle(network: Network) -> None:
+def mark_verified(network: Network) -> None:
     while network.in_flight:
         network.deliver()
 
@@ -43,7 +43,7 @@ def look(network: Network, index: int) -> None:
     """A process looks at its results and asks for what it refuses, and all frames arrive before anybody else looks."""
     network.members[index].step()
     serve(network, index)
-    settle(network)
+    mark_verified(network)
 
 
 def refuse(network: Network, index: int, chunk: int) -> Frame:
@@ -118,7 +118,7 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
     if wrong:
         cancel(reduced)
     network.emit(reduced)
-    settle(network)
+    mark_verified(network)
     np.testing.assert_array_equal(last.rank.results[0], held)
     assert last.rank.chunks[0].result & 0xFFFF == 1 << 8 | ResultState.DONE
     assert network.members[1].process.finished
@@ -136,7 +136,7 @@ def test_origin_a_verified_result_takes_a_new_sum_s_place():
     reduced = network.members[0].rank.on_frame(refuse(network, 1, 0))
     cancel(reduced)
     network.emit(reduced)
-    settle(network)
+    mark_verified(network)
     np.testing.assert_array_equal(last.rank.results[0], held)
     assert network.members[1].process.finished
     np.testing.assert_array_equal(network.members[1].rank.results[0], held)
@@ -177,7 +177,7 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
     network.deliver()
     assert (network.in_flight[0].header.kind, network.in_flight[0].header.receiver) == (Kind.REDUCE, 2)
     cancel(network.in_flight[0])
-    settle(network)
+    mark_verified(network)
     for _ in range(5):
         network.now_us += 10_000
         for index in (1, 2):
@@ -187,6 +187,6 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
             if member.waiting:
                 member.process.on_timer(network.now_us)
             serve(network, index)
-            settle(network)
+            mark_verified(network)
     assert refusing.current is None
     assert last.current is None

@@ -81,7 +81,7 @@ def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, nack_holdoff_us
 def test_tokens_are_conserved_without_faults(ranks, total):
     """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame more."""
     window = 2
-    network = Network(ranks, collectives(ranks, [total, total]), window=window, kept=64)
+    network = Network(ranks, collectives(ranks, [total, total]), window=window, retransmit_slots=64)
     tokens = sum(min(window, slots_of(rank, ranks, total)) for rank in range(ranks))
     for member in network.members:
         member.step()
@@ -132,7 +132,7 @@ class Lanes(Network):
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
 def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
-    """Also with ranks that start late: what comes early is parked, nothing is taken for lost, no timer is needed."""
+    """Also with ranks that start late: what comes early waits, nothing is taken for lost, no timer is needed."""
     network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
         if index % 3 == 1:
@@ -144,7 +144,7 @@ def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
     assert network.total("resent") == network.total("duplicate") == network.total("lost") == 0
 
 
-def test_a_late_rank_finds_frames_parked():
+def test_a_late_rank_finds_early_frames():
     network = Network(3, collectives(3, [6]))
     for index in (0, 1):
         network.members[index].step()
@@ -154,7 +154,7 @@ def test_a_late_rank_finds_frames_parked():
     while network.in_flight:
         network.deliver()
     late = network.members[2]
-    assert late.rank.counters["parked"] > 0
+    assert late.rank.counters["early"] > 0
     late.step()
     late.step(6)
     assert late.rank.sq
@@ -162,21 +162,21 @@ def test_a_late_rank_finds_frames_parked():
     assert network.total("resent") == 0
 
 
-def test_parking_lets_go_of_past_sequence_numbers():
-    """A duplicate that was parked and never replayed does not take its slot for good."""
+def test_early_buffer_lets_go_of_past_sequence_numbers():
+    """A duplicate that came early and was never replayed does not take its slot for good."""
     rank = Rank(config(1, 2))
     process = Process(rank, 1)
     sender = Process(early := Rank(config(0, 2)), 1)
     sender.begin(1, 1, BLOCK, 0)
     sender.publish(1)
     rank.on_frame(early.on_wr(sender.kick()))
-    assert rank.parking[0] is not None
+    assert rank.early_frames[0] is not None
     process.begin(1, 1, BLOCK, 0)
     process.publish(0)
-    assert rank.parking[0] is not None
+    assert rank.early_frames[0] is not None
     process.begin(2, 1, BLOCK, 0)
     process.publish(0)
-    assert rank.parking[0] is None
+    assert rank.early_frames[0] is None
 
 
 def test_every_frame_lost_once_is_recovered_from():
@@ -282,7 +282,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
     Of lap two that is the result, of lap one the partial sum that the rank before keeps.
     """
-    network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, kept=64)
+    network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
     place = (kind, 4, 2)
 
@@ -305,7 +305,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
 def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
     """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
-    network = Network(4, collectives(4, [4 * 8]), kept=1, nack_holdoff_us=5000)
+    network = Network(4, collectives(4, [4 * 8]), retransmit_slots=1, nack_holdoff_us=5000)
     network.now_us = 1 << 20
 
     def is_lost(frame: Frame) -> bool:
@@ -314,7 +314,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
 
     sent = losing(network, is_lost)
     network.run()
-    assert network.total("unkept") > 0
+    assert network.total("unsaved") > 0
     assert network.total("restarted") == 1
     restarts = [frame for frame in sent if frame.header.kind == Kind.NACK and frame.header.flags & RESTART]
     assert {(frame.header.chunk, way(frame)) for frame in restarts} == {(8, (2, 0))}

@@ -23,7 +23,7 @@ from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, WrKind
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, WrKind
 from testbed.protocol.scale import SLACK
 from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
 
@@ -36,7 +36,7 @@ Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28
 """
 _MOST_TOKENS = 192
 """Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it has no room for."""
-_KEPT = 8
+_RETRANSMIT_SLOTS = 8
 """Slots for partial sums, for each frame under way."""
 _SLICE_NS = 100_000_000
 """How long `reduce` waits before it leaves it to the recovery to find out who is there."""
@@ -47,7 +47,7 @@ class Outcome(IntEnum):
 
     DONE = constant("RING_DONE")
     LATE = constant("RING_LATE")
-    ODD = constant("RING_ODD")
+    NONFINITE = constant("RING_NONFINITE")
     FAULTY = constant("RING_FAULTY")
     MISFIT = constant("RING_MISFIT")
     FAILED = constant("RING_FAILED")
@@ -61,8 +61,8 @@ class Peer:
     """What another rank has said of itself last: `testbed.protocol.ring.liveness.PeerState`."""
 
     seq: int
-    settled: int
-    told: int
+    verified: int
+    verified_acked: int
     front: int
 
 
@@ -83,7 +83,7 @@ class RingPort:
         if cpus != list(range(len(cpus))):
             cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
-        kept = 1 << (_KEPT * self.window * spec.size - 1).bit_length()
+        retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
         config = Struct(
             "ring_config",
             cookie=spec.cookie,
@@ -92,7 +92,7 @@ class RingPort:
             group=spec.group_id,
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
-            kept=kept,
+            retransmit_slots=retransmit_slots,
             upstream=spec.recovery == "upstream",
             reorder_threshold=spec.reorder_threshold,
             cpus=len(cpus),
@@ -100,10 +100,10 @@ class RingPort:
         )
         for other in spec.members:
             config.peers[other.rank] = net_peer(spec.me.endpoint, other.endpoint)
-        payload = ("ring_inputs", "ring_results", "ring_parking_data", "ring_kept_data")
+        payload = ("ring_inputs", "ring_results", "ring_early_data", "ring_retransmit_data")
         sizes = dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), chunks)
         sizes |= {"ring_streams": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
-        sizes |= {"ring_kept": kept, "ring_kept_data": kept}
+        sizes |= {"ring_retransmit": retransmit_slots, "ring_retransmit_data": retransmit_slots}
         self._object = BpfObject(
             "ring",
             rodata=config,
@@ -125,7 +125,7 @@ class RingPort:
         self.results: NDArray[np.uint8] = shared["ring_results"].view(np.uint8).reshape(-1)
         self.records = shared["ring_chunks"].view(layout_of("ring_chunk")).reshape(-1)
         self.control = Struct(shared["ring_control"].view(layout_of("ring_control")))
-        self.parking = shared["ring_parking"].view(np.uint8)
+        self.early_frames = shared["ring_early_frames"].view(np.uint8)
         self.sq = shared["ring_sq"].view(np.uint8)
         self.streams = shared["ring_streams"].view(layout_of("ring_stream")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
@@ -137,7 +137,7 @@ class RingPort:
             for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)
         remote = self._object.programs["ring_remote"].fd
-        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), PARKING, remote)
+        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), EARLY_SLOTS, remote)
         self._events = shared["ring_events"]
         self._counters = shared["ring_counters"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
@@ -152,7 +152,7 @@ class RingPort:
         self._native = Struct(
             "ring",
             control=self.control.address,
-            parking=self.parking.ctypes.data,
+            early_frames=self.early_frames.ctypes.data,
             kick=ctypes.addressof(self._kick),
             kick_length=len(self._kick),
             doorbell=self.doorbell.fileno(),
@@ -262,7 +262,7 @@ class RingPort:
     def peers(self) -> list[Peer]:
         """What each rank has said of itself last; zeros: nothing."""
         return [
-            Peer(int(row["seq"]), int(row["settled"]), int(row["told"]), int(row["front"]))
+            Peer(int(row["seq"]), int(row["verified"]), int(row["verified_acked"]), int(row["front"]))
             for row in self._ranks[: self.spec.size].copy()
         ]
 

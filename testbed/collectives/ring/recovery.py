@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.collectives.ring.port import Peer, RingPort
 from testbed.core.errors import CollectiveError
-from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
+from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
 from testbed.protocol.ring.memory import WrKind
 
 __all__ = ["Recovery"]
@@ -85,7 +85,7 @@ class Recovery:
                 )
             self._probe(missing)
             port.wait(NEVER, _MEETING)
-        port.control.settled = FIRST
+        port.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
         """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
@@ -103,8 +103,8 @@ class Recovery:
         while True:
             now, peers, latest = time.monotonic(), port.peers(), port.heard()
             seen[latest != heard], heard = now, latest
-            needed = [rank for rank in unsettled(askers, seq, peers) if now - seen[rank] < _GONE]
-            owing = [rank for rank in untold(askees, seq, peers) if now - seen[rank] < _QUIET]
+            needed = [rank for rank in unverified(askers, seq, peers) if now - seen[rank] < _GONE]
+            owing = [rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET]
             if (not needed and not owing) or now - started > spec.timeout:
                 return
             self._probe({*needed, *owing})
@@ -137,7 +137,7 @@ class Recovery:
         elif mismatched:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
-            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, seq, peers), peers)}"
+            why = f"no progress for {spec.timeout:g} s: {self._behind(unverified(self._others, seq, peers), peers)}"
         return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {seq}: {where})"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:

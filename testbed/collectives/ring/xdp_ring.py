@@ -110,12 +110,12 @@ class XdpRing(Transport):
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
         outcome = port.reduce(kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent)
-        if outcome is Outcome.ODD:
+        if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
             status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
             port.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
-        while outcome in (Outcome.ODD, Outcome.LATE):
+        while outcome in (Outcome.NONFINITE, Outcome.LATE):
             try:
                 self._recovery.wait(seq, kind.layout.total)
                 before = port.refused

@@ -56,7 +56,7 @@ class Pinch(Exchange):
         self._port: PinchPort | None = None
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are where it is
-        self._odd = False  # some rank has values that are not finite, as all know
+        self._nonfinite = False  # some rank has values that are not finite, as all know
 
     def connect(self) -> None:
         """See `Exchange.connect`."""
@@ -118,7 +118,7 @@ class Pinch(Exchange):
         try:
             exponent = self._exchange(x)
         except CollectiveError as error:
-            self._failed, self._together = str(error), self._odd or any(port.ended[0])
+            self._failed, self._together = str(error), self._nonfinite or any(port.ended[0])
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
@@ -169,9 +169,9 @@ class Pinch(Exchange):
         complete = self._recovery.wait()
         highest = port.highest
         if highest is None:
-            odd, self._odd = port.odd, True
+            nonfinite, self._nonfinite = port.nonfinite, True
             self._advance()
-            raise not_finite(self.spec.group, odd)
+            raise not_finite(self.spec.group, nonfinite)
         self._scale.learn(highest)
         return guess if complete else None
 
@@ -184,7 +184,7 @@ class Pinch(Exchange):
         """Tell all others, who would wait for what this rank cannot send."""
         assert self._port is not None
         group = self.spec.group
-        self._port.end(odd=[group.rank])
+        self._port.end(nonfinite=[group.rank])
         what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
         return CollectiveError(f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}")
 

@@ -284,32 +284,32 @@ class PinchPort(Closing):
         return None if said == NOT_FINITE else said + LEAST_EXPONENT
 
     @property
-    def odd(self) -> list[int]:
+    def nonfinite(self) -> list[int]:
         """Ranks with values that are not finite."""
         return [rank for rank, word in enumerate(self.hellos.tolist()) if exponent_in(word) == NOT_FINITE]
 
-    def end(self, odd: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
+    def end(self, nonfinite: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
         """Tell all ranks that there will be no more exchanges.
 
-        :param odd: Ranks with values that must not be.
+        :param nonfinite: Ranks with values that must not be.
         :param gone: Ranks of which nothing is heard any more.
         :param late: Ranks that are up, and were waited for in vain.
         """
-        masks = (sum(1 << rank for rank in ranks) for ranks in (odd, gone, late))
+        masks = (sum(1 << rank for rank in ranks) for ranks in (nonfinite, gone, late))
         self.doorbell.check(self._library.pinch_end(self._address, *masks))
 
     @property
     def ended(self) -> tuple[list[int], list[int], list[int]]:
         """Why there will be no more exchanges: ranks with values that must not be, those gone, those late; see `end`."""
-        masks = int(self.control.odd), int(self.control.gone), int(self.control.late)
-        odd, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
-        return odd, gone, late
+        masks = int(self.control.nonfinite), int(self.control.gone), int(self.control.late)
+        nonfinite, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
+        return nonfinite, gone, late
 
     @property
     def may_go(self) -> bool:
         """Whether all ranks know that exchanges have ended."""
         everybody = (1 << self.group.size) - 1
-        return any(self.ended) and int(self.control.told) | 1 << self.group.rank == everybody
+        return any(self.ended) and int(self.control.end_acked) | 1 << self.group.rank == everybody
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
         """Quantize and send.

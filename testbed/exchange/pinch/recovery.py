@@ -108,9 +108,9 @@ class Recovery:
 
     def _end(self) -> str:
         """The error's text where others have found that there can be no more exchanges."""
-        port, (odd, gone, late) = self.port, self.port.ended
-        if not odd:
+        port, (nonfinite, gone, late) = self.port, self.port.ended
+        if not nonfinite:
             return self._words.ended(port.seq, gone, late)
-        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in odd)
+        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in nonfinite)
         larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
         return f"exchange: {ranks} has embeddings that are not finite{larger}"

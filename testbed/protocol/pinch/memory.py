@@ -192,7 +192,7 @@ def _make_peer(*state: Any) -> Peer:
 
 _SCALARS = (
     "seq", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
-    "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
+    "queued", "served", "nonfinite", "gone", "late", "end_acked", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
 _flow = attrgetter("schedule", "next", "in_flight", "sq", "sq_head")
@@ -210,7 +210,7 @@ class Memory:
         #: seq << 32 | frames to come, once all ranks have entered and payloads hold.
         self.met = 0
         self.unfit = self.acked = self.received = self.owed = self.queued = self.served = 0
-        self.odd = self.gone = self.late = self.told = self.handed = self.taken = 0
+        self.nonfinite = self.gone = self.late = self.end_acked = self.handed = self.taken = 0
         flows = max(config.fan) + 1
         self.flows = [Flow() for _ in range(flows)]
         self.frames: tuple[Frame, ...] = ()

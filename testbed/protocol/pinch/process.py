@@ -130,15 +130,15 @@ class Process:
         words = [word_in(peer.theirs, self.memory.seq) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
-    def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
+    def end(self, nonfinite: int = 0, gone: int = 0, late: int = 0) -> Packet:
         """Say that there will be no more exchanges.
 
-        :param odd: Ranks with values that must not be, a bit each.
+        :param nonfinite: Ranks with values that must not be, a bit each.
         :param gone: Ranks of which nothing is heard any more.
         :param late: Ranks that are up, and were waited for in vain.
         :returns: The greeting to ring with.
         """
-        self.memory.odd |= odd
+        self.memory.nonfinite |= nonfinite
         self.memory.gone |= gone
         self.memory.late |= late
         return self.greeting()
@@ -156,7 +156,7 @@ class Process:
         """Whether nobody needs this rank any more, which lingers."""
         memory, everybody = self.memory, (1 << self.memory.config.ranks) - 1
         if memory.has_ended:
-            return memory.told | 1 << memory.config.rank == everybody
+            return memory.end_acked | 1 << memory.config.rank == everybody
         return self.is_unfit
 
     def seen(self) -> Seen:

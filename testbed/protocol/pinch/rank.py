@@ -266,11 +266,11 @@ class Rank(Sender):
         say = Greeting(entered, self.waits(), packet.attempt)
         return Next.LINK, self._hello(packet, packet.sender, answer, say)
 
-    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+    def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
         """The sender's exchanges are over, hence this rank's, which its process has to know."""
-        self.told |= 1 << sender
-        if odd & ~self.odd or gone & ~self.gone or late & ~self.late:
-            self.odd |= odd
+        self.end_acked |= 1 << sender
+        if nonfinite & ~self.nonfinite or gone & ~self.gone or late & ~self.late:
+            self.nonfinite |= nonfinite
             self.gone |= gone
             self.late |= late
             self.events.append(0)

@@ -45,7 +45,7 @@ class Sender(Work):
             if rank == self.config.rank:
                 continue
             if self.has_ended:
-                if self.told >> rank & 1:
+                if self.end_acked >> rank & 1:
                     continue
                 word = word_of(self.seq, 0)
             elif not self.partners >> rank & 1 or not word or (kick.attempt and not self.is_behind(rank)):

@@ -126,7 +126,7 @@ class Work(Memory):
     @property
     def has_ended(self) -> bool:
         """No exchange will be complete any more."""
-        return bool(self.odd or self.gone or self.late)
+        return bool(self.nonfinite or self.gone or self.late)
 
     def is_complete(self, seq: int) -> bool:
         """Whether all has come, is added, and has been acknowledged."""
@@ -144,7 +144,7 @@ class Work(Memory):
         """The frame becomes a hello to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word
-        head = self._head(packet, PinchKind.HELLO, seq, self.odd if ended else say.waits, say.attempt)
+        head = self._head(packet, PinchKind.HELLO, seq, self.nonfinite if ended else say.waits, say.attempt)
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)
         head = head._replace(prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:]))

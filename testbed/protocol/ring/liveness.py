@@ -11,7 +11,7 @@ from typing import Protocol
 
 from testbed.protocol.sequence import is_before
 
-__all__ = ["PeerState", "absent", "silent", "unsettled", "untold"]
+__all__ = ["PeerState", "absent", "silent", "unacknowledged", "unverified"]
 
 
 class PeerState(Protocol):
@@ -22,12 +22,12 @@ class PeerState(Protocol):
         """The one that it has entered; 0: it has said nothing."""
 
     @property
-    def settled(self) -> int:
-        """The one that it has settled last."""
+    def verified(self) -> int:
+        """The one that it has verified last."""
 
     @property
-    def told(self) -> int:
-        """The latest that it knows that this rank has settled."""
+    def verified_acked(self) -> int:
+        """The latest that it knows that this rank has verified."""
 
     @property
     def front(self) -> int:
@@ -52,16 +52,16 @@ def absent(rank: int, seq: int, peers: Sequence[PeerState]) -> list[int]:
     ]
 
 
-def unsettled(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
+def unverified(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
     """Of some ranks, those not known to be done with a collective: they may ask this one for what they lack."""
     return [
         other
         for other in ranks
-        if is_before(peers[other].settled, seq) or not peers[other].settled
+        if is_before(peers[other].verified, seq) or not peers[other].verified
         if not peers[other].seq or not is_before(seq, peers[other].seq)
     ]
 
 
-def untold(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
+def unacknowledged(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
     """Of some ranks, those not known to know that this one is done with a collective: they may wait for it to be."""
-    return [other for other in ranks if peers[other].told != seq]
+    return [other for other in ranks if peers[other].verified_acked != seq]

@@ -18,19 +18,19 @@ from testbed.protocol.wire import CHUNK_SHIFT, NOTHING, ROUND_SHIFT, Endpoint, F
 __all__ = [
     "ANYWHERE",
     "COUNTERS",
+    "EARLY_SLOTS",
+    "EARLY_TRIES",
     "NACK_ENTRIES",
-    "PARKING",
-    "PARKING_TRIES",
     "SQ_ENTRIES",
     "Chunk",
     "Config",
-    "Kept",
     "Memory",
     "Nack",
     "NackQueue",
     "Nacks",
     "Peer",
     "ResultState",
+    "Saved",
     "Stage",
     "Stream",
     "Tensor",
@@ -40,10 +40,10 @@ __all__ = [
     "slots_of",
 ]
 
-PARKING = constant("RING_PARKING")
+EARLY_SLOTS = constant("RING_EARLY_SLOTS")
 """Frames that may wait for the local gradient."""
 
-PARKING_TRIES = constant("RING_PARKING_TRIES")
+EARLY_TRIES = constant("RING_EARLY_TRIES")
 """Slots that a chunk may wait in."""
 
 NACK_ENTRIES = constant("RING_NACK_ENTRIES")
@@ -117,7 +117,7 @@ class Config:
     :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
     :param reorder_threshold: Later frames of the same stream that must have come before a missing one is nacked; 0: only the
         timer nacks.
-    :param kept: Slots for partial sums that have been sent; a power of two.
+    :param retransmit_slots: Slots for partial sums that have been sent; a power of two.
     :param cpus: CPUs that carry frames, each a stream.
     """
 
@@ -130,7 +130,7 @@ class Config:
     peers: tuple[Endpoint, ...]
     upstream: bool = True
     reorder_threshold: int = 0
-    kept: int = 16
+    retransmit_slots: int = 16
     cpus: int = 1
 
     @property
@@ -169,8 +169,8 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Kept:
-    """``struct ring_kept``, and its data."""
+class Saved:
+    """``struct ring_retransmit``, and its data."""
 
     owner: int = 0
     valid: int = 0
@@ -194,8 +194,8 @@ class Peer:
     """``struct ring_rank``."""
 
     seq: int = 0
-    settled: int = 0
-    told: int = 0
+    verified: int = 0
+    verified_acked: int = 0
     front: int = 0
 
 
@@ -226,12 +226,12 @@ class Memory:
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
     :param nack_holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
-    :param settled: Sequence number of which the process has verified all results.
+    :param verified: Sequence number of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
     :param events: Sequence numbers of which the last result that was waited for has been stored.
     :param sq: Work requests that are posted and not taken.
-    :param parking: What is parked in each slot.
+    :param early_frames: The early frame in each slot.
     """
 
     config: Config
@@ -243,19 +243,19 @@ class Memory:
     stored: int = 0
     wake_at: int = 0
     nack_holdoff_us: int = 0
-    settled: int = 0
+    verified: int = 0
     front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
     sq: deque[WorkRequest] = field(default_factory=deque)
     events: list[int] = field(default_factory=list)
-    parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)
+    early_frames: list[Frame | None] = field(default_factory=lambda: [None] * EARLY_SLOTS)
 
     def __post_init__(self) -> None:
         config, words = self.config, self.config.chunk_bytes // 8
         self.inputs: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
         self.results: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
         self.chunks = [Chunk() for _ in range(config.chunks)]
-        self.kept = [Kept() for _ in range(config.kept)]
+        self.retransmit = [Saved() for _ in range(config.retransmit_slots)]
         self.streams = [Stream() for _ in range(config.cpus)]
         self.nacks = [Nacks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]

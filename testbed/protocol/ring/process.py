@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from testbed.protocol.ring.memory import (
     ANYWHERE,
-    PARKING,
+    EARLY_SLOTS,
     SQ_ENTRIES,
     Memory,
     ResultState,
@@ -66,16 +66,16 @@ class Process:
         self.replay()
 
     def replay(self) -> None:
-        """Replay parked frames whose input is ready; let go of those of past sequence numbers."""
+        """Replay early frames whose input is ready; drop those of earlier sequence numbers."""
         memory = self.memory
-        for slot in range(PARKING):
-            parked = memory.parking[slot]
-            if parked is None:
+        for slot in range(EARLY_SLOTS):
+            early = memory.early_frames[slot]
+            if early is None:
                 continue
-            if parked.header.seq == memory.seq and parked.header.chunk < memory.ready:
+            if early.header.seq == memory.seq and early.header.chunk < memory.ready:
                 self.post(WrKind.REPLAY, memory.seq, slot)
-            elif is_before(parked.header.seq, memory.seq):
-                memory.parking[slot] = None
+            elif is_before(early.header.seq, memory.seq):
+                memory.early_frames[slot] = None
 
     def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         """Post a work request. If the queue is full it is dropped: the timer posts it again."""
@@ -101,7 +101,7 @@ class Process:
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
-            self.settle()
+            self.mark_verified()
         return not wrong
 
     def _done(self) -> Iterable[int]:
@@ -110,9 +110,9 @@ class Process:
         for chunk in memory.chunks[: self.total]:
             yield word_of(memory.seq, chunk.result & 0xFF00 | ResultState.DONE)
 
-    def settle(self) -> None:
+    def mark_verified(self) -> None:
         """All results are good, and stay as they are."""
-        self.memory.settled = self.memory.seq
+        self.memory.verified = self.memory.seq
 
     def refuse(self, chunk: int) -> None:
         """A result is not what its check says: do without, and have the chunk's first lap begun anew (``ring_refuse``)."""
@@ -189,7 +189,7 @@ class Process:
     def _is_complete(self) -> bool:
         """Has the rank before all results, so that it has sent whatever this rank lacks?"""
         before, seq = self.memory.ranks[self.memory.config.before], self.memory.seq
-        return before.settled == seq or (before.seq != 0 and is_before(seq, before.seq))
+        return before.verified == seq or (before.seq != 0 and is_before(seq, before.seq))
 
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""

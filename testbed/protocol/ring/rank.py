@@ -7,10 +7,10 @@ Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A fr
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
+from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
-from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
+from testbed.protocol.wire import BLOCK, NOTHING, RESTART, VERIFIED, VERIFIED_ACK, VERSION, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Rank"]
@@ -152,7 +152,7 @@ class Rank(Sender):
         if total is None:
             return None
         self._look_back(w)
-        return self._park(w)
+        return self._save_early(w)
 
     def _on_result(self, w: Work) -> Frame | None:
         header, config = w.frame.header, self.config
@@ -219,14 +219,14 @@ class Rank(Sender):
             return None
         if mine:
             return self._launch(w, w.reduced & 0xFF, again=True)
-        return self._send_kept(w, w.reduced & 0xFF)
+        return self._send_saved(w, w.reduced & 0xFF)
 
     def _on_restart(self, w: Work) -> Frame | None:
         """A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that."""
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._is_settled(header.seq):
+        if self._holds(w) and self._is_verified(header.seq):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
@@ -241,15 +241,15 @@ class Rank(Sender):
         if peer.seq and is_before(header.seq, peer.seq):
             return
         peer.front, peer.seq = header.chunk, header.seq
-        if header.flags & SETTLED:
-            peer.settled = header.seq
+        if header.flags & VERIFIED:
+            peer.verified = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
         """What this rank says of itself. To the rank behind it names what it has sent it last."""
         header = w.frame.header
         header.kind, header.seq, header.chunk = kind, self.seq, self.front
         header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
-        header.flags = flags | (SETTLED if self.settled == self.seq else 0)
+        header.flags = flags | (VERIFIED if self.verified == self.seq else 0)
         if kind == Kind.ALIVE and to == self.config.after:
             self._name_latest(w, self.seq)
         return self._send(w, to, 0, 0)
@@ -259,15 +259,15 @@ class Rank(Sender):
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        return self._tell(w, Kind.ALIVE, header.sender, TOLD if header.flags & SETTLED else 0)
+        return self._tell(w, Kind.ALIVE, header.sender, VERIFIED_ACK if header.flags & VERIFIED else 0)
 
     def _on_alive(self, w: Work) -> Frame | None:
         header = w.frame.header
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        if header.flags & TOLD:
-            self.ranks[header.sender].told = self.settled
+        if header.flags & VERIFIED_ACK:
+            self.ranks[header.sender].verified_acked = self.verified
         if header.sender == self.config.before and not is_before(header.seq, w.seq):
             self._look_back(w)
             if header.stream < 64:
@@ -320,32 +320,32 @@ class Rank(Sender):
         header.seq, header.chunk, header.tag = w.seq, w.index, tensor.tag
         return self._send_restart(w, round_ & 0xFF)
 
-    def _park(self, w: Work) -> Frame | None:
+    def _save_early(self, w: Work) -> Frame | None:
         """Keep the frame, which has been verified, until the process has its gradient ready and rings."""
         header = w.frame.header
-        for step in range(PARKING_TRIES):
-            slot = (header.chunk + step * (PARKING // PARKING_TRIES)) % PARKING
-            waiting = self.parking[slot]
+        for step in range(EARLY_TRIES):
+            slot = (header.chunk + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS
+            waiting = self.early_frames[slot]
             if waiting is None:
                 break
             if (waiting.header.seq, waiting.header.chunk) == (header.seq, header.chunk):
                 return self._drop("duplicate")
         else:
             self.chunks[w.index].lost[Stage.PARTIAL] = header.seq
-            return self._drop("parking_full")
-        self.parking[slot] = w.frame.copy()
-        return self._drop("parked")
+            return self._drop("early_full")
+        self.early_frames[slot] = w.frame.copy()
+        return self._drop("early")
 
     def _replay(self, w: Work, slot: int) -> Frame | None:
-        """A parked frame's turn has come: the kick's frame takes its place."""
-        if slot >= PARKING:
+        """Replay an early frame: the kick becomes it."""
+        if slot >= EARLY_SLOTS:
             return self._drop("bad_chunk")
-        parked, self.parking[slot] = self.parking[slot], None
-        if parked is None:
+        early, self.early_frames[slot] = self.early_frames[slot], None
+        if early is None:
             return None
-        frame, header, kept = w.frame, w.frame.header, parked.header
+        frame, header, kept = w.frame, w.frame.header, early.header
         frame.resize(kept.length)
-        frame.fill(parked.payload, kept.length)
+        frame.fill(early.payload, kept.length)
         total = frame.sum(kept.length)
         assert total is not None
         header.kind, header.flags, header.stream, header.prev = Kind.REDUCE, 0, 0, NOTHING
@@ -380,7 +380,7 @@ class Rank(Sender):
         self._look_back(w)
         if not last:
             if config.upstream:
-                self._keep(w, total)
+                self._save_partial(w, total)
             header.hop += 1
             if w.reduced == mine:
                 self._repeat(w)
@@ -403,7 +403,7 @@ class Rank(Sender):
             return False
         done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and state == ResultState.DONE
-        if held and self._is_settled(w.seq):
+        if held and self._is_verified(w.seq):
             return self._advance(chunk, "result", w.result, done)
         if not self._advance(chunk, "result", w.result, done):
             return False

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.protocol.ring.memory import (
+    EARLY_SLOTS,
+    EARLY_TRIES,
     NACK_ENTRIES,
-    PARKING,
-    PARKING_TRIES,
     Chunk,
     Memory,
     Nack,
@@ -81,8 +81,8 @@ class Sender(Memory):
         """
         return self._steps(index, rank) + 1
 
-    def _is_settled(self, seq: int) -> bool:
-        return self.settled == seq or is_before(seq, self.seq)
+    def _is_verified(self, seq: int) -> bool:
+        return self.verified == seq or is_before(seq, self.seq)
 
     def _holds(self, w: Work) -> bool:
         """Does this rank hold the result of the frame's chunk and sequence number?"""
@@ -91,7 +91,7 @@ class Sender(Memory):
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
         header = w.frame.header
-        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.seq))
+        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_verified(header.seq))
 
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
@@ -139,13 +139,13 @@ class Sender(Memory):
         at_all = chunk.result >> 32 == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
-        good = state == ResultState.DONE and self._is_settled(seq)
+        good = state == ResultState.DONE and self._is_verified(seq)
         return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or good))
 
-    def _has_parked(self, seq: int, index: int) -> bool:
-        for step in range(PARKING_TRIES):
-            parked = self.parking[(index + step * (PARKING // PARKING_TRIES)) % PARKING]
-            if parked is not None and (parked.header.seq, parked.header.chunk) == (seq, index):
+    def _has_early(self, seq: int, index: int) -> bool:
+        for step in range(EARLY_TRIES):
+            early = self.early_frames[(index + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS]
+            if early is not None and (early.header.seq, early.header.chunk) == (seq, index):
                 return True
         return False
 
@@ -162,7 +162,7 @@ class Sender(Memory):
         chunk, nacks = self.chunks[index], self.nacks[w.cpu]
         if not self._lacks(chunk, seq, round_, stage):
             return
-        if stage is Stage.PARTIAL and self._has_parked(seq, index):
+        if stage is Stage.PARTIAL and self._has_early(seq, index):
             return
         chunk.lost[stage], chunk.nacked_us = seq, w.now
         self._count("lost")
@@ -288,23 +288,23 @@ class Sender(Memory):
         self._count("resent")
         return self._send(w, to, w.length, chunk.result_sum)
 
-    def _keep(self, w: Work, total: int) -> None:
+    def _save_partial(self, w: Work, total: int) -> None:
         """Keep the partial sum that is about to be sent, unless the slot has one that may still be needed."""
-        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.seq, w.index)
+        slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
         if slot.owner != mine and slot.owner >> 32 == w.seq:
             other = slot.owner & U32
             # Whose result is here was taken from this rank by the rank behind.
             if self.chunks[other].result >> 32 != w.seq:
-                self._count("unkept")
+                self._count("unsaved")
                 return
         if slot.owner != mine and slot.owner and is_before(w.seq, slot.owner >> 32):
             return
         slot.owner = slot.valid = mine
         slot.data, slot.sum, slot.round = w.frame.take(w.length), total, self.chunks[w.index].reduced & 0xFF
 
-    def _send_kept(self, w: Work, round_: int) -> Frame | None:
+    def _send_saved(self, w: Work, round_: int) -> Frame | None:
         """The frame becomes the partial sum that this rank has sent, or a request for another where it is not kept."""
-        slot, mine = self.kept[w.index & self.config.kept - 1], word_of(w.seq, w.index)
+        slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
