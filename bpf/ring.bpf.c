@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Ring all-reduce in XDP: one rank of one group. Twin: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
+/* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
  *
- * Chunk c belongs to rank c % ranks, its owner. Lap one: each rank adds its input to the payload. The last rank of lap one has
- * the sum, stores it, and sends it on; lap two: each rank stores it. Where lap two ends, the frame is at liberty: it becomes
+ * Chunk c belongs to rank c % ranks, its owner. Reduce-scatter phase: each rank adds its input to the payload. The last rank of the reduce-scatter phase has
+ * the sum, stores it, and sends it on; the all-gather phase: each rank stores it. Where the all-gather phase ends, the frame is at liberty: it becomes
  * the next chunk of the rank that it has reached. So the number of frames under way stays what the ranks rang for at the
  * start, no acknowledgement is sent, and no process runs.
  *
  * Each rank sees to it that it gets what the rank before has sent (ring_stream.h), and sends again what the rank behind lacks: its input, a partial sum
- * that it keeps, or the result. So a lap goes on from where it broke. Partial sums live in frames and inputs are never written here, so that lap one
- * can also begin anew (`round`): what a process has refused, and what nobody keeps.
+ * that it keeps, or the result. So a phase goes on from where it broke. Partial sums live in frames and inputs are never written here, so that the reduce-scatter phase
+ * can also start over (`round`): what a process has refused, and what nobody keeps.
  */
 #include "ring_submission.h"
 
@@ -47,7 +47,7 @@ int ring_doorbell(struct xdp_md *ctx)
 	return waiting ? bpf_redirect_map(&ring_fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, lap after lap,
+/* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, hop after hop,
  * and so would all that this process kicks for: the rank that comes last, which holds everybody's early frames, would set one CPU
  * to work alone.
  */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Twin: testbed/faults/fate.py.
+/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Reference model: testbed/faults/fate.py.
  *
  * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets the same faults. All
  * numbers are integers, so that both sides agree bit for bit. Probabilities are compared with 63 bits of a draw; 1 is 2^63.

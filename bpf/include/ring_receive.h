@@ -128,7 +128,7 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w) : RING_GONE;
 }
 
-/* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */
+/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, after round `round`. */
 static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, __u8 round)
 {
 	w->frame->kind = RING_NACK;
@@ -191,7 +191,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 }
 
 /* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
- * the chunk's owner, which sends the result, or begins lap one again. What this rank has not sent is not lost, whatever the asker believes.
+ * the chunk's owner, which sends the result, or starts the reduce-scatter phase over. What this rank has not sent is not lost, whatever the asker believes.
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {

@@ -10,7 +10,7 @@
 #include "ring_stream.h"
 #include "ring_payload.h"
 
-/* The frame becomes this rank's own chunk on its first lap. `again`: it was sent before. */
+/* The frame becomes this rank's own chunk in its reduce-scatter phase. `again`: it was sent before. */
 static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
 {
 	__u32 index = w->index, seq = seq_of(w->progress);
@@ -79,7 +79,7 @@ static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 	return ring_launch_first(w);
 }
 
-/* Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of round `round`. */
+/* Start an own chunk's reduce-scatter phase over: nobody has saved the partial sum that was lost, or a rank has refused the result of `round`. */
 static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 round)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
@@ -302,7 +302,7 @@ static __always_inline void ring_repeat(struct ring_work *w)
 	w->chunk->attempt = w->frame->attempt;
 }
 
-/* Lap one, input ready: add it; the last rank of the lap has the sum. */
+/* Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum. */
 static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 {
 	void *input = bpf_map_lookup_elem(&ring_inputs, &w->index);
@@ -314,7 +314,7 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	if (!input)
 		return RING_GONE;
 	now = word_of(seq, round);
-	/* With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on. */
+	/* With `origin` the owner starts reduce-scatter phases over that broke further on: ranks on the way pass them on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* What is missing, and how it is asked for.
  *
- * A frame stays on the CPU where it begins, lap after lap, and no frame overtakes another between two ranks on the same CPU: they pass the same
+ * A frame stays on the CPU where it begins, hop after hop, and no frame overtakes another between two ranks on the same CPU: they pass the same
  * queues. So each frame names the one that its sender has sent before it on its CPU (`prev`), and whoever gets it without having got that one
  * knows that it is lost. What is late is not taken for lost, however busy the machine is: a later frame of the stream is late as well. The last frame
  * of a stream is named by the answer to a probe, which travels on the stream behind it (a tail-loss probe, RFC 8985).

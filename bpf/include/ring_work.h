@@ -79,7 +79,7 @@ static __always_inline bool ring_is_mine(__u32 index)
 	return ring_owner_of(index) == ring_config.rank;
 }
 
-/* Steps from the owner of a chunk to a rank: of its first lap so many are done when it comes there. */
+/* Steps from the owner of a chunk to a rank: of its reduce-scatter phase so many are done when it comes there. */
 static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 {
 	__u32 owner = ring_owner_of(index);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Frames of ring and exchange: told from others, sealed, addressed. Twin: testbed/protocol/wire.py. */
+/* Frames of ring and exchange: told from others, sealed, addressed. Reference model: testbed/protocol/wire.py. */
 #pragma once
 
 #include "lib/bpf.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward: a sequence number, and 32
- * bits that only grow while it lasts. Twin: testbed/protocol/sequence.py.
+ * bits that only grow while it lasts. Reference model: testbed/protocol/sequence.py.
  */
 #pragma once
 

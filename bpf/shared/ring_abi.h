@@ -105,10 +105,10 @@ struct ring_rank {
 
 /* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
 enum ring_wr_kind {
-	RING_WR_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
+	RING_WR_LAUNCH = 1, /* chunk `chunk` in its reduce-scatter phase, if it is not on it yet */
 	RING_WR_REPLAY,	  /* the early frame in slot `chunk` */
 	RING_WR_NACK,	  /* ask for the frame about chunk `chunk` that is missing */
-	RING_WR_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
+	RING_WR_RESTART,	  /* the result of `chunk` was refused in round `extra`: start the reduce-scatter phase over */
 	RING_WR_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
 };
 
@@ -176,7 +176,7 @@ enum ring_counter {
 	RING_EARLY,
 	RING_SPREAD,	 /* work requests handed to another CPU */
 	RING_LOST,	 /* frames that later ones of their stream have overtaken */
-	RING_RESTARTED,	 /* laps that began anew */
+	RING_RESTARTED,	 /* reduce-scatter phases that were started over */
 	RING_UNSAVED,	 /* partial sums for which there was no slot */
 	RING_COUNTERS,
 };

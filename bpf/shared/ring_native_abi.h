@@ -64,7 +64,7 @@ struct ring {
 	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
-	__u32 chasing; /* the last stall has asked for something that is known to be lost */
+	__u32 in_recovery; /* the last stall has asked for something that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
 	__u32 yields;	      /* times that a collective's wait gives way before it sleeps */

@@ -18,8 +18,8 @@ enum ring_value {
 
 enum ring_kind {
 	/* Between hosts. */
-	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
-	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
+	RING_REDUCE = 1,  /* the reduce-scatter phase: a partial sum; hop = ranks that have added theirs */
+	RING_RESULT = 2,  /* the all-gather phase: the whole sum; ends at the rank two before the chunk's owner */
 	RING_NACK = 3, /* the sender lacks a frame about this chunk */
 	RING_PROBE = 4,   /* is anybody there? sequence number = the one entered, chunk = the first whose result is missing */
 	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this stream */
@@ -43,7 +43,7 @@ enum ring_flag {
 	RING_FLAG_RESULT = 1,	/* of a request: what is missing is the result, not the partial sum */
 	RING_FLAG_SPREAD = 2,	/* of a kick: its frames are worth more than one CPU */
 	RING_FLAG_VERIFIED = 4,	/* of a probe and its answer: the sender's process has verified all results of this sequence number */
-	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
+	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter phase has to start over */
 	RING_FLAG_VERIFIED_ACK = 16,	/* of an answer: the sender knows that the receiver has verified all results */
 	RING_FLAG_EARLIER = 32, /* `prev` is of the sequence number before */
 };
@@ -80,11 +80,11 @@ struct ring_frame {
 	__u32 chunk;
 	__u64 checksum; /* of the payload, and the seal of the header */
 	__u8 stream;	/* CPU of the sender that sent it: frames of a stream do not overtake each other */
-	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
+	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of the all-gather phase */
 	__u8 sender;	/* ranks, which the addresses must agree with */
 	__u8 receiver;
 	__u8 flags;   /* enum ring_flag, enum pinch_flag */
-	__u8 round;   /* how often lap one of the chunk has begun anew */
+	__u8 round;   /* how often the reduce-scatter phase of the chunk has been started over */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
 	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
 	__u16 attempt; /* 0, then 1 more for each time that it is sent again */

@@ -1,4 +1,6 @@
-"""What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Twin of ``bpf/include/fate.h``.
+"""What becomes of a frame: a pure function of the seed, the rules, and the frame's identity.
+
+Reference model of ``bpf/include/fate.h``.
 
 A draw is splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) of a hash of
 seed, rule and identity. Time and the order of frames play no part. All numbers are integers: both sides agree bit for bit.

@@ -1,4 +1,4 @@
-"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, checked against the twin."""
+"""Faults on a fabric: rules in force while a context is open, counted, logged, checked against the reference model."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Injector:
     def check_replay(self, at_most: int | None = None) -> int:
         """Judge frames of the log anew, in Python.
 
-        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 a second. None: of all.
+        :param at_most: Of so many records, evenly spaced; the reference model judges some 30,000 a second. None: of all.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """

@@ -1,4 +1,4 @@
-"""A log of faults against the twin: the same frames, judged anew, must meet the same fates. Pure."""
+"""A log of faults against the reference model: the same frames, judged anew, must meet the same fates. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["check_replay"]
 
 
 def check_replay(table: RuleTable, records: NDArray[Any]) -> None:
-    """Compare every record with what the twin decides.
+    """Compare every record with what the reference model decides.
 
     :param records: Shape (n,), of :data:`testbed.faults.log.RECORD`.
-    :raises FaultError: The first that differs: the frame, what the log says, what the twin says.
+    :raises FaultError: The first that differs: the frame, what the log says, what the reference model says.
     """
     columns = [records[name].tolist() for name in (*Packet._fields, "length", "rule", "action", "argument", "order", "fired")]
     for index, (*identity, length, rule, action, argument, order, fired) in enumerate(zip(*columns, strict=True)):

@@ -58,7 +58,7 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
-	r->front = r->asked = r->stalls = r->chasing = 0;
+	r->front = r->asked = r->stalls = r->in_recovery = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
@@ -185,7 +185,7 @@ int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t expone
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* A result is not what its check says: do without, and have the chunk's first lap begun anew. What is stored next must find that it is the last. */
+/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. What is stored next must find that it is the last. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;

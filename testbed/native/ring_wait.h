@@ -14,7 +14,7 @@
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define CHASE_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
+#define RECOVERY_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
 
 /* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
  * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
@@ -97,14 +97,14 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		if (!flushed)
 			break;
 	}
-	r->chasing = known;
+	r->in_recovery = known;
 	r->stalls++;
 }
 
 /* How long a CPU may be quiet before it is asked why. */
 static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
-	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->chasing ? CHASE_DOUBLINGS : DOUBLINGS);
+	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
 }
 
 /* Has something new come on a CPU since the last look? If not, when is it to be asked why? */

@@ -1,4 +1,6 @@
-"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out. Twin of ``bpf/lib/frame.h``.
+"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out.
+
+Reference model of ``bpf/lib/frame.h``.
 
 A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 64-bit words::
 
@@ -84,7 +86,7 @@ VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` is of the sequence number before."""
 RESTART = constant("RING_FLAG_RESTART")
-"""Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
+"""Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter phase has to start over."""
 
 _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -259,7 +261,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame | None:
-    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the twin.
+    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the reference model.
 
     Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank that it reaches.
     """

@@ -1,4 +1,7 @@
-"""What ``pinch`` must give, bit for bit: lanes and integer sums in plain numpy. Twin of ``testbed/native/pinch.c``. Pure."""
+"""What ``pinch`` must give, bit for bit: lanes and integer sums in plain numpy.
+
+Reference model of ``testbed/native/pinch.c``. Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Any

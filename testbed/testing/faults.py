@@ -83,7 +83,7 @@ class FaultsInForce:
     def check_replay(self, at_most: int | None = None) -> int:
         """Judge logged frames anew, in Python.
 
-        :param at_most: Of so many records, evenly spaced; the twin judges some 30,000 a second.
+        :param at_most: Of so many records, evenly spaced; the reference model judges some 30,000 a second.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """

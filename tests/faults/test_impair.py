@@ -129,7 +129,7 @@ def test_an_unknown_receiver_takes_the_bridge():
     assert Programs("drop").run("impair_xdp", data) == (XDP_PASS, data)
 
 
-def test_bits_are_flipped_where_the_twin_says(program):
+def test_bits_are_flipped_where_the_reference_says(program):
     programs = Programs("corrupt bits=5", "corrupt p=0.5 bits=64", seed=9)
     for chunk in range(20):
         data = ring(chunk=chunk)

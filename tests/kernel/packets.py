@@ -10,7 +10,7 @@ from scapy.packet import Raw
 
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
-from tests.kernel.twin import KernelRank
+from tests.kernel.reference import KernelRank
 from tests.native.process import NativeProcess
 from tests.protocol.network import COOKIE, GROUP, config, endpoints
 
@@ -60,7 +60,7 @@ def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK,
 
 
 def reduce(chunk: int, **fields) -> bytes:
-    """Lap one as it reaches the rank: the inputs of all ranks from the owner on."""
+    """Reduce-scatter phase as it reaches the rank: the inputs of all ranks from the owner on."""
     owner = chunk % RANKS
     hops = (RANK - owner) % RANKS
     before = [input_of((owner + hop) % RANKS, chunk) for hop in range(hops)]
@@ -69,7 +69,7 @@ def reduce(chunk: int, **fields) -> bytes:
 
 
 def result(chunk: int, **fields) -> bytes:
-    """Lap two as it reaches the rank. It began behind the last of lap one, so it ends before that."""
+    """All-gather phase as it reaches the rank. It began behind the last of the reduce-scatter phase, so it ends before that."""
     hop = (RANK - (chunk % RANKS - 1)) % RANKS
     return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
 

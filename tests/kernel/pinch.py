@@ -21,7 +21,7 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, 
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_twin as twin
+from tests.exchange import pinch_reference as reference
 
 __all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "hello", "meet", "received", "said"]
 
@@ -124,7 +124,7 @@ class Loaded(Closing):
         one = Bundles(bundles.order[bundles.starts[which] : bundles.starts[which + 1]], np.arange(2), bundles.to[:1])
         one.starts[1] = len(one.order)
         mine = self.lanes[self.graph.halos[sender].owned]
-        return twin.payloads(self.layout, one, mine)[number % self.layout.parts]
+        return reference.payloads(self.layout, one, mine)[number % self.layout.parts]
 
     def embed(self, sender: int, number: int, to: int, /, **fields: int) -> bytes:
         """A rank's frame as it reaches another."""

@@ -49,7 +49,7 @@ from tests.kernel.packets import (
     reduce,
     result,
 )
-from tests.kernel.twin import KernelRank
+from tests.kernel.reference import KernelRank
 from tests.native.process import NativeProcess
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -86,22 +86,22 @@ def relabel(data: bytes, **fields: int) -> bytes:
 
 ANEW = {"flags": RESTART}
 REFUSED = {
-    "cookie of another run, lap one": ("bad_cookie", reduce(2, cookie=1)),
-    "cookie of another run, lap two": ("bad_cookie", result(0, cookie=1)),
+    "cookie of another run, reduce-scatter": ("bad_cookie", reduce(2, cookie=1)),
+    "cookie of another run, all-gather": ("bad_cookie", result(0, cookie=1)),
     "cookie of another run, probe": ("bad_cookie", probe(0, cookie=1)),
     "another version": ("bad_cookie", result(0, version=VERSION - 1)),
-    "lap one for another rank": ("bad_receiver", reduce(2, receiver=2)),
-    "lap two for another rank": ("bad_receiver", result(0, receiver=0)),
-    "lap two to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
+    "reduce-scatter for another rank": ("bad_receiver", reduce(2, receiver=2)),
+    "all-gather for another rank": ("bad_receiver", result(0, receiver=0)),
+    "all-gather to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
     "nack for another rank": ("bad_receiver", nack(1, receiver=0)),
     "probe for another rank": ("bad_receiver", probe(0, receiver=2)),
     "answer for another rank": ("bad_receiver", probe(0, Kind.ALIVE, receiver=2)),
     "answer for a rank beyond all": ("bad_receiver", probe(0, Kind.ALIVE, receiver=255)),
-    "lap one of the collective before": ("bad_seq", reduce(2, seq=SEQ - 1)),
-    "lap two of the collective before": ("bad_seq", result(0, seq=SEQ - 1)),
-    "lap two of the next collective": ("bad_seq", result(0, seq=LATER)),
-    "lap one of the one after the next": ("bad_seq", reduce(2, seq=SEQ + 2)),
-    "lap one of half the range away": ("bad_seq", reduce(2, seq=SEQ + 0x80000000)),
+    "reduce-scatter of the collective before": ("bad_seq", reduce(2, seq=SEQ - 1)),
+    "all-gather of the collective before": ("bad_seq", result(0, seq=SEQ - 1)),
+    "all-gather of the next collective": ("bad_seq", result(0, seq=LATER)),
+    "reduce-scatter of the one after the next": ("bad_seq", reduce(2, seq=SEQ + 2)),
+    "reduce-scatter of half the range away": ("bad_seq", reduce(2, seq=SEQ + 0x80000000)),
     "no sequence number": ("bad_seq", result(0, seq=0)),
     "nack, collective before": ("not_held", nack(1, seq=SEQ - 1)),
     "nack, next collective": ("not_held", nack(1, seq=LATER)),
@@ -119,9 +119,9 @@ REFUSED = {
     "lane type of another rank": ("bad_tensor", result(0, tag=tag_of(32))),
     "hop of another rank": ("bad_rank", reduce(2, hop=1)),
     "hop beyond the ring": ("bad_rank", result(0, hop=RANKS)),
-    "lap one of a rank that is not before": ("bad_rank", reduce(2, source=2)),
-    "lap one of a host outside": ("bad_rank", from_outside(reduce(2))),
-    "lap two of a host outside": ("bad_rank", from_outside(result(0))),
+    "reduce-scatter of a rank that is not before": ("bad_rank", reduce(2, source=2)),
+    "reduce-scatter of a host outside": ("bad_rank", from_outside(reduce(2))),
+    "all-gather of a host outside": ("bad_rank", from_outside(result(0))),
     "probe of a host outside": ("bad_rank", from_outside(probe(0))),
     "answer of a host outside": ("bad_rank", from_outside(probe(0, Kind.ALIVE))),
     "probe in this rank's own name": ("bad_rank", probe(RANK)),
@@ -133,15 +133,15 @@ REFUSED = {
     "a kick that comes by the link": ("bad_kind", kick()),
     "no kind": ("bad_kind", result(0, kind=0)),
     "another kind": ("bad_kind", result(0, kind=255)),
-    "wrong sum, lap one": ("bad_checksum", reduce(0, checksum=1)),
-    "wrong sum, the end of lap one": ("bad_checksum", reduce(2, checksum=1)),
-    "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
-    "wrong sum, lap two": ("bad_checksum", result(0, checksum=1)),
+    "wrong sum, reduce-scatter": ("bad_checksum", reduce(0, checksum=1)),
+    "wrong sum, the end of reduce-scatter": ("bad_checksum", reduce(2, checksum=1)),
+    "wrong sum, reduce-scatter of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
+    "wrong sum, all-gather": ("bad_checksum", result(0, checksum=1)),
     "wrong sum, nack": ("bad_checksum", nack(1, checksum=1)),
     "wrong sum, nack to begin anew": ("bad_checksum", nack(1, checksum=1, **ANEW)),
     "wrong sum, probe": ("bad_checksum", probe(0, checksum=1)),
     "wrong sum, answer": ("bad_checksum", probe(0, Kind.ALIVE, checksum=1)),
-    "lap one that says it is lap two": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
+    "reduce-scatter that says it is all-gather": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
     "the collective before, as if of this one": (
         "bad_checksum",
         relabel(result(0, seq=SEQ - 1), seq=SEQ),
@@ -224,12 +224,12 @@ def good_frames() -> list[bytes]:
         owner = chunk % RANKS
         hops = (RANK - owner) % RANKS
         words = sum_of(range(RANKS), chunk)
-        lap_two = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
-        made += [packet(words, chunk=chunk, seq=each, **lap_two) for each in (SEQ, SEQ - 1)]
+        all_gather = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
+        made += [packet(words, chunk=chunk, seq=each, **all_gather) for each in (SEQ, SEQ - 1)]
         if hops:
             words = sum_of(range(owner, owner + hops), chunk)
-            lap_one = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
-            made += [packet(words, chunk=chunk, seq=each, **lap_one) for each in (SEQ, LATER)]
+            reduce_scatter = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
+            made += [packet(words, chunk=chunk, seq=each, **reduce_scatter) for each in (SEQ, LATER)]
     return made
 
 

@@ -62,14 +62,14 @@ def word_in(found: Frame) -> int:
 
 
 def test_who_enters_says_hello_to_all(loaded) -> None:
-    """What it says to whom is what the twin says: checked as its receiver would."""
+    """What it says to whom is what the reference model says: checked as its receiver would."""
     said = enter(loaded, 7)
     assert [found.destination.ip for found in said] == [loaded.groups[0].members[rank].ip for rank in (1, 2)]
     for rank, found in zip((1, 2), said, strict=True):
         frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
         port = loaded.ports[0]
-        twin = decode(hello(port, 0, frames, 7, receiver=rank, prev=SEQ))
-        assert (found.header, word_in(found)) == (twin.header, word_in(twin))
+        expected = decode(hello(port, 0, frames, 7, receiver=rank, prev=SEQ))
+        assert (found.header, word_in(found)) == (expected.header, word_in(expected))
         assert len(found.payload) * 8 + FRAME_BYTES == LEAST_BYTES
     assert loaded.counters(0) == {"hellos": 2}
 

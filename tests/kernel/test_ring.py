@@ -151,8 +151,8 @@ ROWS = [
     Row("another tensor's result", result(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's nack", nack(1, tag=1), {"bad_tensor": 1}),
     Row("hop that skips a rank", reduce(0, hop=2), {"bad_rank": 1}),
-    Row("own chunk on its first lap", reduce(1, hop=3), {"bad_rank": 1}),
-    Row("lap one of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
+    Row("own chunk in its reduce-scatter phase", reduce(1, hop=3), {"bad_rank": 1}),
+    Row("reduce-scatter of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
     Row("a sender whose address is another rank's", result(0, sender=2), {"bad_rank": 1}),
     Row("a sender beyond the ring", result(0, sender=RANKS), {"bad_rank": 1}),
     Row("a sender beyond all", result(0, sender=255), {"bad_rank": 1}),
@@ -165,32 +165,32 @@ ROWS = [
     Row("nack to begin another rank's chunk anew", nack(0, **ANEW), {"bad_rank": 1}),
     Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
     Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
-    Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum in the reduce-scatter phase", reduce(0, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum at the end of reduce-scatter", reduce(2, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum in the all-gather phase", result(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an early frame", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
-    Row("wrong lanes on lap two", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
-    # Lap one.
+    Row("wrong lanes, all-gather", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
+    # Reduce-scatter phase.
     Row(
-        "lap one",
+        "reduce-scatter",
         reduce(0),
         SENT,
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "seq": SEQ, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
     ),
     Row(
-        "the end of lap one",
+        "the end of reduce-scatter",
         reduce(2),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "flags": 0, "attempt": 0, "prev": LAUNCHED},
         words=total_of(2),
     ),
-    Row("lap one once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
+    Row("reduce-scatter once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
     Row(
-        "lap one once more, which the owner has begun again for a rank behind",
+        "reduce-scatter once more, which the owner has begun again for a rank behind",
         reduce(0, attempt=1),
         SENT,
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 1, "round": 0},
@@ -199,17 +199,17 @@ ROWS = [
         upstream=False,
     ),
     Row(
-        "lap one of a later round",
+        "reduce-scatter of a later round",
         reduce(0, round=1),
         SENT,
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
         words=input_of(0, 0) + input_of(1, 0),
         before=(reduce(0),),
     ),
-    Row("lap one of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
-    Row("the end of lap one once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
+    Row("reduce-scatter of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
+    Row("the end of reduce-scatter once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
     Row(
-        "lap one of a chunk that is done",
+        "reduce-scatter of a chunk that is done",
         reduce(0, attempt=1),
         SENT | {"answered": 1, "resent": 1},
         {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "flags": 0, "attempt": 1, "prev": NOTHING},
@@ -218,28 +218,28 @@ ROWS = [
         before=(result(0),),
         upstream=False,
     ),
-    Row("lap one of the next sequence number", EARLY, {"early": 1}),
+    Row("reduce-scatter of the next sequence number", EARLY, {"early": 1}),
     Row("an early frame that is there already", EARLY, {"duplicate": 1}, before=(EARLY,)),
-    # Lap two.
+    # All-gather phase.
     Row(
-        "lap two ends, and the token becomes the next chunk",
+        "all-gather ends, and the token becomes the next chunk",
         result(0),
         SENT | {"stored": 1},
         {"kind": Kind.REDUCE, "chunk": 4, "hop": 1, "attempt": 0, "flags": 0, "prev": LAUNCHED},
         words=input_of(RANK, 4),
     ),
     Row(
-        "lap two goes on",
+        "all-gather goes on",
         result(1),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "flags": 0, "prev": LAUNCHED},
         words=total_of(1),
     ),
-    Row("lap two ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
-    Row("lap two of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
-    Row("lap two of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
+    Row("all-gather ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
+    Row("all-gather of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
+    Row("all-gather of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
     Row(
-        "lap two of a rank further off, which was asked for it",
+        "all-gather of a rank further off, which was asked for it",
         result(1, source=2),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2},
@@ -441,8 +441,8 @@ def test_every_reason_has_a_row() -> None:
 
 
 KINDS = {
-    "lap one": reduce,
-    "lap two": result,
+    "reduce-scatter": reduce,
+    "all-gather": result,
     "nack": nack,
     "probe": lambda chunk, **fields: probe(2, **fields),
     "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=VERIFIED | VERIFIED_ACK, **fields),
@@ -636,8 +636,8 @@ LOST = {
 def naming(carrier: str, item: int) -> bytes:
     """A frame of the rank before that was sent behind another."""
     made = {
-        "lap one": lambda: reduce(3, prev=item),
-        "lap two": lambda: result(3, prev=item),
+        "reduce-scatter": lambda: reduce(3, prev=item),
+        "all-gather": lambda: result(3, prev=item),
         "answer": lambda: probe(0, Kind.ALIVE, prev=item),
         "early": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
         "answer of the next collective": lambda: probe(0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item),
@@ -645,7 +645,7 @@ def naming(carrier: str, item: int) -> bytes:
     return made[carrier]()
 
 
-CARRIERS = ("lap one", "lap two", "answer", "early", "answer of the next collective")
+CARRIERS = ("reduce-scatter", "all-gather", "answer", "early", "answer of the next collective")
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -757,8 +757,8 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
 
 
 OLD = {
-    "lap one": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
-    "lap two": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
+    "reduce-scatter": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
+    "all-gather": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
     "nacks": [nack(1), nack(1, flags=RESTART), nack(1, flags=RESULT, prev=0), nack(1, flags=RESTART, round=255)],
 }
 
@@ -808,7 +808,7 @@ def test_upstream_every_nack_is_answered(kernel) -> None:
         assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 
 
-ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "early": EARLY}
+ACCEPTED = {"reduce-scatter": reduce(0), "end of reduce-scatter": reduce(2), "all-gather": result(0), "early": EARLY}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -826,7 +826,7 @@ def test_cut_frames_change_nothing(kernel, name) -> None:
 PROTECTED = [12, 13, 14, 23, *range(26, 34), 36, 37, *range(42, FRAME_BYTES + LENGTH)]
 
 
-@pytest.mark.parametrize("name", ["lap one", "end of lap one", "lap two"])
+@pytest.mark.parametrize("name", ["reduce-scatter", "end of reduce-scatter", "all-gather"])
 def test_damaged_frames_change_nothing(kernel, name) -> None:
     """Up to eight bits anywhere in one word: 4,000 frames, none stored, none sent.
 

@@ -63,7 +63,7 @@ class Pair:
 
 
 def frames(kind: Kind) -> list[bytes]:
-    """Of one chunk each: those that this rank ends lap one of, or is the last on lap two of."""
+    """Of one chunk each: those that this rank ends the reduce-scatter phase of, or is the last in the all-gather phase of."""
     made = []
     for index in range(ROUNDS):
         chunk = RANKS * index + (2 if kind == Kind.REDUCE else 0)
@@ -91,7 +91,8 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         assert done[chunks].all()
         expected = chunks + (1 if kind == Kind.REDUCE else 0)
         assert (kernel.results[chunks] == expected[:, None]).all()
-        # The other CPU's was a duplicate: of lap one it is dropped, or answered from the result that was there by then.
+        # The other CPU's was a duplicate: of the reduce-scatter phase it is dropped, or answered from the result that was there
+        # by then.
         assert counters["duplicate"] + counters["answered"] == ROUNDS
         assert counters["bad_checksum"] == 0
 

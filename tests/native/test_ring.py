@@ -184,8 +184,8 @@ def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -
     assert asked(both) == [(WrKind.NACK, 2)]  # half as many as the last time
 
 
-def test_what_is_lost_of_another_lap_is_not_asked_for(both) -> None:
-    """Of lap two, the partial sum; of lap one, before this rank has added its input, the result."""
+def test_what_is_lost_of_another_phase_is_not_asked_for(both) -> None:
+    """In all-gather the partial sum; in reduce-scatter, before this rank has added its input, the result."""
     both.lost(2, Stage.PARTIAL)
     both.lost(3, Stage.RESULT)
     both.stall(False)

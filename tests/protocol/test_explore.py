@@ -78,7 +78,7 @@ class TrustsTheHeader(TinyRank):
 
 
 class ForgetsRounds(TinyRank):
-    """A first lap that begins anew is not told from the one before."""
+    """A reduce-scatter phase that begins anew is not told from the one before."""
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         return self._launch(w, round_, again=True)

@@ -48,7 +48,7 @@ SCENES = {
     "a timer is early": Scene([ONE_WAY, ONE_WAY], 1, kinds("early")),
     "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, seq=4),
     "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), seq=0xFFFFFFFF),
-    "a twin is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
+    "a duplicate is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
     "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "kick", "damage")),
     "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
     "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
@@ -65,13 +65,13 @@ DEEP = {
     "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
     "two frames each way": Scene([TWO], 1, MOST | {"early"}),
     "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF),
-    "a twin is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
+    "a duplicate is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
     "a ring, and a frame is lost": Scene([RING], 1, kinds("lose"), brisk=True),
     "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True),
     "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
     "three ranks, one dies, and a hello is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
-    "a late twin, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4),
+    "a late duplicate, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4),
     "a ring, twice": Scene([RING, RING], brisk=True),
 }
 
@@ -225,7 +225,7 @@ MUTANTS = {
         {"make": TakesWhatIsForOthers, "linger": False}, Scene([CHAIN], 1, kinds("flood"), brisk=True, only=EMBED), WRONG
     ),
     "claims before it verifies": Mutant({"make": ClaimsBeforeItVerifies}, Scene([PAIR], 1, kinds("damage"))),
-    "claims backwards": Mutant({"make": ClaimsBackwards}, SCENES["a twin is claimed late"]),
+    "claims backwards": Mutant({"make": ClaimsBackwards}, SCENES["a duplicate is claimed late"]),
     "verifies nothing": Mutant({"make": VerifiesNothing}, Scene([PAIR], 1, kinds("damage")), WRONG),
     "does not seal the sender": Mutant(
         {"make": seal_without("sender"), "linger": False},

@@ -57,7 +57,7 @@ def refuse(network: Network, index: int, chunk: int) -> Frame:
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
-    """They look by turns: the first has lap one begun anew, and those that have not looked yet get the new result as well."""
+    """They look by turns: the first has reduce-scatter started over, and those that look later get the new result as well."""
     network = stored(ranks, 2 * ranks, wrong=True, upstream=upstream)
     for turn in range(ranks + 1):
         look(network, (first + turn) % ranks)
@@ -69,7 +69,7 @@ def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("asker", [0, 1, 2])
-def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
+def test_a_refusal_has_the_owner_start_over(upstream, asker):
     network = stored(3, 3, wrong=False, upstream=upstream)
     out = refuse(network, asker, 0)
     record = network.members[asker].rank.chunks[0]
@@ -82,7 +82,7 @@ def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
-    """Two ranks refuse the same result: lap one begins anew once."""
+    """Two ranks refuse the same result: the reduce-scatter phase starts over once."""
     network = stored(3, 3, wrong=False, upstream=upstream)
     owner = network.members[0].rank
     one, other = (refuse(network, asker, 0) for asker in (1, 2))
@@ -128,7 +128,7 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
 
 
 def test_origin_a_verified_result_takes_a_new_sum_s_place():
-    """Where lap one ends: all that lack the result get it from there, however the sum that has come is spoilt."""
+    """Where reduce-scatter ends: all that lack the result get it from there, however the sum that has come is spoilt."""
     network = stored(3, 3, wrong=False, upstream=False)
     last = network.members[2]
     last.step()
@@ -165,7 +165,7 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
 
 
 def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():
-    """A result is refused, lap one begins anew and is damaged on its way; the owner has looked meanwhile: no third sum."""
+    """A result is refused, reduce-scatter starts over and is damaged; the owner has looked meanwhile: no third sum."""
     network = stored(3, 3, wrong=False, upstream=True)
     owner, refusing, last = network.members
     refusing.rank.results[0][0] ^= np.uint64(1)  # as if two errors on its last hop had cancelled out

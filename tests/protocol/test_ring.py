@@ -277,10 +277,10 @@ def test_without_a_reorder_threshold_only_the_timer_asks():
 
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
-def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
+def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
     """The rank before answers with the frame that was lost, as another attempt: one request, one answer, all else as it was.
 
-    Of lap two that is the result, of lap one the partial sum that the rank before keeps.
+    Of the all-gather phase that is the result, of the reduce-scatter phase the partial sum that the rank before keeps.
     """
     network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
@@ -303,7 +303,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
     assert network.total("restarted") == 0
 
 
-def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
+def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
     """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
     network = Network(4, collectives(4, [4 * 8]), retransmit_slots=1, nack_holdoff_us=5000)
     network.now_us = 1 << 20
@@ -324,7 +324,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """Lap two is lost at its end, each time once: the answer becomes the next chunk in its place, none is launched twice."""
+    """The last hop of all-gather is lost, each time once: the answer becomes the next chunk in its place, none is launched twice."""
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
 

@@ -134,7 +134,7 @@ class XdpRing(Transport):
         return outcome
 
     def _agree(self, tensor: Tensor) -> int:
-        """A lap of the status alone, for tensors of a size that nothing is known about yet.
+        """A collective of the status alone, for tensors of a size that nothing is known about yet.
 
         :returns: The exponent of the group's largest finite magnitude.
         """

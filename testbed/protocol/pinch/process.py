@@ -1,6 +1,7 @@
 """The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, says hello, sends, and waits.
 
-Twin of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is `pinch_policy`'s.
+Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is
+`pinch_policy`'s.
 """
 
 from __future__ import annotations

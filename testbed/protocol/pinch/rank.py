@@ -1,9 +1,9 @@
 """The programs of an exchange as a state machine without I/O or clocks.
 
-Twin of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame: `Rank.on_link`
-is the program on the link, `Rank.on_doorbell` the one at the doorbell's far end, `Rank.on_send` the one behind it that
-sends. What C does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and
-`Rank.claim` are the two halves of what is done with a frame of embeddings, between which another CPU, or the process, may
+Reference model of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame:
+`Rank.on_link` is the program on the link, `Rank.on_doorbell` the one at the doorbell's far end, `Rank.on_send` the one behind
+it that sends. What C does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify`
+and `Rank.claim` are the two halves of what is done with a frame of embeddings, between which another CPU, or the process, may
 do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
 """
 

@@ -1,4 +1,4 @@
-"""How a kick becomes frames: work requests, what is lost, what is new. Twin of ``bpf/broadcast.bpf.c``."""
+"""How a kick becomes frames: work requests, what is lost, what is new. Reference model of ``bpf/broadcast.bpf.c``."""
 
 from __future__ import annotations
 

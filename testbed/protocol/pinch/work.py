@@ -1,4 +1,7 @@
-"""What both programs of an exchange do: headers, bitmaps, how ranks meet. Twin of ``pinch_work.h`` and ``pinch_hello.h``."""
+"""What both programs of an exchange do: headers, bitmaps, how ranks meet.
+
+Reference model of ``pinch_work.h`` and ``pinch_hello.h``.
+"""
 
 from __future__ import annotations
 

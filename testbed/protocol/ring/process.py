@@ -1,4 +1,7 @@
-"""What the process of a rank decides: what to launch, to replay and to ask for. Twin of ``testbed/native/ring.c``."""
+"""What the process of a rank decides: what to launch, to replay and to ask for.
+
+Reference model of ``testbed/native/ring.c``.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ class Process:
         self.memory.verified = self.memory.seq
 
     def refuse(self, chunk: int) -> None:
-        """A result is not what its check says: do without, and have the chunk's first lap begun anew (``ring_refuse``)."""
+        """Refuse a result that fails its check, and start the chunk's reduce-scatter phase over (``ring_refuse``)."""
         memory, record = self.memory, self.memory.chunks[chunk]
         self._front = min(self._front, chunk)
         done = word_of(memory.seq, record.result & 0xFF00 | ResultState.DONE)

@@ -1,6 +1,6 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
-Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
+Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
 `Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the doorbell. The process beside it is
 `testbed.protocol.ring.process`. One rank alone needs no ring: ranks are 2..32.
 """
@@ -358,10 +358,10 @@ class Rank(Sender):
         return self._on_reduce(w) if self._find_chunk(w) else None
 
     def _reduce(self, w: Work) -> Frame | None:
-        """Lap one, input ready: add it; the last rank of the lap has the sum."""
+        """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on.
+        # With `origin` the owner starts reduce-scatter phases over that broke further on: ranks on the way pass them on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64

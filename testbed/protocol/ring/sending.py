@@ -1,7 +1,8 @@
 """What a rank sends, and how it comes to: partial sums, results, and requests for what has not come.
 
-Twin of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of ``ring_store.h``. What C does against races with
-other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in between.
+Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of ``ring_store.h``. What C does against
+races with other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in
+between.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Sender(Memory):
         return index % self.config.ranks == self.config.rank
 
     def _steps(self, index: int, rank: int) -> int:
-        """From the owner of a chunk to a rank: of its first lap so many are done when it comes there."""
+        """From the owner of a chunk to a rank: of its reduce-scatter phase so many are done when it comes there."""
         return (rank - index) % self.config.ranks
 
     def _result_steps(self, index: int, rank: int) -> int:
@@ -221,7 +222,7 @@ class Sender(Memory):
     # Frames.
 
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
-        """The frame becomes this rank's own chunk on its first lap.
+        """The frame becomes this rank's own chunk in its reduce-scatter phase.
 
         :param again: It was sent before.
         """
@@ -258,7 +259,10 @@ class Sender(Memory):
         return self._launch_first(w)
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
-        """Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of a round."""
+        """Start an own chunk's reduce-scatter phase over.
+
+        Nobody has saved the partial sum that was lost, or a rank has refused the result of a round.
+        """
         chunk = self.chunks[w.index]
         if chunk.reduced >> 32 != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
             return None
@@ -318,7 +322,7 @@ class Sender(Memory):
         return self._send(w, self.config.after, w.length, slot.sum)
 
     def _send_restart(self, w: Work, round_: int) -> Frame:
-        """Ask the owner to begin lap one of the chunk anew, after a round."""
+        """Ask the owner to start the reduce-scatter phase of the chunk over, after a round."""
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING

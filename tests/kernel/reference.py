@@ -94,7 +94,7 @@ class KernelRank:
         return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
-        """The maps hold what the twin holds. Times are left out: the clocks differ."""
+        """The maps hold what the reference model holds. Times are left out: the clocks differ."""
         control = self.control
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
@@ -158,7 +158,7 @@ def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
     assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
 
 
-class TwinRank(Rank):
+class ReferenceRank(Rank):
     """A `Rank` whose every frame goes through the kernel as well."""
 
     kernel: KernelRank
@@ -186,12 +186,12 @@ class TwinRank(Rank):
         self,
         program: str,
         verdict: int,
-        twin: Callable[[Frame, int], Frame | None],
+        reference: Callable[[Frame, int], Frame | None],
         frame: Frame,
         data: bytes | None = None,
     ) -> Frame | None:
         run = self.kernel.run(program, encode(frame) if data is None else data)
-        out = twin(frame, time.monotonic_ns() // 1000)
+        out = reference(frame, time.monotonic_ns() // 1000)
         assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.nack_due else verdict)
         if out is not None:
             assert run.data == encode(out)
@@ -199,10 +199,10 @@ class TwinRank(Rank):
         return out
 
 
-class TwinProcess(Process):
+class ReferenceProcess(Process):
     """A `Process` whose every step is also done by ``testbed/native/ring.c``, on the programs' maps."""
 
-    def __init__(self, rank: TwinRank, window: int) -> None:
+    def __init__(self, rank: ReferenceRank, window: int) -> None:
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
         setting, stream = rank.config, rank.stream_number(0)

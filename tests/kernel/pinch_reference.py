@@ -26,7 +26,7 @@ from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_twin as twin
+from tests.exchange import pinch_reference as reference
 from tests.kernel.pinch import ETH_P_ALL, Loaded, received
 
 RING = 42  # where the ring's header begins
@@ -102,9 +102,9 @@ class Accumulators:
 
 
 class Member:
-    """One rank: its port, and the twins of its programs and process."""
+    """One rank: its port, and the reference models of its programs and process."""
 
-    def __init__(self, network: "Twins", index: int) -> None:
+    def __init__(self, network: "Compared", index: int) -> None:
         self.network, self.index = network, index
         loaded = network.loaded
         self.port = port = loaded.ports[index]
@@ -168,7 +168,7 @@ class Member:
     def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
         port, layout = self.port, self.network.loaded.layout
         port.address(bundles)
-        bodies = twin.payloads(layout, bundles, lanes)
+        bodies = reference.payloads(layout, bundles, lanes)
         to = np.repeat(bundles.to, layout.parts).tolist()
         peers = -(-(port.group.size - 1) // len(set(port.homes)))
         self.rank.window = int(port.control.window)
@@ -253,10 +253,10 @@ class Member:
         self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
 
-    def _both(self, program, data, cpu, twins) -> tuple[Next, bytes]:
+    def _both(self, program, data, cpu, compared) -> tuple[Next, bytes]:
         run = self.network.run(self.index, program, data, cpu)
         packet, self.rank.cpu = self.parse(data), cpu
-        out, after = twins(packet, 1) if packet is not None else (Next.DROP, None)
+        out, after = reference(packet, 1) if packet is not None else (Next.DROP, None)
         assert run.retval == VERDICTS[out], (program, out, packet)
         if after is not None:
             wanted, begin = self.bytes_of(after), 0 if out in (Next.LINK, Next.BOTH) else RING
@@ -289,7 +289,7 @@ class Member:
         return encode(Frame(header, payload, source, destination))
 
     def assert_same(self) -> None:
-        """All maps are as the twin's memory."""
+        """All maps are as the reference model's memory."""
         port, rank = self.port, self.rank
         control = port.control
         assert control.progress == rank.seq << 32 | rank.ready
@@ -342,7 +342,7 @@ class Member:
         return np.ascontiguousarray(banks).view(dtype).max(axis=0).view(np.uint64)
 
 
-class Twins(Closing):
+class Compared(Closing):
     """All ranks of an exchange, and what is on its way between them.
 
     :param known: The scale is known beforehand: ranks meet only those that they share frames with.

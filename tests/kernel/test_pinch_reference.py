@@ -8,7 +8,7 @@ import pytest
 
 from testbed.protocol.sequence import NEWEST
 from testbed.testing.graphs import Partitioned, draw_partitioned
-from tests.kernel.pinch_twins import Twins
+from tests.kernel.pinch_reference import Compared
 
 pytestmark = pytest.mark.kernel
 
@@ -29,17 +29,17 @@ def lonely() -> Partitioned:
 
 
 SCENES = {
-    "spread": lambda: Twins(draw_partitioned(0, 60, 500, 3), 8, "sum", "int16", "spread", 576),
-    "pinned": lambda: Twins(draw_partitioned(1, 60, 400, 4), 30, "weighted", "int32", "pinned", 576),
-    "parts": lambda: Twins(draw_partitioned(2, 40, 200, 3), 400, "max", "int16", "pinned", 576),
-    "maxima": lambda: Twins(draw_partitioned(4, 60, 400, 2), 7, "max", "int32", "spread", 576),
-    "lonely": lambda: Twins(lonely(), 8, "sum", "int16", "pinned", 576, known=True),
-    "hubs": lambda: Twins(fans(), 60, "weighted", "int32", "spread", 1500),
+    "spread": lambda: Compared(draw_partitioned(0, 60, 500, 3), 8, "sum", "int16", "spread", 576),
+    "pinned": lambda: Compared(draw_partitioned(1, 60, 400, 4), 30, "weighted", "int32", "pinned", 576),
+    "parts": lambda: Compared(draw_partitioned(2, 40, 200, 3), 400, "max", "int16", "pinned", 576),
+    "maxima": lambda: Compared(draw_partitioned(4, 60, 400, 2), 7, "max", "int32", "spread", 576),
+    "lonely": lambda: Compared(lonely(), 8, "sum", "int16", "pinned", 576, known=True),
+    "hubs": lambda: Compared(fans(), 60, "weighted", "int32", "spread", 1500),
 }
 
 
 @pytest.fixture(scope="module", params=SCENES)
-def twins(request) -> Iterator[Twins]:
+def compared(request) -> Iterator[Compared]:
     with SCENES[request.param]() as made:
         yield made
 
@@ -58,62 +58,62 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     return bytes(wrong)
 
 
-def act(twins: Twins, action: str, chance: random.Random) -> None:
+def act(compared: Compared, action: str, chance: random.Random) -> None:
     """Do one thing, if it can be done."""
-    index = chance.randrange(len(twins.members))
+    index = chance.randrange(len(compared.members))
     if action == "step":
-        twins.step(index)
+        compared.step(index)
     elif action == "timer":
-        twins.timer(index)
+        compared.timer(index)
     elif action in ("ring", "lose kick"):
-        if twins.kicks:
-            place = chance.randrange(len(twins.kicks))
+        if compared.kicks:
+            place = chance.randrange(len(compared.kicks))
             if action == "ring":
-                twins.kick(place)
+                compared.kick(place)
             else:
-                twins.kicks.pop(place)
-    elif twins.in_flight:
-        place = chance.randrange(min(len(twins.in_flight), 40))
-        data = twins.in_flight[place]
+                compared.kicks.pop(place)
+    elif compared.in_flight:
+        place = chance.randrange(min(len(compared.in_flight), 40))
+        data = compared.in_flight[place]
         if action == "deliver":
-            twins.deliver(place)
+            compared.deliver(place)
         elif action == "lose":
-            twins.in_flight.pop(place)
+            compared.in_flight.pop(place)
         elif action == "duplicate":
-            twins.in_flight.append(data)
+            compared.in_flight.append(data)
         elif action == "damage":
-            twins.members[index].link(damaged(chance, data), chance.choice(twins.cpus))
+            compared.members[index].link(damaged(chance, data), chance.choice(compared.cpus))
         elif action == "flood":
-            for member in twins.members:
-                member.link(data, chance.choice(twins.cpus))
+            for member in compared.members:
+                member.link(data, chance.choice(compared.cpus))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_step_is_the_twins(twins, seed) -> None:
+def test_every_step_is_the_reference_models(compared, seed) -> None:
     """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then to exact sums."""
     chance = random.Random(seed)
     seq = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
-    twins.begin(chance, seq, exchanges=3)
+    compared.begin(chance, seq, exchanges=3)
     for _ in range(STEPS):
-        act(twins, chance.choice(ACTIONS), chance)
-    twins.finish()
+        act(compared, chance.choice(ACTIONS), chance)
+    compared.finish()
     reasons = ("bad_checksum", "bad_receiver", "bad_rank")
-    refused = sum(member.rank.counters[name] for member in twins.members for name in reasons)
+    refused = sum(member.rank.counters[name] for member in compared.members for name in reasons)
     assert refused > 0
 
 
 @pytest.mark.parametrize("why", [{"nonfinite": [0], "gone": [1]}, {"late": [2]}, {"nonfinite": [0], "late": [1, 2]}], ids=str)
-def test_the_end_of_exchanges_is_the_twins(twins, why) -> None:
+def test_the_end_of_exchanges_is_the_reference_models(compared, why) -> None:
     """One rank says that there will be no more, which goes round, whatever is lost."""
     chance = random.Random(1)
-    twins.begin(chance, 4, exchanges=3)
+    compared.begin(chance, 4, exchanges=3)
     for step in range(STEPS):
         if step == 100:
-            twins.members[0].end(**why)
-        act(twins, chance.choice(ACTIONS), chance)
-    while twins.in_flight or twins.kicks:
-        twins.kick() if twins.kicks else twins.deliver()
-    assert all(member.rank.has_ended for member in twins.members[1:2])
+            compared.members[0].end(**why)
+        act(compared, chance.choice(ACTIONS), chance)
+    while compared.in_flight or compared.kicks:
+        compared.kick() if compared.kicks else compared.deliver()
+    assert all(member.rank.has_ended for member in compared.members[1:2])
     for name in ("nonfinite", "gone", "late"):
         said = sum(1 << rank for rank in why.get(name, []))
-        assert all(getattr(member.rank, name) == said for member in twins.members if member.rank.has_ended)
+        assert all(getattr(member.rank, name) == said for member in compared.members if member.rank.has_ended)

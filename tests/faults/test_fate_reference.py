@@ -59,7 +59,7 @@ def packets(seed: int, layout: np.dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_twins_agree(number: int) -> None:
+def test_reference_and_engine_agree(number: int) -> None:
     """20 batches, a million packets in all; every verdict in every detail."""
     names = list(RULE_SETS)
     name, seed = names[number % len(names)], SEEDS[number % len(SEEDS)]

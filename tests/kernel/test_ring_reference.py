@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, encode
-from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
+from tests.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.protocol.network import Member, Network, collectives, config
 from tests.protocol.test_ring import ACTIONS, SCRIPTS, act
 
@@ -45,7 +45,7 @@ def stock() -> Iterator[Stock]:
 
 
 @contextmanager
-def network_of_twins(
+def network_of_references(
     stock, ranks, todo, window=3, nack_holdoff_us=0, seq=0, upstream=False, reorder_threshold=0
 ) -> Iterator[Network]:
     network = Network(ranks, todo, window=window, nack_holdoff_us=nack_holdoff_us, chunk_bytes=CHUNK_BYTES, seq=seq)
@@ -53,9 +53,9 @@ def network_of_twins(
         for index in range(ranks):
             kernel = stock.get(index, ranks, upstream, reorder_threshold)
             kernel.reset(seq, nack_holdoff_us)
-            rank = TwinRank(kernel.config, seq=seq, nack_holdoff_us=nack_holdoff_us)
+            rank = ReferenceRank(kernel.config, seq=seq, nack_holdoff_us=nack_holdoff_us)
             rank.kernel = kernel
-            process = TwinProcess(rank, window)
+            process = ReferenceProcess(rank, window)
             stack.enter_context(process.native)
             network.members[index] = Member(rank, window, todo)
             network.members[index].process = process
@@ -75,10 +75,10 @@ SCENES = {
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_twins(stock, ranks, totals, script, nack_holdoff_us, seq, **scene) -> None:
+def test_every_step_is_the_reference_models(stock, ranks, totals, script, nack_holdoff_us, seq, **scene) -> None:
     """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
     todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_twins(stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene) as network:
+    with network_of_references(stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene) as network:
         for action, index in script:
             act(network, action, index)
         if not nack_holdoff_us:
@@ -135,7 +135,7 @@ def test_forged_frames_are_judged_alike(stock, seed) -> None:
     chance = random.Random(seed)
     ranks = chance.choice((2, 3, 4))
     todo = collectives(ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed)
-    with network_of_twins(stock, ranks, todo, upstream=seed % 2 == 1, reorder_threshold=seed % 3) as network:
+    with network_of_references(stock, ranks, todo, upstream=seed % 2 == 1, reorder_threshold=seed % 3) as network:
         for member in network.members:
             member.verified = False
         forged = 0
