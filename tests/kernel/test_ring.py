@@ -172,7 +172,7 @@ ROWS = [
     Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
-    Row("wrong lanes, all-gather", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
+    Row("wrong all-gather", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
     # Reduce-scatter phase.
     Row(
         "reduce-scatter",

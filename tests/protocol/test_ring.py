@@ -324,7 +324,7 @@ def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """The last hop of all-gather is lost, each time once: the answer becomes the next chunk in its place, none is launched twice."""
+    """The last all-gather hop is lost, each time once: the answer becomes the next chunk in its place, none twice."""
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
 
