@@ -38,15 +38,15 @@ class KernelRank:
             max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
             | dict.fromkeys(("ring_retransmit", "ring_retransmit_data"), config.retransmit_slots)
             | {"ring_streams": max(os.sched_getaffinity(1)) + 1},
-            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "parking_data", "kept_data")},
+            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "early_data", "retransmit_data")},
         )
         shared, dtype = self.object.maps, self.object.dtype
         self.inputs, self.results = shared["ring_inputs"].view(), shared["ring_results"].view()
         self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
         self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
-        shared = (Struct.each(self.memory[name]) for name in ("early_frames", "streams", "ranks"))
-        self.early_frames, self.streams, self.ranks = shared
+        records = (Struct.each(self.memory[name]) for name in ("early_frames", "streams", "ranks"))
+        self.early_frames, self.streams, self.ranks = records
         self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
 
     def close(self) -> None:

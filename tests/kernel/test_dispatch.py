@@ -14,7 +14,7 @@ from tests.protocol.network import GROUP
 
 pytestmark = pytest.mark.kernel
 
-TABLES = {"groups": "ring_link", "doorbells": "ring_doorbell", "sq": "ring_wr"}
+TABLES = {"groups": "ring_link", "doorbells": "ring_doorbell", "executors": "ring_execute"}
 
 
 @pytest.fixture(scope="module")

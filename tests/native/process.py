@@ -42,8 +42,8 @@ class NativeProcess:
         self.window = window
         self.memory = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()} | dict(shared)
         self.control = Struct(self.memory["control"])
-        shared = (Struct.each(self.memory[name]) for name in ("early_frames", "chunks", "ranks"))
-        self.early_frames, self.records, self.peers = shared
+        records = (Struct.each(self.memory[name]) for name in ("early_frames", "chunks", "ranks"))
+        self.early_frames, self.records, self.peers = records
         self.quiet = Struct("ring_quiet")
         self.kick = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -36,7 +36,7 @@ _MOST_BANKS = 8
 _ACK_EVERY = 8
 _MOST_IN_FLIGHT = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
-_PARKING = 256  # frames that may wait for the CPU that aggregates
+_QUEUED = 256  # frames that may wait for the CPU that aggregates
 _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
 
 
@@ -160,7 +160,7 @@ class PinchPort(Closing):
         for index in range(len(set(self.homes))):
             shared["pinch_fan"].update(index, near)
         if self.cpu != ANYWHERE:
-            fill_cpumap(shared["pinch_cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
+            fill_cpumap(shared["pinch_cpus"], set(self.homes), _QUEUED, self._receive.programs["pinch_remote"].fd)
         self.control.partners = (1 << self.group.size) - 1  # at first all meet
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["pinch_events"]
