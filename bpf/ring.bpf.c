@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
  *
- * Chunk c belongs to rank c % ranks, its owner. Reduce-scatter phase: each rank adds its input to the payload. The last rank of the reduce-scatter phase has
- * the sum, stores it, and sends it on; the all-gather phase: each rank stores it. Where the all-gather phase ends, the frame is at liberty: it becomes
- * the next chunk of the rank that it has reached. So the number of frames under way stays what the ranks rang for at the
- * start, no acknowledgement is sent, and no process runs.
+ * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its input to the payload; the last
+ * one has the sum, stores it and sends it on. In the all-gather phase each rank stores it. Where that phase ends, the frame is
+ * free: it becomes the next chunk of the rank that it has reached. So the number of frames in flight stays what the ranks
+ * kicked for at the start, no acknowledgement is sent, and no process runs.
  *
- * Each rank sees to it that it gets what the rank before has sent (ring_stream.h), and sends again what the rank behind lacks: its input, a partial sum
- * that it keeps, or the result. So a phase goes on from where it broke. Partial sums live in frames and inputs are never written here, so that the reduce-scatter phase
- * can also start over (`round`): what a process has refused, and what nobody keeps.
+ * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and retransmits what the rank after
+ * lacks: its input, a partial sum from the retransmit buffer, or the result. So a chunk resumes at the hop that lost it.
+ * Partial sums live in frames and programs never write inputs, so a reduce-scatter phase can also start over (`round`): when
+ * a process has refused the result, or no buffer has the partial sum.
  */
 #include "ring_submission.h"
 
-/* A frame of this group has come in by the link. */
+/* A frame of this group has arrived on the link. */
 SEC("xdp")
 int ring_link(struct xdp_md *ctx)
 {
@@ -27,9 +28,9 @@ int ring_link(struct xdp_md *ctx)
 	return ring_leave(&w, outcome, true);
 }
 
-/* The process has kicked: make as many frames of the kick as there are work requests. They arrive together, at the doorbell's near end, and
- * stay together, so that each device is polled for many frames at once. A process that kicked for each one would be kept
- * in its first system call by the softirq that carries the first frame round and round.
+/* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame. The copies arrive together
+ * at the near end and stay together, so each device is polled for many frames at once. If the process sent one kick for each
+ * request, the softirq of the first one would carry that frame round and round, and hold the process in its system call.
  */
 SEC("xdp")
 int ring_doorbell(struct xdp_md *ctx)
@@ -47,9 +48,9 @@ int ring_doorbell(struct xdp_md *ctx)
 	return waiting ? bpf_redirect_map(&ring_fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, hop after hop,
- * and so would all that this process kicks for: the rank that comes last, which holds everybody's early frames, would set one CPU
- * to work alone.
+/* The near end: a copy of a kick takes a work request; a copy of another frame becomes a nack. A frame stays on the CPU where
+ * it starts, hop after hop, so one process would load one CPU alone, above all that of the last rank to enter, which replays
+ * everybody's early frames. So kicks for many work requests are spread over the CPUs.
  */
 SEC("xdp")
 int ring_execute(struct xdp_md *ctx)
@@ -60,7 +61,7 @@ int ring_execute(struct xdp_md *ctx)
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that has gone on */
+	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that went on: a nack is due */
 		return ring_leave(&w, ring_send_due_nack(&w), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
 		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
@@ -79,7 +80,7 @@ int ring_execute(struct xdp_md *ctx)
 	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
-/* The same on another CPU: a kick, or a probe that is to go out from there. */
+/* The same on another CPU: a kick, or a probe that has to leave from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {

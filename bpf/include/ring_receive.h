@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The wire's side: what a rank does with each kind of frame that comes in by its link. */
+/* The receiving side: what a rank does with each kind of frame that arrives on its link. */
 #pragma once
 
 #include "ring_store.h"
 
-/* Is the frame, which is of this rank's sequence number, one of this rank's tensor? */
+/* Does the frame, which has this rank's sequence number, fit this rank's tensor? */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->seq);
@@ -20,7 +20,7 @@ static __always_inline bool ring_fits(struct ring_work *w)
 	return false;
 }
 
-/* Look up the chunk that the frame names; refuse the frame if its payload cannot be one. */
+/* Look up the frame's chunk. Drop the frame if its payload cannot be one. */
 static __always_inline bool ring_find_chunk(struct ring_work *w)
 {
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
@@ -28,7 +28,7 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_CHUNK);
 		return false;
 	}
-	if (!w->frame->seq) { /* what chunks that were never stored have */
+	if (!w->frame->seq) { /* chunks that were never stored carry 0 */
 		ring_count(w, DROP_BAD_SEQ);
 		return false;
 	}
@@ -37,11 +37,11 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	/* Other sequence numbers: an earlier one is answered as it nacks, what the next one will be is not known yet. */
+	/* An earlier collective is answered with the frame's own length; the next one's tensor is not known yet. */
 	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
-/* Does this rank hold the result of the frame's chunk and sequence number? */
+/* Does this rank hold the result that the frame is about? */
 static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
@@ -49,13 +49,13 @@ static __always_inline bool ring_holds(struct ring_work *w)
 	return seq_of(result) == w->frame->seq && ring_state_of(result) == RING_RESULT_DONE;
 }
 
-/* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
+/* Is that result good enough for the frame's round? A verified one is good enough for any round. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
 	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_verified(w, w->frame->seq));
 }
 
-/* Is the whole frame what its sender has sealed? */
+/* Verify checksum and seal of the whole frame. */
 static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 {
 	__u64 expected = ring_payload_expected(w);
@@ -80,7 +80,7 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 	if (!hop || w->frame->hop != hop || w->frame->sender != ring_rank_before(ring_config.rank))
 		return ring_drop(w, DROP_BAD_RANK);
 	if (!ring_config.upstream && ring_holds_enough(w)) {
-		/* The owner has not got the result, which went on from here. */
+		/* The owner lacks the result, which was sent on from here. */
 		if (!ring_verify(w, &sum))
 			return RING_GONE;
 		return ring_too_soon(w) ? RING_GONE : ring_send_result(w, ring_owner_of(w->index), w->frame->round, w->chunk->before[RING_STAGE_RESULT]);
@@ -110,7 +110,7 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (seq != seq_of(w->progress) || w->index >= (__u32)w->progress)
-		/* No sum can be whole without this rank's part: a forgery, or a frame of another age. */
+		/* No sum is complete without this rank's input: a forgery, or a stale frame. */
 		return ring_drop(w, DROP_BAD_SEQ);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
@@ -141,9 +141,7 @@ static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, 
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* The rank behind lacks what this one has sent it, and the chunk's owner is to send it again. The request says what was sent before that, as the
- * frame itself did, so that the owner's answer can.
- */
+/* Pass a nack on to the chunk's owner. It carries the lost frame's `prev`, so that the owner's answer can carry it too. */
 static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32 prev)
 {
 	w->frame->prev = prev;
@@ -152,7 +150,7 @@ static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* The rank behind lacks the partial sum that this rank has sent. */
+/* Retransmit the partial sum that the rank after lacks. */
 static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w, bool mine)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
@@ -162,7 +160,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	if (w->frame->seq != seq_of(w->progress) || seq_of(reduced) != w->frame->seq)
 		return ring_drop(w, DROP_NOT_HELD);
 	if (!ring_config.upstream && !mine)
-		return ring_pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
+		return ring_pass_on(w, RING_NOTHING); /* the chunk passes by here again and gets its `prev` then */
 	if (ring_too_soon(w))
 		return RING_GONE;
 	if (mine)
@@ -173,7 +171,7 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	return ring_send_restart(w, round);
 }
 
-/* A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that. */
+/* A rank refused a result, or no buffer has the partial sum. If this rank has verified its own result, send that. */
 static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bool mine)
 {
 	__u32 asker = w->frame->sender;
@@ -190,8 +188,8 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 	return ring_restart(w, w->frame->round);
 }
 
-/* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
- * the chunk's owner, which sends the result, or starts the reduce-scatter phase over. What this rank has not sent is not lost, whatever the asker believes.
+/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the nack on to the chunk's owner, which
+ * sends the result or starts the reduce-scatter phase over. A frame that this rank has not sent is not lost, so that nack is dropped.
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
@@ -213,13 +211,13 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round, direct ? w->chunk->before[RING_STAGE_RESULT] : w->frame->prev);
 	}
-	/* It cannot have the result before this rank, but may lack the partial sum of a later round. */
+	/* The result cannot get there before it gets here, but the partial sum of a later round may be missing there. */
 	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_resend_partial(w, mine);
 }
 
-/* What another rank says of itself. */
+/* Note what another rank says about itself. */
 static __always_inline void ring_note_rank(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender, seq = w->frame->seq;
@@ -233,7 +231,7 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		rank->verified = seq;
 }
 
-/* What this rank says of itself. To the rank behind it names what it has sent it last. */
+/* Send a probe or an answer. An answer to the rank after names the last frame of the stream. */
 static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
 {
 	__u32 seq = seq_of(word_read(&w->control->progress));
@@ -277,7 +275,7 @@ static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 	return RING_GONE;
 }
 
-/* What every frame must be before anything is looked at that it names. */
+/* The first checks on every frame, before any field is used as an index. */
 static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 {
 	__u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -298,7 +296,7 @@ static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 	return true;
 }
 
-/* Is a frame for this rank, and from another one? */
+/* Is the frame addressed to this rank, and does its sender exist? */
 static __always_inline bool ring_is_for_me(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender;

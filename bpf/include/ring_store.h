@@ -10,7 +10,7 @@
 #include "ring_stream.h"
 #include "ring_payload.h"
 
-/* The frame becomes this rank's own chunk in its reduce-scatter phase. `again`: it was sent before. */
+/* Turn the frame into the first hop of one of this rank's chunks. `again`: it was sent before. */
 static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 round, bool again)
 {
 	__u32 index = w->index, seq = seq_of(w->progress);
@@ -33,7 +33,7 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 	w->frame->seq = seq;
 	w->frame->chunk = index;
 	w->frame->hop = 1;
-	w->frame->flags = 0; /* enlist may set one */
+	w->frame->flags = 0; /* ring_enlist may set one */
 	w->frame->round = round;
 	w->frame->tag = tensor->tag;
 	if (again) {
@@ -48,7 +48,7 @@ static __always_inline enum ring_verdict ring_launch(struct ring_work *w, __u8 r
 	return ring_send(w, ring_rank_after(ring_config.rank), length, sum);
 }
 
-/* Launch an own chunk that nobody has launched yet. */
+/* Launch an own chunk, unless it has been launched. */
 static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 {
 	__u32 seq = seq_of(w->progress);
@@ -64,7 +64,7 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 	return ring_launch(w, 0, false);
 }
 
-/* The frame is at liberty: it carries on as this rank's next chunk, if there is one. A slot beyond what is ready is left to the
+/* The frame is free: it becomes this rank's next chunk, if there is one. A slot beyond what is ready is left to the
  * process, which launches it when it has moved `progress` (it reads `next` after that; both sides are fenced).
  */
 static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
@@ -92,8 +92,8 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 	return ring_launch(w, round + 1, false);
 }
 
-/* The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round.
- * `prev`: what the rank before the receiver had sent it before the result.
+/* Turn the frame into the result that this rank holds, for a rank that lacks it or that refused an earlier round.
+ * `prev`: the predecessor of the lost frame.
  */
 static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, __u32 to, __u8 round, __u32 prev)
 {
@@ -129,7 +129,7 @@ static __always_inline __u32 ring_retransmit_slot(__u32 index)
 	return index & (ring_config.retransmit_slots - 1);
 }
 
-/* Keep the partial sum that is about to be sent, unless the slot has one that may still be needed. */
+/* Save the partial sum in the retransmit buffer, unless its slot holds one that may still be needed. */
 static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 {
 	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress), other;
@@ -144,7 +144,7 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
-		/* Whose result is here was taken from this rank by the rank behind. */
+		/* If that chunk's result is here, the rank after has received its partial sum. */
 		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
 			ring_count(w, RING_UNSAVED);
 			return;
@@ -162,7 +162,7 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	__sync_lock_test_and_set(&saved->valid, mine);
 }
 
-/* The frame becomes the partial sum that this rank has sent. False: it is not kept. */
+/* Turn the frame into the partial sum from the retransmit buffer. False: the buffer does not have it. */
 static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round, enum ring_verdict *outcome)
 {
 	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress);
@@ -191,7 +191,7 @@ static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round, enu
 	return true;
 }
 
-/* A result is in place: make it count, once in a sequence number, or again after it was refused. */
+/* A result is in place: publish it. It counts once per collective, and again after it was refused. */
 static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 round, __u64 sum)
 {
 	__u32 seq = seq_of(w->progress);
@@ -202,7 +202,7 @@ static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 
 	ring_count(w, RING_STORED);
 	if (w->stream)
 		w->stream->progress += 1;
-	w->chunk->resent_us = 0; /* whoever asks for it from now on can have it */
+	w->chunk->resent_us = 0; /* nacks are answered from now on */
 	if (seq_of(before) == seq && ring_state_of(before) == RING_RESULT_DONE)
 		return;
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
@@ -228,7 +228,7 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 
 	if (!data || (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* a CPU is writing one of an earlier round */
+	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* another CPU is writing an earlier round's */
 		return RING_NOT_TAKEN;
 	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_verified(w, seq))
 		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
@@ -267,7 +267,7 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 		return ring_drop(w, DROP_EARLY_FULL);
 	}
 	data = bpf_map_lookup_elem(&ring_early_data, &slot);
-	if (!data) /* cannot be: the maps are equally long */
+	if (!data) /* cannot happen: the maps have equal lengths */
 		return RING_GONE;
 	early->seq = w->frame->seq;
 	early->chunk = w->frame->chunk;
@@ -294,7 +294,7 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 	return RING_GONE;
 }
 
-/* A partial sum is passed on that this rank has passed on before: it names what it named then. */
+/* The chunk's partial sum was sent before: repeat its `prev`. */
 static __always_inline void ring_repeat(struct ring_work *w)
 {
 	w->frame->flags = 0;

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What is missing, and how it is asked for.
+/* Loss detection on streams, and the nack queues.
  *
- * A frame stays on the CPU where it begins, hop after hop, and no frame overtakes another between two ranks on the same CPU: they pass the same
- * queues. So each frame names the one that its sender has sent before it on its CPU (`prev`), and whoever gets it without having got that one
- * knows that it is lost. What is late is not taken for lost, however busy the machine is: a later frame of the stream is late as well. The last frame
- * of a stream is named by the answer to a probe, which travels on the stream behind it (a tail-loss probe, RFC 8985).
+ * A frame stays on one CPU from its launch to its last hop, and frames of one CPU pass the same queues between two ranks, so
+ * they stay in order: they form a stream. Each frame names its predecessor in `prev`. A rank that receives a frame but has not
+ * received its predecessor knows that the predecessor is lost. Load does not confuse this: if a frame is late, so are all
+ * frames behind it on its stream. The answer to a probe travels on the stream and names its last frame, so the loss of that
+ * one is found too (a tail-loss probe, RFC 8985).
  *
- * A frame that is sent again has no place in the order; it names what it named the first time. So two that were lost one after the other are both
- * found: the second by what came after it, and the first by the second when that is sent again.
+ * A retransmission has no place in the stream. It repeats the `prev` of the original, so when two frames in a row are lost,
+ * the second is found by its successor and the first by the retransmission of the second.
  *
- * Who lacks a frame asks for it, from time to time until it comes. The frame at hand has to go on, so its copy does the asking (`ring_fan_nack`): it is sent
- * to the doorbell, where this CPU receives it next, and takes what is to be asked for from a queue that no other CPU touches.
+ * A rank nacks a missing frame, and repeats the nack until the frame arrives. The frame at hand has to go on, so a copy of it
+ * becomes the nack (`ring_fan_nack`): XDP sends the copy to the doorbell, where the same CPU receives it next and takes an
+ * entry from its own nack queue.
  */
 #pragma once
 
 #include "ring_work.h"
 
-#define RING_MOST_DOUBLINGS 4 /* of the time between two requests for a frame */
-#define RING_SKIP 4 /* requests that are not needed any more, which are passed over at a time */
+#define RING_MOST_DOUBLINGS 4 /* of the holdoff between two nacks for a frame */
+#define RING_SKIP 4 /* obsolete entries that one frame may pass over */
 
 static __always_inline bool ring_has_early(__u32 seq, __u32 index)
 {
@@ -31,7 +33,7 @@ static __always_inline bool ring_has_early(__u32 seq, __u32 index)
 	return false;
 }
 
-/* Is a frame about a chunk missing here? */
+/* Does this rank lack this frame of a chunk? */
 static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_chunk *chunk, __u32 seq, __u8 round, enum ring_stage stage)
 {
 	__u64 reduced = word_read(&chunk->reduced), result = word_read(&chunk->result);
@@ -54,14 +56,14 @@ static __always_inline bool ring_is_missing(struct ring_work *w, const struct ri
 static __always_inline void ring_nack_put(struct ring_nack_queue *queue, const struct ring_nack *nack)
 {
 	if (queue->given - queue->taken >= RING_NACK_ENTRIES) {
-		queue->carried = queue->taken; /* frames that were to take some have got lost */
-		return; /* the process will find it */
+		queue->carried = queue->taken; /* their frames were dropped on the way: wait again */
+		return; /* the process finds it when its timer expires */
 	}
 	queue->nacks[queue->given % RING_NACK_ENTRIES] = *nack;
 	queue->given += 1;
 }
 
-/* Has something become due? Then the frame at hand is to ask for it. */
+/* Is a nack due? Then reserve it for the frame at hand. */
 static __always_inline bool ring_carry(struct ring_work *w, struct ring_nacks *nacks, struct ring_nack_queue *queue)
 {
 	for (int step = 0; step < RING_SKIP && queue->carried != queue->given; step++) {
@@ -80,7 +82,7 @@ static __always_inline bool ring_carry(struct ring_work *w, struct ring_nacks *n
 	return false;
 }
 
-/* A frame has come whose sender sent another before it: is that here? */
+/* A frame has arrived: has its predecessor? If not, note the loss and queue a nack. */
 static __always_inline void ring_look_back(struct ring_work *w)
 {
 	__u32 seq = w->frame->seq, mine = seq_of(w->progress), prev = w->frame->prev, zero = 0;
@@ -114,7 +116,7 @@ static __always_inline void ring_look_back(struct ring_work *w)
 	ring_nack_put(&list->fresh, &nack);
 }
 
-/* A frame has come: is it time to ask for others? */
+/* Count an arrival, and see whether a nack is due. */
 static __always_inline void ring_look_around(struct ring_work *w)
 {
 	__u32 zero = 0;
@@ -126,7 +128,7 @@ static __always_inline void ring_look_around(struct ring_work *w)
 	w->nack_due = ring_carry(w, list, &list->fresh) || ring_carry(w, list, &list->again);
 }
 
-/* What the frame is to ask for. False: nothing any more. */
+/* Take a reserved entry. False: none is still missing. */
 static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nacks *list, struct ring_nack_queue *queue, struct ring_nack *nack)
 {
 	for (int step = 0; step < RING_SKIP && queue->taken != queue->carried; step++) {

@@ -36,7 +36,7 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	f->length = length;
 	f->tag = early->tag;
 	f->stream = 0;
-	f->prev = RING_NOTHING; /* it was looked at when the frame came */
+	f->prev = RING_NOTHING; /* it was checked when the frame arrived */
 	sum = early->sum;
 	__sync_lock_test_and_set(&early->state, RING_EARLY_FREE);
 	f->checksum = sum + frame_seal(f);
@@ -44,8 +44,8 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	return ring_find_chunk(w) ? ring_on_reduce(w) : RING_GONE;
 }
 
-/* Ask for a frame. The request is as long as the answer, which may not fit where a shorter one has been. Every asking is another attempt: a fault
- * that meets frames by what they say must not meet all of them.
+/* Turn the frame into a nack. It is as long as its answer, because the answer reuses its buffer. Each nack has an attempt of its
+ * own: a fault rule that matches by header fields must not match all of them.
  */
 static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u8 round, enum ring_stage stage)
 {
@@ -68,7 +68,7 @@ static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u
 	return ring_send(w, ring_rank_before(ring_config.rank), length, 0);
 }
 
-/* Ask for whatever frame is next to come about a chunk, unless it is all there. */
+/* Nack the chunk's next missing frame, if one is missing. */
 static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 {
 	__u32 seq = seq_of(w->progress);
@@ -84,7 +84,7 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 	return ring_is_mine(w->index) ? RING_GONE : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
 }
 
-/* A result was refused in round `round`. */
+/* The process refused the chunk's result of round `round`. */
 static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __u8 round)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
@@ -100,7 +100,7 @@ static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __
 	return ring_send_restart(w, round);
 }
 
-/* Is rank `to` there? On a CPU of its own the question is passed on as it is. */
+/* Probe a rank. */
 static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_wr *wr)
 {
 	w->frame->attempt = wr->attempt;
@@ -124,7 +124,7 @@ static __always_inline bool ring_take_wr(struct ring_work *w, struct ring_wr *wr
 	return false;
 }
 
-/* What is wanted of the collective at hand. */
+/* Execute a work request that belongs to the current collective. */
 static __always_inline enum ring_verdict ring_send_wr(struct ring_work *w, const struct ring_wr *wr)
 {
 	w->index = wr->chunk;
@@ -153,7 +153,7 @@ static __always_inline enum ring_verdict ring_on_wr(struct ring_work *w, const s
 	return ring_drop(w, DROP_BAD_KIND);
 }
 
-/* The frame is free to ask for what is missing. */
+/* Turn a spare frame into the nack that it was reserved for. */
 static __always_inline enum ring_verdict ring_send_due_nack(struct ring_work *w)
 {
 	__u32 zero = 0;
@@ -169,7 +169,7 @@ static __always_inline enum ring_verdict ring_send_due_nack(struct ring_work *w)
 	return ring_send_nack(w, nack.item >> RING_ROUND_SHIFT, nack.item & RING_STAGE_BIT);
 }
 
-/* Where a frame goes in the end. */
+/* Send the frame on its way; if a nack is due, send a copy to the doorbell as well. */
 static __always_inline int ring_leave(struct ring_work *w, enum ring_verdict outcome, bool by_link)
 {
 	if (w->nack_due && outcome == RING_SEND)

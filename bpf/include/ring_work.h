@@ -6,7 +6,7 @@
 #include "lib/word.h"
 #include "ring_maps.h"
 
-/* Verdicts of this file: the frame is ready to leave by the uplink, or it is done with. */
+/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is not needed any more. */
 enum ring_verdict { RING_GONE, RING_SEND };
 
 struct ring_work {
@@ -16,10 +16,10 @@ struct ring_work {
 	struct ring_chunk *chunk;
 	struct ring_stream *stream;
 	__u64 *counters;
-	__u64 progress; /* as it was when work on this frame began */
+	__u64 progress; /* as read when this frame's work began */
 	__u32 index;	/* of the chunk */
 	__u32 length;	/* of the payload of frames in this sequence number */
-	bool nack_due;	/* there is something to ask for */
+	bool nack_due;	/* a nack is reserved for this frame */
 };
 
 static __always_inline __u64 ring_count_up(struct ring_work *w, __u32 counter)
@@ -79,7 +79,7 @@ static __always_inline bool ring_is_mine(__u32 index)
 	return ring_owner_of(index) == ring_config.rank;
 }
 
-/* Steps from the owner of a chunk to a rank: of its reduce-scatter phase so many are done when it comes there. */
+/* Hops from a chunk's owner to a rank in the reduce-scatter phase. */
 static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 {
 	__u32 owner = ring_owner_of(index);
@@ -87,15 +87,15 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 	return rank >= owner ? rank - owner : rank + ring_config.ranks - owner;
 }
 
-/* Steps that a result takes to a rank: from the rank before the owner, where it comes to be. To that one itself it is once round: only who has
- * refused its own sum gets one from another.
+/* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank itself it is a full round: it
+ * receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 {
 	return ring_steps_to(index, rank) + 1;
 }
 
-/* Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner. */
+/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at once. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
 	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
@@ -107,14 +107,14 @@ static __always_inline bool ring_is_verified(struct ring_work *w, __u32 seq)
 	return *(volatile __u32 *)&w->control->verified == seq || seq_is_before(seq, seq_of(w->progress));
 }
 
-/* Has the process begun another collective since this frame's work began? Then what was read may be torn. */
+/* Has the process entered another collective since this frame's work began? Then the data read may be torn. */
 static __always_inline bool ring_overtaken(struct ring_work *w)
 {
 	barrier();
 	return seq_of(word_read(&w->control->progress)) != seq_of(w->progress);
 }
 
-/* The frame, again: helpers make the verifier forget it. */
+/* Reload the frame's pointer, which a helper call invalidates. */
 static __always_inline bool ring_reload(struct ring_work *w)
 {
 	w->frame = (void *)(long)w->ctx->data;
@@ -135,7 +135,7 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Have the frame name the latest one that was sent on this CPU, if that is of its sequence number or of the one before. */
+/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before. */
 static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
@@ -151,7 +151,7 @@ static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 	}
 }
 
-/* Give the frame, which is sent for the first time, its place in the order of this CPU's frames. */
+/* Append a frame that is sent for the first time to this CPU's stream. */
 static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 index, enum ring_stage stage)
 {
 	struct ring_chunk *chunk = w->chunk;
@@ -187,13 +187,13 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	return RING_SEND;
 }
 
-/* The sum that the payload must have, if the header is what its sender has sealed. */
+/* The sum that the payload must have, given the header's seal. */
 static __always_inline __u64 ring_payload_expected(struct ring_work *w)
 {
 	return w->frame->checksum - frame_seal(w->frame);
 }
 
-/* Is a frame without payload that counts what its sender has sent? */
+/* Verify the seal of a frame whose payload does not count. */
 static __always_inline bool ring_is_sealed(struct ring_work *w)
 {
 	if (!ring_payload_expected(w))
