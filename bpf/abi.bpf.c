@@ -89,7 +89,7 @@ KEEP(struct pinch_vertex);
 KEEP(struct pinch_edge);
 KEEP(struct pinch_hub);
 KEEP(struct pinch_peer);
-KEEP(struct pinch_hello);
+KEEP(struct pinch_handshake);
 KEEP(struct pinch_ack);
 
 KEEP(enum pinch_waited);

@@ -30,10 +30,10 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	return bpf_redirect(pinch_config.doorbell, 0);
 }
 
-/* A hello has come: it goes back as an answer, or as the last one that was missing becomes a kick for each flow. */
+/* A handshake has come: it goes back as an answer, or as the last one that was missing becomes a kick for each flow. */
 static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 {
-	__u32 next = pinch_on_hello(ctx, c);
+	__u32 next = pinch_on_handshake(ctx, c);
 	struct ring_frame *f;
 
 	if (next == PINCH_MET_ANSWER)
@@ -67,7 +67,7 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		pinch_make_own(f, PINCH_DOORBELL);
 		return bpf_redirect(pinch_config.doorbell, 0);
 	}
-	if (f->kind == PINCH_HELLO)
+	if (f->kind == PINCH_HANDSHAKE)
 		return greet(ctx, c);
 	pinch_count(DROP_BAD_KIND, 1);
 	return XDP_DROP;

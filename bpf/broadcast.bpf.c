@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned to exactly the ranks that need it.
  *
- * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
+ * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last handshake that was missing. It
  * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the kick is dropped in the end.
  * First come the process's work requests, then holes in what a peer has acknowledged, then new frames as far as the window goes.
  */
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 
 #include <linux/pkt_cls.h>
 
@@ -211,16 +211,16 @@ static long send_new(__u32 i, struct send_work *w)
 }
 
 struct greet_work {
-	struct pinch_hello hello;
+	struct pinch_handshake handshake;
 	struct __sk_buff *skb;
 	struct pinch_control *control;
 	struct pinch_greeting say;
 };
 
-/* Say hello to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
+/* Send a handshake to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
  * told until they have said that they know.
  */
-static long send_hello(__u32 rank, struct greet_work *w)
+static long send_handshake(__u32 rank, struct greet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
 	__u64 word = peer ? pinch_word_in(peer->ours, w->say.seq) : 0;
@@ -234,8 +234,8 @@ static long send_hello(__u32 rank, struct greet_work *w)
 	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {
 		return 0;
 	}
-	pinch_write_hello(&w->hello, w->control, rank, word, &w->say);
-	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
+	pinch_write_handshake(&w->handshake, w->control, rank, word, &w->say);
+	if (bpf_skb_store_bytes(w->skb, 0, &w->handshake, sizeof(w->handshake), 0))
 		return 1;
 	bpf_clone_redirect(w->skb, pinch_config.uplink, 0);
 	return 0;
@@ -263,8 +263,8 @@ static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, 
 	if (kick->attempt)
 		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
-		bpf_loop(pinch_config.ranks, send_hello, &w, 0);
-	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
+		bpf_loop(pinch_config.ranks, send_handshake, &w, 0);
+	/* The process may have looked for the last handshake before, and have left frames to whoever finds it. */
 	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
 		kick_all(skb, kick);
 	return TC_ACT_SHOT;

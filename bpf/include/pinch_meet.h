@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Hellos on their way in. */
+/* Handshakes on their way in. */
 #pragma once
 
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 
 enum pinch_met {
 	PINCH_MET_DONE = 0,
@@ -11,26 +11,26 @@ enum pinch_met {
 };
 
 /* Is it what it says? */
-static __always_inline bool pinch_is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
+static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct pinch_handshake *handshake, void *end)
 {
-	struct ring_frame *f = &hello->head;
+	struct ring_frame *f = &handshake->head;
 
 	if (f->tag != (__u16)c->tag) {
 		pinch_count(DROP_BAD_TENSOR, 1);
 		return false;
 	}
-	if ((void *)(hello + 1) > end || f->length != sizeof(hello->word)) {
+	if ((void *)(handshake + 1) > end || f->length != sizeof(handshake->word)) {
 		pinch_count(DROP_BAD_LENGTH, 1);
 		return false;
 	}
-	if (f->seq != seq_of(hello->word) || f->checksum != pinch_hello_check(hello)) {
+	if (f->seq != seq_of(handshake->word) || f->checksum != pinch_handshake_check(handshake)) {
 		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
 	return true;
 }
 
-/* What this rank has to say to one that lacks its hello: that of the sequence number asked for, or if it has not entered it yet, its latest. */
+/* What this rank has to say to one that lacks its handshake: that of the sequence number asked for, or if it has not entered it yet, its latest. */
 static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq, __u32 mine)
 {
 	__u64 word = pinch_word_in(peer->ours, seq);
@@ -74,32 +74,32 @@ static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinc
 }
 
 /* Returns one of enum pinch_met. */
-static __always_inline __u32 pinch_on_hello(struct xdp_md *ctx, struct pinch_control *c)
+static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
-	struct pinch_hello *hello = (void *)(long)ctx->data;
+	struct pinch_handshake *handshake = (void *)(long)ctx->data;
 	__u32 sender, seq, mine = seq_of(*(volatile __u64 *)&c->progress);
 	struct pinch_greeting say = {};
 	struct pinch_peer *peer;
 	__u64 answer;
 	bool ask, late;
 
-	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !pinch_is_hello(c, hello, (void *)(long)ctx->data_end))
+	if ((void *)(&handshake->head + 1) > (void *)(long)ctx->data_end || !pinch_is_handshake(c, handshake, (void *)(long)ctx->data_end))
 		return PINCH_MET_DONE;
-	sender = hello->head.sender;
-	seq = hello->head.seq;
-	ask = hello->head.flags & PINCH_FLAG_ASK;
-	late = hello->head.flags & PINCH_FLAG_LATE;
-	say.attempt = hello->head.attempt;
+	sender = handshake->head.sender;
+	seq = handshake->head.seq;
+	ask = handshake->head.flags & PINCH_FLAG_ASK;
+	late = handshake->head.flags & PINCH_FLAG_LATE;
+	say.attempt = handshake->head.attempt;
 	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
 	if (!peer)
 		return PINCH_MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
-	if (pinch_exponent_in(hello->word) == PINCH_ENDED) {
-		pinch_note_end(c, sender, hello->head.chunk, late ? 0 : hello->head.prev, late ? hello->head.prev : 0);
+	if (pinch_exponent_in(handshake->word) == PINCH_ENDED) {
+		pinch_note_end(c, sender, handshake->head.chunk, late ? 0 : handshake->head.prev, late ? handshake->head.prev : 0);
 	} else {
-		*(volatile __u32 *)&peer->at = hello->head.prev;
-		*(volatile __u32 *)&peer->waits = hello->head.chunk;
-		if (pinch_take_word(c, peer, hello->word, mine))
+		*(volatile __u32 *)&peer->at = handshake->head.prev;
+		*(volatile __u32 *)&peer->waits = handshake->head.chunk;
+		if (pinch_take_word(c, peer, handshake->word, mine))
 			return PINCH_MET_ALL;
 		if (seq != mine && seq != seq_after(mine) && seq_after(seq) != mine &&
 		    (seq != PINCH_FIRST || !ask) && !pinch_has_ended(c)) {
@@ -112,9 +112,9 @@ static __always_inline __u32 pinch_on_hello(struct xdp_md *ctx, struct pinch_con
 	answer = pinch_has_ended(c) ? word_of(seq, 0) : pinch_answer_of(peer, seq, mine);
 	say.seq = pinch_word_in(peer->ours, mine) ? mine : seq_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
 	say.waits = pinch_waits_of(c, mine);
-	hello = (void *)(long)ctx->data;
-	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)
+	handshake = (void *)(long)ctx->data;
+	if (!answer || (void *)(handshake + 1) > (void *)(long)ctx->data_end)
 		return PINCH_MET_DONE;
-	pinch_write_hello(hello, c, sender, answer, &say);
+	pinch_write_handshake(handshake, c, sender, answer, &say);
 	return PINCH_MET_ANSWER;
 }

@@ -2,7 +2,7 @@
 /* A frame of embeddings on its way in: checked, claimed, added to its vertices' neighbours, acknowledged. */
 #pragma once
 
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 #include "pinch_hub.h"
 
 enum pinch_next {

@@ -29,7 +29,7 @@ enum pinch_mark {
 	PINCH_WR_ASK = 0x80000000, /* of a work request: ask whether the frame has come, do not send it again */
 };
 
-/* Of a hello's word: seq << 32 | frames << 9 | exponent. */
+/* Of a handshake's word: seq << 32 | frames << 9 | exponent. */
 enum pinch_word {
 	PINCH_EXPONENT_BITS = 9,
 	PINCH_NOT_FINITE = 511, /* instead of an exponent */
@@ -41,9 +41,9 @@ enum pinch_seq {
 };
 
 enum pinch_flag {
-	PINCH_FLAG_ASK = 1,  /* of embeddings and hellos: an answer is wanted */
+	PINCH_FLAG_ASK = 1,  /* of embeddings and handshakes: an answer is wanted */
 	PINCH_FLAG_ALL = 1,  /* of a kick: there is one for each flow */
-	PINCH_FLAG_LATE = 2, /* of a hello that says that exchanges have ended: `prev` are ranks that are up */
+	PINCH_FLAG_LATE = 2, /* of a handshake that says that exchanges have ended: `prev` are ranks that are up */
 };
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
@@ -89,7 +89,7 @@ struct pinch_control {
 	__u32 tag;
 	__u32 window;	/* copies of frames that a flow may have under way */
 	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
-	__u32 lowest;	/* of all ranks' largest exponent, as hellos have it: payloads hold from here */
+	__u32 lowest;	/* of all ranks' largest exponent, as handshakes have it: payloads hold from here */
 	__u32 highest;	/* to here */
 	__u32 partners; /* ranks that have to be met, a bit each, and this one */
 	__u32 pad0[8];
@@ -172,14 +172,14 @@ struct pinch_peer {
 	__u64 heard;	/* verified frames of all kinds, since the start */
 	__u64 news;	/* of these, that said something new */
 	__u32 answers;	/* acknowledgements, since the start */
-	__u32 at;	/* sequence number that it has entered, as its latest hello said */
+	__u32 at;	/* sequence number that it has entered, as its latest handshake said */
 	__u32 waits;	/* ranks that it waited for there, a bit each */
 	__u32 pad;
-	__u64 ours[2];	/* hellos to it, of even and of odd sequence numbers; of this rank's own record, not used */
-	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
+	__u64 ours[2];	/* handshakes to it, of even and of odd sequence numbers; of this rank's own record, not used */
+	__u64 theirs[2]; /* handshakes from it; of this rank's own record, that it has entered itself */
 };
 
-struct pinch_hello {
+struct pinch_handshake {
 	struct ring_frame head;
 	__u64 word;
 } __attribute__((packed, aligned(8)));
@@ -198,8 +198,8 @@ enum pinch_counter {
 	PINCH_RESENT,
 	PINCH_ACKS,	      /* acknowledgements sent */
 	PINCH_ASKS,	      /* questions sent whether frames have come */
-	PINCH_HELLOS,	      /* hellos sent */
-	PINCH_FANNED,	      /* kicks that a last hello has become */
+	PINCH_HANDSHAKES,	      /* handshakes sent */
+	PINCH_FANNED,	      /* kicks that a last handshake has become */
 	PINCH_RECEIVED,
 	PINCH_VERTICES,	      /* received that have neighbours here */
 	PINCH_UNUSED,	      /* received that have none */

@@ -30,7 +30,7 @@ enum ring_kind {
 enum pinch_kind {
 	PINCH_EMBED = 6, /* embeddings; chunk = the sender's number of the frame, prev = its number in the stream */
 	PINCH_ACK = 7,	 /* a bitmap of frames around `chunk`; stream and prev are those of the frame it answers */
-	PINCH_HELLO = 8, /* handshake: the sender has entered an exchange; the payload is one word */
+	PINCH_HANDSHAKE = 8, /* handshake: the sender has entered an exchange; the payload is one word */
 	PINCH_ASK = 9,	 /* has frame `chunk` arrived? stream and prev as in PINCH_EMBED */
 	PINCH_DOORBELL = 17, /* there are frames to send */
 	PINCH_WORK = 18,     /* there are hubs to go on with */

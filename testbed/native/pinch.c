@@ -22,7 +22,7 @@ int pinch_kick(struct pinch *p)
 	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
 }
 
-/* Have hellos sent to all partners. Returns 0 or an errno. */
+/* Have handshakes sent to all partners. Returns 0 or an errno. */
 static int greet(const struct pinch *p)
 {
 	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
@@ -86,7 +86,7 @@ void pinch_open(struct pinch *p, uint32_t seq)
 
 /* Say to all partners that this rank has entered. Returns 0 or an errno.
  *
- * exponent: of its largest value, as hellos have it; lowest, highest: of all ranks', with which payloads can be sent.
+ * exponent: of its largest value, as handshakes have it; lowest, highest: of all ranks', with which payloads can be sent.
  */
 int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
 {
@@ -101,7 +101,7 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 	return greet(p);
 }
 
-/* The largest exponent of any rank that has entered, as hellos have it. */
+/* The largest exponent of any rank that has entered, as handshakes have it. */
 uint32_t pinch_highest(const struct pinch *p)
 {
 	uint32_t seq = seq_of(p->control->progress);
@@ -127,7 +127,7 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
 	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
-	/* Whose hello is the last rings, too, and comes later than this look. */
+	/* Whose handshake is the last rings, too, and comes later than this look. */
 	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == seq_of(p->control->progress))
 		error = pinch_kick(p);
 	p->quantize_ns += filled - began;

@@ -119,7 +119,7 @@ class PinchKind(IntEnum):
 
     EMBED = constant("PINCH_EMBED")
     ACK = constant("PINCH_ACK")
-    HELLO = constant("PINCH_HELLO")
+    HANDSHAKE = constant("PINCH_HANDSHAKE")
     ASK = constant("PINCH_ASK")
     DOORBELL = constant("PINCH_DOORBELL")
     WORK = constant("PINCH_WORK")

@@ -20,7 +20,7 @@ def seen(**fields) -> Seen:
         "rank": 1,
         "seq": SEQ,
         "partners": [0, 2, 3],
-        "hellos": [word(5), word(0), word(6), word(7)],
+        "handshakes": [word(5), word(0), word(6), word(7)],
         "received": [5, 0, 6, 7],
         "acked": [4, 0, 3, 2],
         "heard": [0] * 4,
@@ -44,12 +44,12 @@ CASES = [
         "13 of 18",
     ),
     (
-        {"hellos": [0, word(0), word(6), word(7)]},
+        {"handshakes": [0, word(0), word(6), word(7)]},
         Verdict((), (Up(0, SEQ - 1, ()),)),
         "rank 0 (h1) up, but not in this exchange after 2 s",
         "13 of 13",
     ),
-    ({"hellos": [0] * 4}, Verdict((), (Up(0, 0, ()),)), "rank 0 (h1) up, but not in this exchange after 2 s", "0 of 0"),
+    ({"handshakes": [0] * 4}, Verdict((), (Up(0, 0, ()),)), "rank 0 (h1) up, but not in this exchange after 2 s", "0 of 0"),
     (
         {"received": [5, 0, 2, 7]},
         Verdict((), (Up(2, SEQ, (0, 3)),)),
@@ -57,9 +57,9 @@ CASES = [
         "14 of 18",
     ),
     (
-        {"hellos": [word(5), word(0), 0, word(7)]},
+        {"handshakes": [word(5), word(0), 0, word(7)]},
         Verdict((), (Up(2, SEQ, ()),)),
-        "no progress for 2 s: hello of h3 missing; h3 is up, in exchange 16",
+        "no progress for 2 s: handshake of h3 missing; h3 is up, in exchange 16",
         "12 of 12",
     ),
     (
@@ -81,16 +81,16 @@ def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(fiel
 
 
 def test_no_more_frames_have_been_received_than_there_were() -> None:
-    """Frames may come before the hello that says how many they are."""
-    now = seen(hellos=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
+    """Frames may come before the handshake that says how many they are."""
+    now = seen(handshakes=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
     assert "(exchange 16: 5 of 8 frames received, " in WORDS.gave_up(now, Verdict((0,), ()), 20, 2.0)
 
 
 def test_many_ranks_are_not_all_named() -> None:
     words = Words(1, [f"h{number}" for number in range(1, 17)], 2.0)
     ups = tuple(Up(rank, SEQ, ()) for rank in range(2, 16))
-    hellos = [word(1)] * 16
-    now = seen(partners=list(range(2, 16)), hellos=hellos, received=[0] * 16, acked=[0] * 16)
+    handshakes = [word(1)] * 16
+    now = seen(partners=list(range(2, 16)), handshakes=handshakes, received=[0] * 16, acked=[0] * 16)
     text = words.gave_up(now, Verdict((), ups), 20, 2.0)
     assert "frames of h6 missing: 1 of 1; h3 is up, " in text
     assert "; h6 is up, in exchange 16; and 10 more ranks (" in text

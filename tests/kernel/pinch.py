@@ -23,7 +23,7 @@ from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
 from tests.exchange import pinch_reference as reference
 
-__all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "hello", "meet", "received", "said"]
+__all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "handshake", "meet", "received", "said"]
 
 SEQ = 5
 STREAM = min(os.sched_getaffinity(1))
@@ -209,12 +209,12 @@ def meet(port: PinchPort, frames: np.ndarray) -> None:
     port.control.met = port.seq << 32 | int(frames.sum())
 
 
-def hello(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
-    """A rank's hello to a port's rank: frames that it has, and the exponent of its largest value."""
+def handshake(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
+    """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest value."""
     seq = fields.setdefault("seq", port.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
     word = np.array([seq << 32 | frames << EXPONENT_BITS | said], np.uint64)
-    return frame(port, word, sender, PinchKind.HELLO, **fields).ljust(LEAST_BYTES, b"\0")
+    return frame(port, word, sender, PinchKind.HANDSHAKE, **fields).ljust(LEAST_BYTES, b"\0")
 
 
 def first_kick(port: PinchPort) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, hello
+from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, handshake
 from tests.kernel.test_hostile_frames import Runner
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -97,7 +97,7 @@ def answer(loaded: Loaded, **fields: int) -> bytes:
 
 
 def greeting(loaded: Loaded, **fields: int) -> bytes:
-    return hello(loaded.ports[0], fields.pop("by", SENDER), 3, **fields)
+    return handshake(loaded.ports[0], fields.pop("by", SENDER), 3, **fields)
 
 
 REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
@@ -113,14 +113,14 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
     "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
     "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
-    "hello without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
-    "hello of another length": ("bad_length", lambda on: greeting(on, length=16)),
-    "hello with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
-    "hello, its word is of another": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 4, SEQ + 1)),
-    "hello that promises more": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 2, 1)),
-    "hello of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
-    "hello in another rank's name": ("bad_rank", lambda on: greeting(on, sender=2)),
-    "hello of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
+    "handshake without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
+    "handshake of another length": ("bad_length", lambda on: greeting(on, length=16)),
+    "handshake with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
+    "handshake, its word is of another": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 4, SEQ + 1)),
+    "handshake that promises more": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 2, 1)),
+    "handshake of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "handshake in another rank's name": ("bad_rank", lambda on: greeting(on, sender=2)),
+    "handshake of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
     "no payload": ("bad_length", lambda on: sized(on, 0)),
     "no row": ("bad_length", lambda on: sized(on, 8)),
     "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
@@ -148,12 +148,12 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "for another rank and host": ("bad_receiver", lambda on: flooded(on, embed(on, receiver=2))),
     "acknowledgement for another rank": ("bad_receiver", lambda on: answer(on, receiver=2)),
     "acknowledgement for another host": ("bad_receiver", lambda on: flooded(on, answer(on))),
-    "hello for another rank": ("bad_receiver", lambda on: greeting(on, receiver=2)),
-    "hello for another host": ("bad_receiver", lambda on: flooded(on, greeting(on))),
+    "handshake for another rank": ("bad_receiver", lambda on: greeting(on, receiver=2)),
+    "handshake for another host": ("bad_receiver", lambda on: flooded(on, greeting(on))),
     "another kind for another rank": ("bad_receiver", lambda on: embed(on, kind=255, receiver=2)),
     "another rank's, in name and address": ("bad_checksum", lambda on: renamed(on, on.embed(2, 0, 0))),
     "another rank's acknowledgement, in name and address": ("bad_checksum", lambda on: renamed(on, answer(on, by=2))),
-    "another rank's hello, in name and address": ("bad_checksum", lambda on: renamed(on, greeting(on, by=2))),
+    "another rank's handshake, in name and address": ("bad_checksum", lambda on: renamed(on, greeting(on, by=2))),
     "one that has come, but damaged": ("bad_checksum", lambda on: on.embed(SENDER, 0, 0, checksum=1)),
     "late, and damaged": ("bad_checksum", lambda on: embed(on, seq=SEQ - 1, checksum=1)),
     "another frame's number": ("bad_checksum", lambda on: changed(embed(on), 60, 2)),
@@ -199,26 +199,26 @@ def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("kind", ["embed", "ack", "hello"])
+@pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_flipped_bits_are_refused(fresh, kind) -> None:
     """Anywhere in the header, the addresses, or the payload: not even what has come before is answered then."""
     random = np.random.default_rng(0)
     header = [place + i for place, width in (*ADDRESSES, *FIELDS) for i in range(width)]
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "hello": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
     for turn in range(6000):
-        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "hello" else len(good)))
+        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "handshake" else len(good)))
         assert fresh.link(0, flip(random, good, places)).retval == XDP_DROP
     assert fresh.memory(0) == before
     reasons = {name for name in fresh.counters(0) if is_refusal(name)}
     assert reasons >= {"bad_kind", "bad_length", "bad_checksum", "bad_cookie", "bad_rank", "bad_receiver"}
-    assert kind == "hello" or reasons >= {"bad_seq", "bad_chunk"}
+    assert kind == "handshake" or reasons >= {"bad_seq", "bad_chunk"}
 
 
-@pytest.mark.parametrize("kind", ["embed", "ack", "hello"])
+@pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_every_single_bit_of_a_header(fresh, kind) -> None:
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "hello": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
     for place, width in (*ADDRESSES, *FIELDS):
         for bit in range(8 * width):
             data = bytearray(good)
@@ -240,7 +240,7 @@ def test_damaged_kicks_send_nothing(fresh) -> None:
     assert fresh.memory(0) == before
     reasons = {name for name in fresh.counters(0) if is_refusal(name)}
     assert reasons == {"bad_cookie", "bad_kind", "bad_checksum", "bad_receiver"}
-    assert "hellos" not in fresh.counters(0)
+    assert "handshakes" not in fresh.counters(0)
 
 
 class Mutations:
@@ -251,7 +251,7 @@ class Mutations:
         port = loaded.ports[0]
         made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, seq=SEQ - 1)]
         made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
-        made += [hello(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)]
+        made += [handshake(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)]
         made += [first_kick(port), port.doorbell._work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])

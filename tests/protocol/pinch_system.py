@@ -47,7 +47,7 @@ class Scene:
     :param crash: One rank may die.
     :param hubs: Frames have a vertex of many neighbours.
     :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one before the first.
-    :param brisk: Ranks say hello and have their frames ready at once.
+    :param brisk: Ranks send a handshake and have their frames ready at once.
     :param only: Kinds of frames that faults meet.
     """
 

@@ -70,7 +70,7 @@ DEEP = {
     "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True),
     "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
-    "three ranks, one dies, and a hello is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
+    "three ranks, one dies, and a handshake is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
     "a late duplicate, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4),
     "a ring, twice": Scene([RING, RING], brisk=True),
 }
@@ -249,7 +249,7 @@ MUTANTS = {
     "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("kick"))),
     "asks for no acknowledgement": Mutant({"make_policy": AsksForNoAcknowledgement}, Scene([PAIR], 1, kinds("lose"))),
     "believes the last answer alone": Mutant(
-        {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a hello is lost"], "have gone, while"
+        {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a handshake is lost"], "have gone, while"
     ),
 }
 

@@ -20,7 +20,7 @@ def seen(**fields) -> Seen:
         "rank": 0,
         "seq": SEQ,
         "partners": [1, 2],
-        "hellos": [HERE] * 3,
+        "handshakes": [HERE] * 3,
         "received": [0, 1, 1],
         "acked": [0, 0, 0],
         "heard": [0, 0, 0],
@@ -50,7 +50,13 @@ def test_nothing_is_done_where_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", [{"hellos": [HERE, 0, HERE]}, {"received": [0, 0, 1]}, {"met": False}, {"hellos": [HERE, 0, 0], "met": False}]
+    "missing",
+    [
+        {"handshakes": [HERE, 0, HERE]},
+        {"received": [0, 0, 1]},
+        {"met": False},
+        {"handshakes": [HERE, 0, 0], "met": False},
+    ],
 )
 def test_who_has_more_to_say_is_asked_again_and_again(missing) -> None:
     policy = Policy(seen(**missing))
@@ -90,7 +96,7 @@ def test_an_answer_that_acknowledges_something_leaves_nothing_open() -> None:
 
 
 def test_it_begins_anew_when_something_has_moved() -> None:
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
         assert not policy.look(waiting)
@@ -102,7 +108,7 @@ def test_it_begins_anew_when_something_has_moved() -> None:
 
 
 def test_who_has_not_been_heard_of_is_silent() -> None:
-    waiting = seen(hellos=[HERE, 0, 0])
+    waiting = seen(handshakes=[HERE, 0, 0])
     policy = Policy(waiting)
     policy.act(waiting)
     now = heard(waiting, 2, at=[0, 0, SEQ - 1])
@@ -119,7 +125,7 @@ def test_who_is_up_says_whom_it_waits_for() -> None:
 
 def test_those_that_wait_for_somebody_else_are_not_named() -> None:
     """Rank 2 has entered, and sends nothing as rank 1 has not."""
-    waiting = seen(hellos=[HERE, 0, HERE], received=[0, 0, 0])
+    waiting = seen(handshakes=[HERE, 0, HERE], received=[0, 0, 0])
     policy = Policy(waiting)
     assert policy.verdict(heard(waiting, 2)).silent == (1,)
     assert policy.verdict(heard(waiting, 2)).up == ()
@@ -133,7 +139,7 @@ def test_who_does_not_acknowledge_is_named() -> None:
 @pytest.mark.parametrize("lost", [1, 5, TRIES - 1, TRIES, TRIES + 1])
 def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
     """One answer that is lost, or some, say nothing: it may have died since, and it takes more questions to tell."""
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     policy.act(waiting)
     now = heard(waiting, 1)
@@ -147,7 +153,7 @@ def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
 
 def test_nobody_is_blamed_that_has_not_been_asked_often() -> None:
     """Not even when the timeout is over: this rank may have been stopped all the time."""
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
         assert not policy.has_asked

@@ -63,7 +63,7 @@ class Doorbell(Closing):
         self._send(self._work)
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to those from whom there is none.
+        """Have handshakes sent to those from whom there is none.
 
         :param attempt: 1..255.
         :raises CollectiveError: The doorbell is gone.

@@ -70,7 +70,7 @@ class Pinch(Exchange):
         self._address(nothing)
         self._advance()
         port.enter(LEAST_EXPONENT, EXPONENTS)
-        port.greet(1)  # others' hellos have met nobody here
+        port.greet(1)  # others' handshakes have met nobody here
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._together = True
@@ -208,7 +208,7 @@ class Pinch(Exchange):
         if self._port is None:
             return Counters()
         table = self._port.counters()
-        others = table["acks"] + table["asks"] + table["hellos"]
+        others = table["acks"] + table["asks"] + table["handshakes"]
         return Counters(table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"])
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
@@ -230,7 +230,7 @@ class Pinch(Exchange):
             "aggregated_edges": float(table["edges"]),
             "acknowledgements": float(table["acks"]),
             "questions": float(table["asks"]),
-            "hellos": float(table["hellos"]),
+            "handshakes": float(table["handshakes"]),
             "hub_slices": float(table["slices"]),
             "duplicates": float(table["duplicate"]),
         }

@@ -264,14 +264,14 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to partners that have more to say, or if exchanges have ended, to all that do not know.
+        """Have handshakes sent to partners that have more to say, or if exchanges have ended, to all that do not know.
 
         :param attempt: 1 or more.
         """
         self.doorbell.greet((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
 
     @property
-    def hellos(self) -> NDArray[np.uint64]:
+    def handshakes(self) -> NDArray[np.uint64]:
         """What each rank has said as it entered; 0: it has not."""
         words: NDArray[np.uint64] = self.peers["theirs"][:, self.seq & 1].copy()
         words[words >> np.uint64(32) != self.seq] = 0
@@ -286,7 +286,7 @@ class PinchPort(Closing):
     @property
     def nonfinite(self) -> list[int]:
         """Ranks with values that are not finite."""
-        return [rank for rank, word in enumerate(self.hellos.tolist()) if exponent_in(word) == NOT_FINITE]
+        return [rank for rank, word in enumerate(self.handshakes.tolist()) if exponent_in(word) == NOT_FINITE]
 
     def end(self, nonfinite: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
         """Tell all ranks that there will be no more exchanges.
@@ -371,7 +371,7 @@ class PinchPort(Closing):
             rank=self.group.rank,
             seq=self.seq,
             partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
-            hellos=self.hellos.tolist(),
+            handshakes=self.handshakes.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
             met=int(self.control.met) >> 32 == self.seq,
             owed=int(self.control.owed),

@@ -81,7 +81,7 @@ class Recovery:
     def linger(self) -> None:
         """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
 
-        Till then one of them may lack this one's last hello or acknowledgement, and ask for it.
+        Till then one of them may lack this one's last handshake or acknowledgement, and ask for it.
         """
         port, attempt = self.port, 0
         deadline = time.monotonic() + min(_LINGER, port.group.timeout)

@@ -37,7 +37,7 @@ class Words:
             why = f"{self._ranks(elsewhere)} up, but not in this exchange after {self.timeout:g} s"
         else:
             why = f"no progress for {self.timeout:g} s: {'; '.join(self._missing(seen, verdict.up))}"
-        frames = {rank: frames_in(seen.hellos[rank]) for rank in seen.partners}
+        frames = {rank: frames_in(seen.handshakes[rank]) for rank in seen.partners}
         received = sum(min(seen.received[rank], count) for rank, count in frames.items())
         got = f"{received} of {sum(frames.values())} frames received, {sum(seen.acked)} of {copies} acknowledged"
         return f"{self._rank(self.rank)}: {why} (exchange {seen.seq}: {got} after {seconds:.1f} s)"
@@ -46,9 +46,9 @@ class Words:
         """What is missing here, and where those are that it should come from."""
         found = []
         for up in ups[:_NAMED]:
-            name, frames = self.names[up.rank], frames_in(seen.hellos[up.rank])
-            if not seen.hellos[up.rank]:
-                found.append(f"hello of {name} missing")
+            name, frames = self.names[up.rank], frames_in(seen.handshakes[up.rank])
+            if not seen.handshakes[up.rank]:
+                found.append(f"handshake of {name} missing")
             if seen.received[up.rank] < frames:
                 found.append(f"frames of {name} missing: {frames - seen.received[up.rank]} of {frames}")
             if lacking := len(seen.lacking(up.rank)):

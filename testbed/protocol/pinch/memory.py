@@ -223,7 +223,7 @@ class Memory:
         self.hub_queue: dict[int, int] = {}  # seq << 32 | slot, by place
         #: By CPU: frames put on its stream.
         self.serials: dict[int, int] = {}
-        #: By CPU: kicks that a last hello has become.
+        #: By CPU: kicks that a last handshake has become.
         self.fanned: dict[int, int] = {}
         # What is no part of the state.
         self.cpu = 0  # that programs run on at the moment

@@ -67,7 +67,7 @@ KICK_ALL = constant("PINCH_FLAG_ALL")
 """Flag of a kick: there is one for each flow."""
 EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
 NOT_FINITE = constant("PINCH_NOT_FINITE")
-"""In a hello, instead of an exponent."""
+"""In a handshake, instead of an exponent."""
 ENDED = constant("PINCH_ENDED")
 """Likewise: there will be no more exchanges; the header says why."""
 NOBODY = -1
@@ -77,7 +77,7 @@ ASK = constant("PINCH_FLAG_ASK")
 NO_STREAM = constant("PINCH_NO_STREAM")
 """Stream of an acknowledgement: what it lacks may only be late."""
 LATE = constant("PINCH_FLAG_LATE")
-"""Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
+"""Flag of a handshake that says that exchanges have ended: `prev` are ranks that are up."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
@@ -142,12 +142,12 @@ def bits_of(word: int, seq: int) -> int:
 
 
 def frames_in(word: int) -> int:
-    """The number of frames that a hello announces."""
+    """The number of frames that a handshake announces."""
     return (word & U32) >> EXPONENT_BITS
 
 
 def exponent_in(word: int) -> int:
-    """The exponent of the largest value, as a hello has it."""
+    """The exponent of the largest value, as a handshake has it."""
     return word & (1 << EXPONENT_BITS) - 1
 
 

@@ -36,7 +36,7 @@ class Seen:
     """What a process sees of the exchange that it is in. Sequences have an entry a rank.
 
     :param partners: Ranks that it has to meet, without itself.
-    :param hellos: Their words of this sequence number; 0: there is none.
+    :param handshakes: Their words of this sequence number; 0: there is none.
     :param received: Frames that have come from them.
     :param acked: Frames that they have acknowledged.
     :param heard: Frames of any kind that have come from them since the start; `news`: those that said something new; `answers`:
@@ -50,7 +50,7 @@ class Seen:
     rank: int
     seq: int
     partners: Sequence[int]
-    hellos: Sequence[int]
+    handshakes: Sequence[int]
     received: Sequence[int]
     acked: Sequence[int]
     heard: Sequence[int]
@@ -63,8 +63,8 @@ class Seen:
     owed: int
 
     def is_behind(self, rank: int) -> bool:
-        """Has a partner more to say: its hello, or frames (``is_behind``)?"""
-        return not self.hellos[rank] or self.received[rank] < frames_in(self.hellos[rank])
+        """Has a partner more to say: its handshake, or frames (``is_behind``)?"""
+        return not self.handshakes[rank] or self.received[rank] < frames_in(self.handshakes[rank])
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Policy:
 
     def _absent(self, seen: Seen) -> list[int]:
         """Ranks that something is missing from."""
-        strangers = [rank for rank in seen.partners if not seen.hellos[rank]]
+        strangers = [rank for rank in seen.partners if not seen.handshakes[rank]]
         if strangers:  # nobody has begun to send
             return strangers
         return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]

@@ -1,4 +1,4 @@
-"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, says hello, sends, and waits.
+"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, sends a handshake, sends, and waits.
 
 Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is
 `pinch_policy`'s.
@@ -91,7 +91,7 @@ class Process:
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
         """Say that this rank has entered.
 
-        :param exponent: Of its largest value, as hellos have it.
+        :param exponent: Of its largest value, as handshakes have it.
         :param lowest: Of all ranks', with which payloads can be sent as they will be made; `highest`, too.
         :returns: The greeting to ring with.
         """
@@ -107,7 +107,7 @@ class Process:
         """Let all frames be sent.
 
         :param count: Only so many.
-        :returns: Kicks to ring with; none if the last hello is still to come, which rings by itself.
+        :returns: Kicks to ring with; none if the last handshake is still to come, which rings by itself.
         """
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
@@ -127,7 +127,7 @@ class Process:
 
     @property
     def highest(self) -> int:
-        """The largest exponent of any rank that has entered, as hellos have it."""
+        """The largest exponent of any rank that has entered, as handshakes have it."""
         words = [word_in(peer.theirs, self.memory.seq) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
@@ -215,7 +215,7 @@ class Process:
         return [self._own(PinchKind.DOORBELL, chunk=flow) for flow in self.memory.config.fan]
 
     def greeting(self, attempt: int = 0) -> Packet:
-        """What has hellos sent."""
+        """What has handshakes sent."""
         return self._own(PinchKind.GREET, attempt=attempt)
 
     def _own(self, kind: PinchKind, chunk: int = 0, attempt: int = 0) -> Packet:

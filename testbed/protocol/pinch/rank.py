@@ -69,8 +69,8 @@ class Rank(Sender):
             return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
             return (Next.DOORBELL, self._own(packet, PinchKind.DOORBELL)) if self._on_ack(packet, now_us) else DROP
-        if packet.kind == PinchKind.HELLO:
-            return self._on_hello(packet)
+        if packet.kind == PinchKind.HANDSHAKE:
+            return self._on_handshake(packet)
         return self._drop("bad_kind")
 
     # Frames of embeddings.
@@ -230,9 +230,9 @@ class Rank(Sender):
         self.rtt_sum_us += rtt
         self.rtt_max_us = max(self.rtt_max_us, rtt)
 
-    # Hellos.
+    # Handshakes.
 
-    def _is_hello(self, packet: Packet) -> bool:
+    def _is_handshake(self, packet: Packet) -> bool:
         if packet.tag != self.config.tag:
             return self._refuse("bad_tensor")
         if not packet.body or packet.length != 8:
@@ -240,8 +240,8 @@ class Rank(Sender):
         good = packet.seq == seq_of(packet.body[0]) and packet.checksum == packet.good_checksum
         return good or self._refuse("bad_checksum")
 
-    def _on_hello(self, packet: Packet) -> Out:
-        if not self._is_hello(packet):
+    def _on_handshake(self, packet: Packet) -> Out:
+        if not self._is_handshake(packet):
             return DROP
         peer, seq, ask = self.peers[packet.sender], packet.seq, bool(packet.flags & ASK)
         peer.heard += 1
@@ -264,7 +264,7 @@ class Rank(Sender):
             return DROP
         entered = seq_of(word_in(peer.ours, self.seq) or peer.ours[~self.seq & 1])
         say = Greeting(entered, self.waits(), packet.attempt)
-        return Next.LINK, self._hello(packet, packet.sender, answer, say)
+        return Next.LINK, self._handshake(packet, packet.sender, answer, say)
 
     def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
         """The sender's exchanges are over, hence this rank's, which its process has to know."""
@@ -289,7 +289,7 @@ class Rank(Sender):
         return seq == self.seq and self.meet()
 
     def _answer(self, peer: Peer, seq: int) -> int:
-        """What this rank has to say to one that lacks its hello: that of the sequence number asked for, or else its latest."""
+        """The handshake for a rank that lacks it: that of the exchange asked for, or else this rank's latest."""
         word = word_in(peer.ours, seq)
         # Who has no partner in somebody may be any number of sequence numbers ahead of it.
         if seq == FIRST < self.seq and not word:

@@ -36,7 +36,7 @@ class Sender(Work):
         return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
     def _greet_all(self, kick: Packet) -> list[tuple[Next, Packet]]:
-        """Say hello to all partners: the first time, or to those that have more to say; of the end to all that do not know."""
+        """Send handshakes to all partners, or again to those that are behind; announce the end until all know."""
         waits = self.waits() if kick.attempt else 0
         say = Greeting(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
         out = []
@@ -51,8 +51,8 @@ class Sender(Work):
             elif not self.partners >> rank & 1 or not word or (kick.attempt and not self.is_behind(rank)):
                 continue
             blank = kick._replace(body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body)))
-            out.append((Next.LINK, self._hello(blank, rank, word, say)))
-        # The process may have looked for the last hello before, and have left frames to whoever finds it.
+            out.append((Next.LINK, self._handshake(blank, rank, word, say)))
+        # The process may have looked for the last handshake before, and have left frames to whoever finds it.
         if self.meet() and self.ready:
             out += [(Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL)) for _ in self.config.fan]
         return out

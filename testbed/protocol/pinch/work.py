@@ -1,6 +1,6 @@
 """What both programs of an exchange do: headers, bitmaps, how ranks meet.
 
-Reference model of ``pinch_work.h`` and ``pinch_hello.h``.
+Reference model of ``pinch_work.h`` and ``pinch_handshake.h``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Work(Memory):
         return True
 
     def is_behind(self, rank: int) -> bool:
-        """Has a rank more to say in this sequence number: its hello, or frames?"""
+        """Has a rank more to say in this sequence number: its handshake, or frames?"""
         word = word_in(self.peers[rank].theirs, self.seq)
         return not word or self.peers[rank].received < frames_in(word)
 
@@ -143,15 +143,15 @@ class Work(Memory):
 
     # Headers.
 
-    def _hello(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
-        """The frame becomes a hello to a rank."""
+    def _handshake(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
+        """The frame becomes a handshake to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word
-        head = self._head(packet, PinchKind.HELLO, seq, self.nonfinite if ended else say.waits, say.attempt)
+        head = self._head(packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt)
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)
         head = head._replace(prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:]))
-        self.count("hellos")
+        self.count("handshakes")
         return self._address(head, to, 8)
 
     def _next_serial(self) -> int:

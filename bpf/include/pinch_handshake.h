@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Hellos: a rank that enters an exchange tells every other, in one word, how many frames it has for it, and the exponent of its largest value.
+/* Handshakes: a rank that enters an exchange tells every other, in one word, how many frames it has for it, and the exponent of its largest value.
  * Who has heard from all knows what is to come, that everybody takes frames of this sequence number in, and whether the scale that payloads were
  * made with holds: as all know the same, all come to the same verdict.
  *
  * Where the scale is known beforehand, it is only the ranks that a rank sends to or receives from that it has to meet.
  *
  * A word is seq << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
- * latest even and the latest odd sequence number: nobody is more than one ahead of anybody, as nobody goes on without everybody's hello.
+ * latest even and the latest odd sequence number: nobody is more than one ahead of anybody, as nobody goes on without everybody's handshake.
  *
  * The header says where the sender is: `prev` is the sequence number that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
  * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those of
@@ -34,7 +34,7 @@ static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 	return seq_of(word) == seq ? word : 0;
 }
 
-/* Has a partner more to say in a sequence number that this rank has entered: its hello, or frames? */
+/* Has a partner more to say in a sequence number that this rank has entered: its handshake, or frames? */
 static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 seq)
 {
 	__u64 word = pinch_word_in(peer->theirs, seq);
@@ -74,10 +74,10 @@ static __always_inline bool pinch_has_ended(struct pinch_control *c)
 	return *(volatile __u32 *)&c->nonfinite || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
 }
 
-/* The checksum of a hello that is addressed. */
-static __always_inline __u64 pinch_hello_check(const struct pinch_hello *hello)
+/* The checksum of a handshake that is addressed. */
+static __always_inline __u64 pinch_handshake_check(const struct pinch_handshake *handshake)
 {
-	return pinch_weigh(hello->word, weights) + frame_seal(&hello->head);
+	return pinch_weigh(handshake->word, weights) + frame_seal(&handshake->head);
 }
 
 struct pinch_meet_work {
@@ -133,18 +133,18 @@ struct pinch_greeting {
 	bool ask; /* theirs is wanted */
 };
 
-/* Make the frame at hand a hello to a rank. */
-static __always_inline void pinch_write_hello(struct pinch_hello *hello, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_greeting *say)
+/* Make the frame at hand a handshake to a rank. */
+static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_greeting *say)
 {
-	struct ring_frame *f = &hello->head;
+	struct ring_frame *f = &handshake->head;
 	bool ended = pinch_has_ended(c);
 	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	pinch_write_head(f, PINCH_HELLO, seq_of(word), ended ? c->nonfinite : say->waits, say->attempt, c->tag);
+	pinch_write_head(f, PINCH_HANDSHAKE, seq_of(word), ended ? c->nonfinite : say->waits, say->attempt, c->tag);
 	f->prev = ended ? gone | late : say->seq;
 	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
-	hello->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;
+	handshake->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;
 	pinch_address(f, to, sizeof(word));
-	f->checksum = pinch_hello_check(hello);
-	pinch_count(PINCH_HELLOS, 1);
+	f->checksum = pinch_handshake_check(handshake);
+	pinch_count(PINCH_HANDSHAKES, 1);
 }

@@ -1,4 +1,4 @@
-"""How ranks enter an exchange, frame by frame: what a hello is answered with, and when frames may be sent."""
+"""How ranks enter an exchange, frame by frame: what a handshake is answered with, and when frames may be sent."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, hello, received
+from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, handshake, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -56,30 +56,30 @@ def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) ->
 
 
 def word_in(found: Frame) -> int:
-    assert found.header.kind == PinchKind.HELLO
+    assert found.header.kind == PinchKind.HANDSHAKE
     assert found.header.length == 8
     return int(found.payload[0])
 
 
-def test_who_enters_says_hello_to_all(loaded) -> None:
+def test_who_enters_sends_handshakes_to_all(loaded) -> None:
     """What it says to whom is what the reference model says: checked as its receiver would."""
     said = enter(loaded, 7)
     assert [found.destination.ip for found in said] == [loaded.groups[0].members[rank].ip for rank in (1, 2)]
     for rank, found in zip((1, 2), said, strict=True):
         frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
         port = loaded.ports[0]
-        expected = decode(hello(port, 0, frames, 7, receiver=rank, prev=SEQ))
+        expected = decode(handshake(port, 0, frames, 7, receiver=rank, prev=SEQ))
         assert (found.header, word_in(found)) == (expected.header, word_in(expected))
         assert len(found.payload) * 8 + FRAME_BYTES == LEAST_BYTES
-    assert loaded.counters(0) == {"hellos": 2}
+    assert loaded.counters(0) == {"handshakes": 2}
 
 
-def test_the_last_hello_is_a_kick_for_all_flows(loaded) -> None:
+def test_the_last_handshake_is_a_kick_for_all_flows(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
-    assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+    assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
     assert port.control.met == 0
-    run = loaded.link(0, hello(port, 2, 4))
+    run = loaded.link(0, handshake(port, 2, 4))
     assert run.retval == XDP_REDIRECT
     kick = decode(run.data).header
     assert (kick.kind, kick.sender, kick.flags) == (PinchKind.DOORBELL, 0, KICK_ALL)
@@ -88,7 +88,7 @@ def test_the_last_hello_is_a_kick_for_all_flows(loaded) -> None:
     assert loaded.run(0, "pinch_doorbell", run.data).retval == XDP_PASS
 
 
-def test_frames_wait_for_the_last_hello(loaded) -> None:
+def test_frames_wait_for_the_last_handshake(loaded) -> None:
     port, kick = loaded.ports[0], first_kick(loaded.ports[0])
     enter(loaded)
     loaded.publish(0)
@@ -96,18 +96,18 @@ def test_frames_wait_for_the_last_hello(loaded) -> None:
         for rank in (1, 2):
             loaded.run(0, "pinch_send", kick)
             assert received(tap) == []
-            loaded.link(0, hello(port, rank))
+            loaded.link(0, handshake(port, rank))
         loaded.run(0, "pinch_send", kick)
         assert len(received(tap)) > 0
 
 
 def test_who_enters_last_has_met_all(loaded) -> None:
-    """Their hellos have come before, some before this rank had even opened the exchange."""
+    """Their handshakes have come before, some before this rank had even opened the exchange."""
     port = loaded.ports[0]
     port.open(SEQ - 1)
-    loaded.link(0, hello(port, 1, 3, seq=SEQ))
+    loaded.link(0, handshake(port, 1, 3, seq=SEQ))
     port.open(SEQ)
-    loaded.link(0, hello(port, 2, 4))
+    loaded.link(0, handshake(port, 2, 4))
     assert port.control.met == 0
     enter(loaded)
     assert port.control.met == SEQ << 32 | 7
@@ -117,10 +117,10 @@ def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> Non
     enter(loaded, 3)
     port = loaded.ports[0]
     for seq in (SEQ, SEQ + 1):
-        run = loaded.link(0, hello(port, 1, 3, seq=SEQ, flags=ASK, attempt=4))
+        run = loaded.link(0, handshake(port, 1, 3, seq=SEQ, flags=ASK, attempt=4))
         assert run.retval == XDP_TX
         found = decode(run.data)
-        mine = decode(hello(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, seq=SEQ))
+        mine = decode(handshake(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, seq=SEQ))
         assert word_in(found) == word_in(mine)
         assert (found.header.flags, found.header.attempt) == (0, 4)
         assert found.destination.ip == loaded.groups[0].members[1].ip
@@ -128,12 +128,12 @@ def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> Non
             port.open(SEQ + 1)
 
 
-def test_a_hello_counts_once(loaded) -> None:
+def test_a_handshake_counts_once(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
     heard, news = (int(port.peers[name][1]) for name in ("heard", "news"))
     for turn in (1, 2):
-        assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+        assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
         assert (int(port.peers["heard"][1]), int(port.peers["news"][1])) == (heard + turn, news + 1)
     assert loaded.counters(0)["duplicate"] == 1
 
@@ -141,7 +141,7 @@ def test_a_hello_counts_once(loaded) -> None:
 def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
     """So that whoever waits knows that it lives."""
     port = loaded.ports[0]
-    asking = hello(port, 1, 3, seq=SEQ + 1, flags=ASK)
+    asking = handshake(port, 1, 3, seq=SEQ + 1, flags=ASK)
     assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered any
     enter(loaded)
     found = decode(loaded.link(0, asking).data)
@@ -150,7 +150,7 @@ def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
     other = loaded.ports[1]
     other.open(SEQ + 1)
     heard = int(other.peers["heard"][0])
-    loaded.link(1, hello(other, 0, seq=SEQ, prev=SEQ, chunk=0b100))
+    loaded.link(1, handshake(other, 0, seq=SEQ, prev=SEQ, chunk=0b100))
     assert other.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, SEQ, 0b100)
     loaded.open(1, SEQ)
 
@@ -158,7 +158,7 @@ def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
 def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
     port = loaded.ports[0]
     enter(loaded)
-    loaded.link(0, hello(port, 1))
+    loaded.link(0, handshake(port, 1))
     with loaded.wire() as tap, kicks() as kicked:
         port.greet(300)
         (greeting,) = received(kicked)
@@ -187,7 +187,7 @@ def test_nothing_is_sent_with_a_scale_that_does_not_hold(loaded, exponents, hold
     loaded.publish(0)
     loaded.events(0)
     for rank in (1, 2):
-        run = loaded.link(0, hello(port, rank, exponent=exponents[rank]))
+        run = loaded.link(0, handshake(port, rank, exponent=exponents[rank]))
     assert run.retval == (XDP_REDIRECT if fits else XDP_DROP)
     assert port.highest == (None if None in exponents else max(exponents))
     assert (port.control.met >> 32 == SEQ) == fits
@@ -201,15 +201,15 @@ def test_sequence_numbers_wrap(shared, seq, after) -> None:
     loaded = before(shared, seq)
     port = loaded.ports[0]
     enter(loaded)
-    assert loaded.link(0, hello(port, 1, 2, seq=after)).retval == XDP_DROP
-    assert loaded.counters(0) == {"hellos": 2}
+    assert loaded.link(0, handshake(port, 1, 2, seq=after)).retval == XDP_DROP
+    assert loaded.counters(0) == {"handshakes": 2}
     for rank in (1, 2):
-        loaded.link(0, hello(port, rank, 1))
+        loaded.link(0, handshake(port, rank, 1))
     assert port.control.met == seq << 32 | 2
     port.open(after)
     enter(loaded)
-    assert frames_in(int(port.hellos[1])) == 2
-    loaded.link(0, hello(port, 2, 5))
+    assert frames_in(int(port.handshakes[1])) == 2
+    loaded.link(0, handshake(port, 2, 5))
     assert port.control.met == after << 32 | 7
     # What is late is answered, as an acknowledgement of all.
     loaded.seq = after
@@ -224,8 +224,8 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
         port = loaded.ports[0]
         before(loaded)
         enter(loaded)
-        loaded.link(0, hello(port, 1))
-        kick = loaded.link(0, hello(port, 2)).data
+        loaded.link(0, handshake(port, 1))
+        kick = loaded.link(0, handshake(port, 2)).data
         flows = sorted(set(port.homes))
         assert len(flows) > 1
         verdicts = {}
@@ -239,7 +239,7 @@ def test_frames_are_kicked_for_by_a_greeting_that_comes_late(loaded) -> None:
     """This rank is the last, and its greeting still waits for a CPU when the process looks whether all are there."""
     port = loaded.ports[0]
     for rank in (1, 2):
-        loaded.link(0, hello(port, rank))
+        loaded.link(0, handshake(port, rank))
     mine = np.ascontiguousarray(loaded.x[GRAPH.halos[0].owned])
     with loaded.wire() as tap, kicks() as kicked:
         port.enter(0, EXPONENTS)
@@ -264,11 +264,11 @@ def kicks() -> Iterator[socket]:
 
 def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded) -> None:
     port = loaded.ports[0]
-    first = hello(port, 1, seq=1, exponent=EXPONENTS[0], flags=ASK)
+    first = handshake(port, 1, seq=1, exponent=EXPONENTS[0], flags=ASK)
     found = decode(loaded.link(0, first).data)
     assert word_in(found) == 1 << 32
-    assert loaded.link(0, hello(port, 1, seq=1, exponent=EXPONENTS[0])).retval == XDP_DROP
-    assert loaded.counters(0) == {"hellos": 1, "bad_seq": 1}
+    assert loaded.link(0, handshake(port, 1, seq=1, exponent=EXPONENTS[0])).retval == XDP_DROP
+    assert loaded.counters(0) == {"handshakes": 1, "bad_seq": 1}
 
 
 @pytest.mark.parametrize("seq", [1 << 31, 0xFFFFFFFF])
@@ -295,6 +295,6 @@ def test_many_ranks(world, last) -> None:
         for rank in set(range(world)) - {me}:
             assert port.control.met == 0
             assert rank in port.seen().partners
-            loaded.link(me, hello(port, rank, rank + 1))
+            loaded.link(me, handshake(port, rank, rank + 1))
         assert port.control.met == SEQ << 32 | world * (world + 1) // 2 - (me + 1)
-        assert port.hellos.all()
+        assert port.handshakes.all()
