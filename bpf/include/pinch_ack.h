@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Acknowledgements: each has the bitmap of all frames around the one that asked for it, so that one covers many, and a later one what an
- * earlier one said before it was lost.
+/* Acknowledgements. Each carries the bitmap of all frames around the one that it answers: it covers many frames, and repeats what a
+ * lost one said.
  */
 #pragma once
 
@@ -14,7 +14,7 @@ struct pinch_ack_work {
 	__u32 end;    /* of the bitmap */
 	__u32 offset; /* of the bitmap in its map */
 	__u32 chunk;  /* the frame that asked */
-	__u32 news;   /* frames of which this is the first acknowledgement */
+	__u32 news;   /* frames that this acknowledges first */
 	__u32 holes;
 };
 
@@ -32,7 +32,7 @@ static long pinch_read_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* All of a sequence number that is over. */
+/* An exchange that is over: all frames have arrived. */
 static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
@@ -42,8 +42,9 @@ static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* May a frame have overtaken others of its stream? One that came to the right CPU may have, while some that came to another wait to be handed
- * over. Those keep their order, and come behind all that were here before. */
+/* May this frame have overtaken others of its stream? If it arrived on the CPU that aggregates, it may have overtaken frames that
+ * arrived on another CPU and are being handed over. Frames that are handed over keep their order.
+ */
 static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
 	return by_link && (__s32)(*(volatile __u32 *)&c->handed - *(volatile __u32 *)&c->taken) > 0;
@@ -142,7 +143,7 @@ static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_cont
 	return false;
 }
 
-/* Take the time since a frame was sent, if it was this very sending that has been answered. */
+/* Sample the round trip, if the acknowledgement answers the frame's latest transmission. */
 static __always_inline void pinch_measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
 {
 	__u32 rtt = now_us() - frame->sent_us;
@@ -155,7 +156,7 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 		c->rtt_max_us = rtt;
 }
 
-/* Note what a peer has. Is there anything to send now? */
+/* Record what a peer has received. Is there anything to send now? */
 static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
 	__u32 peer = f->sender, seq = f->seq, chunk = f->chunk, number = pinch_flow_to(peer);

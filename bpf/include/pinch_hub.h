@@ -2,7 +2,7 @@
 /* Vertices with many neighbours: their rows are set aside and added a slice of neighbours at a time, so that no frame keeps a CPU for long.
  *
  * A slice is claimed by counting up the hub's `next`; who has claimed it adds it. What carries on is a frame of this host's own that goes
- * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, as the process rings anew.
+ * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, because the process kicks again.
  */
 #pragma once
 

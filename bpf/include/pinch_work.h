@@ -37,7 +37,7 @@ static __always_inline __u32 pinch_ack_first(__u32 chunk)
 	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
 }
 
-/* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
+/* Wake the process once everything has arrived, is added, and is acknowledged. The last of these events calls this. */
 static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 seq)
 {
 	__u64 event = seq, met = *(volatile __u64 *)&c->met;
@@ -59,7 +59,7 @@ static __always_inline __u32 pinch_flow_to(__u32 rank)
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : pinch_config.home[rank % RING_MAX_RANKS];
 }
 
-/* The frame that a flow sends next; all ones when it has sent all. What comes before it has been sent. */
+/* The number of the frame that a flow sends next; all ones once it has sent all of them. */
 static __always_inline __u32 pinch_next_of(__u32 flow_number, struct pinch_flow *flow, __u32 next)
 {
 	__u32 index = flow_number * pinch_config.capacity + next;
@@ -76,7 +76,7 @@ static __always_inline void pinch_address(struct ring_frame *f, __u32 to, __u32 
 	f->length = length;
 }
 
-/* The frame in the hands of the program, again: helpers make the verifier forget it. */
+/* Reload the frame's pointer, which a helper call invalidates. */
 static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 {
 	struct ring_frame *f = (void *)(long)ctx->data;
@@ -84,7 +84,7 @@ static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
 }
 
-/* A number for the next frame on this CPU's stream. */
+/* The number of the next frame of this CPU's stream. */
 static __always_inline __u32 pinch_next_serial(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -127,8 +127,8 @@ static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 	return true;
 }
 
-/* Is a frame of this exchange, for this rank, and from another, whose address it has? A switch that has lost its table brings frames for
- * anybody. What holds here is what the header says: that it is true, `pinch_weigh` and the seal tell, before anything is made of it.
+/* Does the header belong to this exchange, is the frame for this rank, and is it from another rank's address? A switch that has lost its
+ * table delivers frames for anybody. This checks what the header claims; check and seal show whether the claim is intact.
  */
 static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {
