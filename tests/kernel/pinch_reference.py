@@ -253,10 +253,10 @@ class Member:
         self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
 
-    def _both(self, program, data, cpu, compared) -> tuple[Next, bytes]:
+    def _both(self, program, data, cpu, step) -> tuple[Next, bytes]:
         run = self.network.run(self.index, program, data, cpu)
         packet, self.rank.cpu = self.parse(data), cpu
-        out, after = reference(packet, 1) if packet is not None else (Next.DROP, None)
+        out, after = step(packet, 1) if packet is not None else (Next.DROP, None)
         assert run.retval == VERDICTS[out], (program, out, packet)
         if after is not None:
             wanted, begin = self.bytes_of(after), 0 if out in (Next.LINK, Next.BOTH) else RING
