@@ -3,7 +3,7 @@
  * neighbours on this host, and never visit user space.
  *
  * A frame is claimed in a bitmap before it is added, by an atomic operation, so a duplicate changes nothing, on whichever CPU. What it
- * asks for is answered from here: acknowledgements are frames turned round. Where one arrives, it turns into a bell that rings for what
+ * asks for is answered from here: acknowledgements are frames turned round. Where one arrives, it turns into a kick that rings for what
  * the window now has room for (bpf/broadcast.bpf.c): in steady state no process runs.
  */
 #include "pinch_ack.h"
@@ -27,13 +27,13 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	if (!f)
 		return XDP_DROP;
 	pinch_make_own(f, PINCH_WORK);
-	return bpf_redirect(pinch_config.bell, 0);
+	return bpf_redirect(pinch_config.doorbell, 0);
 }
 
-/* A hello has come: it goes back as an answer, or as the last one that was missing becomes a bell for each flow. */
+/* A handshake has come: it goes back as an answer, or as the last one that was missing becomes a kick for each flow. */
 static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 {
-	__u32 next = pinch_on_hello(ctx, c);
+	__u32 next = pinch_on_handshake(ctx, c);
 	struct ring_frame *f;
 
 	if (next == PINCH_MET_ANSWER)
@@ -43,7 +43,7 @@ static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
 		return XDP_DROP;
 	f->sender = pinch_config.rank;
 	f->flags = PINCH_FLAG_ALL;
-	pinch_make_own(f, PINCH_BELL);
+	pinch_make_own(f, PINCH_DOORBELL);
 	return bpf_redirect_map(&pinch_fan, 0, BPF_F_BROADCAST);
 }
 
@@ -64,10 +64,10 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		f = pinch_frame_of(ctx);
 		if (!f)
 			return XDP_DROP;
-		pinch_make_own(f, PINCH_BELL);
-		return bpf_redirect(pinch_config.bell, 0);
+		pinch_make_own(f, PINCH_DOORBELL);
+		return bpf_redirect(pinch_config.doorbell, 0);
 	}
-	if (f->kind == PINCH_HELLO)
+	if (f->kind == PINCH_HANDSHAKE)
 		return greet(ctx, c);
 	pinch_count(DROP_BAD_KIND, 1);
 	return XDP_DROP;
@@ -75,7 +75,7 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 
 static __always_inline int go_on(struct pinch_control *c)
 {
-	return pinch_add_slice(c) ? bpf_redirect(pinch_config.bell, 0) : XDP_DROP;
+	return pinch_add_slice(c) ? bpf_redirect(pinch_config.doorbell, 0) : XDP_DROP;
 }
 
 static __always_inline bool elsewhere(void)
@@ -110,7 +110,7 @@ int pinch_link(struct xdp_md *ctx)
 	return hand_over();
 }
 
-/* The flow that one of several equal bells is for: they come one after the other, on one CPU. */
+/* The flow that one of several equal kicks is for: they come one after the other, on one CPU. */
 static __always_inline __u32 next_in_fan(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -118,9 +118,9 @@ static __always_inline __u32 next_in_fan(void)
 	return table && pinch_config.fan ? pinch_config.fan_cpu[table[PINCH_FANNED]++ % pinch_config.fan % PINCH_MAX_FLOWS] : 0;
 }
 
-/* At the doorbell's far end: bells go on to the program that sends; the rest is about hubs. */
+/* At the doorbell's far end: kicks go on to the program that sends; the rest is about hubs. */
 SEC("xdp")
-int pinch_bell(struct xdp_md *ctx)
+int pinch_doorbell(struct xdp_md *ctx)
 {
 	int grow = sizeof(struct ring_frame) + pinch_config.payload - bpf_xdp_get_buff_len(ctx);
 	struct pinch_control *c = pinch_control_of();
@@ -130,10 +130,10 @@ int pinch_bell(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (f->kind == PINCH_GREET)
 		return XDP_PASS;
-	if (f->kind == PINCH_BELL) {
+	if (f->kind == PINCH_DOORBELL) {
 		if (f->sender == pinch_config.rank && f->flags & PINCH_FLAG_ALL) {
 			f->chunk = next_in_fan();
-			pinch_make_own(f, PINCH_BELL);
+			pinch_make_own(f, PINCH_DOORBELL);
 		}
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
@@ -149,7 +149,7 @@ int pinch_bell(struct xdp_md *ctx)
 	return go_on(c);
 }
 
-/* The same on another CPU: the one that aggregates, or one that the process has rung for. */
+/* The same on another CPU: the one that aggregates, or one that the process has kicked for. */
 SEC("xdp/cpumap")
 int pinch_remote(struct xdp_md *ctx)
 {
@@ -158,7 +158,7 @@ int pinch_remote(struct xdp_md *ctx)
 
 	if (!f || !c)
 		return XDP_DROP;
-	if (f->kind == PINCH_BELL)
+	if (f->kind == PINCH_DOORBELL)
 		return XDP_PASS;
 	if (!stays_in_order(f))
 		return go_on(c);
@@ -168,7 +168,7 @@ int pinch_remote(struct xdp_md *ctx)
 
 /* The doorbell's near end: nothing of an exchange has business there. */
 SEC("xdp")
-int pinch_order(struct xdp_md *ctx)
+int pinch_execute(struct xdp_md *ctx)
 {
 	return XDP_DROP;
 }

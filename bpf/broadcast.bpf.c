@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Broadcast in TC (after PINCH, MLArchSys 2024): a bell becomes frames of embeddings, each cloned to exactly the ranks that need it.
+/* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned to exactly the ranks that need it.
  *
- * A bell comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last hello that was missing. It
- * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the bell is dropped in the end.
- * First come frames that the process has ordered anew, then holes in what a peer has acknowledged, then new frames as far as the window goes.
+ * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last handshake that was missing. It
+ * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the kick is dropped in the end.
+ * First come the process's work requests, then holes in what a peer has acknowledged, then new frames as far as the window goes.
  */
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 
 #include <linux/pkt_cls.h>
 
@@ -15,12 +15,12 @@ struct send_work {
 	struct pinch_flow *flow;
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
-	__u32 generation;
+	__u32 seq;
 	/* A peer's acknowledgement of a frame, and which sending it was that has come. */
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
-	__u32 lane;
+	__u32 stream;
 	__u32 word; /* of its bitmap, where to look for holes */
 };
 
@@ -70,14 +70,14 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	if (bpf_skb_change_tail(w->skb, size, 0) ||
 	    bpf_skb_store_bytes(w->skb, sizeof(copy.head), payload, length, 0))
 		return false;
-	again = last->generation == w->generation;
+	again = last->seq == w->seq;
 	if (again) {
 		attempt = last->attempt + 1;
 		copy.ask = to;
 	}
-	pinch_write_head(&copy.head, PINCH_EMBED, w->generation, number, attempt, w->control->tag);
+	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, number, attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
-	*last = (struct pinch_sent){ w->generation, copy.head.prev, now_us(), copy.head.lane, attempt, 0 };
+	*last = (struct pinch_sent){ w->seq, copy.head.prev, now_us(), copy.head.stream, attempt, 0 };
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_SENT, copies);
 	pinch_count(PINCH_SENT_BYTES, copies * size);
@@ -93,30 +93,30 @@ static __always_inline void ask_for(struct send_work *w, __u32 number, struct pi
 
 	if (bpf_skb_change_tail(w->skb, PINCH_LEAST_BYTES, 0))
 		return;
-	pinch_write_head(&copy.head, PINCH_ASK, w->generation, number, ++last->attempt, w->control->tag);
+	pinch_write_head(&copy.head, PINCH_ASK, w->seq, number, ++last->attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_ASKS, bitmap_count(to));
 }
 
-static __always_inline bool is_acked(__u32 generation, __u32 number, __u32 rank)
+static __always_inline bool is_acked(__u32 seq, __u32 number, __u32 rank)
 {
 	__u32 index = rank * pinch_config.acked_words + number / 32;
 	__u64 *word = bpf_map_lookup_elem(&pinch_acked, &index);
 
-	return word && bitmap_bits(*word, generation) >> number % 32 & 1;
+	return word && bitmap_bits(*word, seq) >> number % 32 & 1;
 }
 
 struct lack_work {
 	__u32 number;
-	__u32 generation;
+	__u32 seq;
 	__u32 to;
 	__u32 lacking;
 };
 
 static long find_lacking(__u32 rank, struct lack_work *w)
 {
-	if (w->to >> rank & 1 && !is_acked(w->generation, w->number, rank))
+	if (w->to >> rank & 1 && !is_acked(w->seq, w->number, rank))
 		w->lacking |= 1u << rank % 32;
 	return 0;
 }
@@ -125,10 +125,10 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
-	struct lack_work lack = { .number = number, .generation = w->generation };
+	struct lack_work lack = { .number = number, .seq = w->seq };
 	struct pinch_sent *last = sent_of(w, number);
 
-	if (!frame || !last || number >= (__u32)w->control->progress || last->generation != w->generation)
+	if (!frame || !last || number >= (__u32)w->control->progress || last->seq != w->seq)
 		return;
 	lack.to = frame->to & w->homes;
 	bpf_loop(pinch_config.ranks, find_lacking, &lack, 0);
@@ -140,21 +140,21 @@ static __always_inline void send_again(struct send_work *w, __u32 number, bool a
 		send_frame(w, number, frame, lack.lacking);
 }
 
-/* What the process has ordered of this flow. */
-static long send_ordered(__u32 i, struct send_work *w)
+/* The work requests of this flow. */
+static long send_requested(__u32 i, struct send_work *w)
 {
-	__u32 taken = *(volatile __u32 *)&w->flow->taken, slot = w->here * PINCH_ORDERS + taken % PINCH_ORDERS;
-	__u64 *order = bpf_map_lookup_elem(&pinch_orders, &slot), entry;
+	__u32 taken = *(volatile __u32 *)&w->flow->sq_head, slot = w->here * PINCH_SQ_ENTRIES + taken % PINCH_SQ_ENTRIES;
+	__u64 *wr = bpf_map_lookup_elem(&pinch_sq, &slot), entry;
 
-	if (!order || taken == *(volatile __u32 *)&w->flow->ordered)
+	if (!wr || taken == *(volatile __u32 *)&w->flow->sq_tail)
 		return 1;
-	entry = *(volatile __u64 *)order;
-	if (__sync_val_compare_and_swap(&w->flow->taken, taken, taken + 1) == taken && generation_of(entry) == w->generation)
-		send_again(w, entry & ~PINCH_ORDER_ASK, entry & PINCH_ORDER_ASK);
+	entry = *(volatile __u64 *)wr;
+	if (__sync_val_compare_and_swap(&w->flow->sq_head, taken, taken + 1) == taken && seq_of(entry) == w->seq)
+		send_again(w, entry & ~PINCH_WR_ASK, entry & PINCH_WR_ASK);
 	return 0;
 }
 
-/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same lane. */
+/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same stream. */
 static long send_hole(__u32 i, struct send_work *w)
 {
 	__u32 number = w->word * 32 + i;
@@ -163,7 +163,7 @@ static long send_hole(__u32 i, struct send_work *w)
 
 	if (number > w->chunk)
 		return 1;
-	if (is_acked(w->generation, number, w->peer) || !last || last->generation != w->generation || last->lane != w->lane ||
+	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq || last->stream != w->stream ||
 	    (__s32)(last->serial - w->serial) >= 0)
 		return 0;
 	frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -183,7 +183,7 @@ static long send_holes(__u32 i, struct send_work *w)
 	have = bpf_map_lookup_elem(&pinch_acked, &index);
 	if (w->word > w->chunk / 32 || !due || !have)
 		return 1;
-	if (*due & ~bitmap_bits(*have, w->generation))
+	if (*due & ~bitmap_bits(*have, w->seq))
 		bpf_loop(32, send_hole, w, 0);
 	return 0;
 }
@@ -191,115 +191,115 @@ static long send_holes(__u32 i, struct send_work *w)
 /* New frames, as far as the window goes. */
 static long send_new(__u32 i, struct send_work *w)
 {
-	__u32 next = *(volatile __u32 *)&w->flow->next, flying = *(volatile __u32 *)&w->flow->flying, to, copies;
+	__u32 next = *(volatile __u32 *)&w->flow->next, in_flight = *(volatile __u32 *)&w->flow->in_flight, to, copies;
 	__u32 number = pinch_next_of(w->here, w->flow, next);
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
 
-	if (!frame || generation_of(progress) != w->generation || number >= (__u32)progress ||
-	    generation_of(*(volatile __u64 *)&w->control->met) != w->generation)
+	if (!frame || seq_of(progress) != w->seq || number >= (__u32)progress ||
+	    seq_of(*(volatile __u64 *)&w->control->met) != w->seq)
 		return 1;
 	to = frame->to & w->homes;
 	copies = bitmap_count(to);
-	if (flying && flying + copies > w->control->window)
+	if (in_flight && in_flight + copies > w->control->window)
 		return 1;
 	if (__sync_val_compare_and_swap(&w->flow->next, next, next + 1) != next)
 		return 0;
-	__sync_fetch_and_add(&w->flow->flying, copies);
+	__sync_fetch_and_add(&w->flow->in_flight, copies);
 	send_frame(w, number, frame, to);
 	return 0;
 }
 
 struct greet_work {
-	struct pinch_hello hello;
+	struct pinch_handshake handshake;
 	struct __sk_buff *skb;
 	struct pinch_control *control;
 	struct pinch_greeting say;
 };
 
-/* Say hello to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
+/* Send a handshake to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
  * told until they have said that they know.
  */
-static long send_hello(__u32 rank, struct greet_work *w)
+static long send_handshake(__u32 rank, struct greet_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
-	__u64 word = peer ? pinch_word_in(peer->ours, w->say.generation) : 0;
+	__u64 word = peer ? pinch_word_in(peer->ours, w->say.seq) : 0;
 
 	if (rank == pinch_config.rank)
 		return 0;
 	if (pinch_has_ended(w->control)) {
-		if (w->control->told >> rank & 1)
+		if (w->control->end_acked >> rank & 1)
 			return 0;
-		word = word_of(w->say.generation, 0);
-	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.generation))) {
+		word = word_of(w->say.seq, 0);
+	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {
 		return 0;
 	}
-	pinch_write_hello(&w->hello, w->control, rank, word, &w->say);
-	if (bpf_skb_store_bytes(w->skb, 0, &w->hello, sizeof(w->hello), 0))
+	pinch_write_handshake(&w->handshake, w->control, rank, word, &w->say);
+	if (bpf_skb_store_bytes(w->skb, 0, &w->handshake, sizeof(w->handshake), 0))
 		return 1;
 	bpf_clone_redirect(w->skb, pinch_config.uplink, 0);
 	return 0;
 }
 
-/* A bell for each flow. */
-static __always_inline void ring_all(struct __sk_buff *skb, struct ring_frame *bell)
+/* A kick for each flow. */
+static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *kick)
 {
-	bell->flags = PINCH_FLAG_ALL;
-	pinch_make_own(bell, PINCH_BELL);
-	if (bpf_skb_store_bytes(skb, 0, bell, sizeof(*bell), 0))
+	kick->flags = PINCH_FLAG_ALL;
+	pinch_make_own(kick, PINCH_DOORBELL);
+	if (bpf_skb_store_bytes(skb, 0, kick, sizeof(*kick), 0))
 		return;
 	for (__u32 i = 0; i < PINCH_MAX_FLOWS && i < pinch_config.fan; i++)
-		bpf_clone_redirect(skb, pinch_config.bell, 0);
+		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
 /* A function of its own, as it is all the stack that there is, together with what else the program needs. */
-static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *bell)
+static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
 {
 	struct greet_work w = { .skb = skb, .control = c };
 
-	w.say.generation = generation_of(c->progress);
-	w.say.attempt = bell->attempt;
-	w.say.ask = bell->attempt || pinch_has_ended(c);
-	if (bell->attempt)
-		w.say.waits = pinch_waits_of(c, w.say.generation);
+	w.say.seq = seq_of(c->progress);
+	w.say.attempt = kick->attempt;
+	w.say.ask = kick->attempt || pinch_has_ended(c);
+	if (kick->attempt)
+		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
-		bpf_loop(pinch_config.ranks, send_hello, &w, 0);
-	/* The process may have looked for the last hello before, and have left frames to whoever finds it. */
-	if (pinch_meet(c, w.say.generation) && (__u32)(*(volatile __u64 *)&c->progress))
-		ring_all(skb, bell);
+		bpf_loop(pinch_config.ranks, send_handshake, &w, 0);
+	/* The process may have looked for the last handshake before, and have left frames to whoever finds it. */
+	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
+		kick_all(skb, kick);
 	return TC_ACT_SHOT;
 }
 
-/* What a bell rings for. */
-static __always_inline void send_all(struct send_work *w, const struct ring_frame *bell)
+/* What a kick rings for. */
+static __always_inline void send_all(struct send_work *w, const struct ring_frame *kick)
 {
-	w->generation = generation_of(*(volatile __u64 *)&w->control->progress);
-	if (w->flow->taken != w->flow->ordered)
-		bpf_loop(PINCH_BATCH, send_ordered, w, 0);
-	w->peer = bell->sender;
-	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && bell->generation == w->generation) {
-		w->chunk = bell->chunk;
-		w->serial = bell->prev;
-		w->lane = bell->lane;
+	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);
+	if (w->flow->sq_head != w->flow->sq_tail)
+		bpf_loop(PINCH_BATCH, send_requested, w, 0);
+	w->peer = kick->sender;
+	if (w->peer != pinch_config.rank && w->peer < pinch_config.ranks && kick->seq == w->seq) {
+		w->chunk = kick->chunk;
+		w->serial = kick->prev;
+		w->stream = kick->stream;
 		bpf_loop(PINCH_ACK_BEHIND + 1, send_holes, w, 0);
 	}
 	bpf_loop(PINCH_BATCH, send_new, w, 0);
 }
 
-/* Is it a bell of this host's, as it was made? */
-static __always_inline bool is_bell(const struct ring_frame *bell)
+/* Is it a kick of this host's, as it was made? */
+static __always_inline bool is_kick(const struct ring_frame *kick)
 {
-	if (pinch_is_foreign(bell))
+	if (pinch_is_foreign(kick))
 		return false;
-	if (bell->receiver != pinch_config.rank) {
+	if (kick->receiver != pinch_config.rank) {
 		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
-	if (bell->kind != PINCH_BELL && bell->kind != PINCH_GREET) {
+	if (kick->kind != PINCH_DOORBELL && kick->kind != PINCH_GREET) {
 		pinch_count(DROP_BAD_KIND, 1);
 		return false;
 	}
-	if (bell->checksum != frame_seal(bell)) {
+	if (kick->checksum != frame_seal(kick)) {
 		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
@@ -310,19 +310,19 @@ SEC("tc")
 int pinch_send(struct __sk_buff *skb)
 {
 	struct send_work w = { .skb = skb, .control = pinch_control_of() };
-	struct ring_frame bell;
+	struct ring_frame kick;
 	__u32 here = pinch_flow_here();
 
 	w.flow = bpf_map_lookup_elem(&pinch_flows, &here);
-	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &bell, sizeof(bell)) || !is_bell(&bell))
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) || !is_kick(&kick))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
-	if (bell.kind == PINCH_GREET)
-		return greet_all(skb, w.control, &bell);
+	if (kick.kind == PINCH_GREET)
+		return greet_all(skb, w.control, &kick);
 	w.here = here;
 	w.homes = pinch_config.homes[here % PINCH_MAX_FLOWS];
 	__sync_fetch_and_add(&w.control->sending, 1);
-	send_all(&w, &bell);
+	send_all(&w, &kick);
 	__sync_fetch_and_add(&w.control->sending, -1);
 	return TC_ACT_SHOT;
 }

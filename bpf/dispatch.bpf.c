@@ -11,7 +11,7 @@ struct {
 	__uint(max_entries, RING_MAX_GROUPS);
 	__type(key, __u32);
 	__type(value, __u32);
-} groups SEC(".maps"), bells SEC(".maps"), orders SEC(".maps"), senders SEC(".maps");
+} groups SEC(".maps"), doorbells SEC(".maps"), executors SEC(".maps"), senders SEC(".maps");
 
 /* Frames with our port for groups that this host is not in. */
 struct {
@@ -43,18 +43,18 @@ int dispatch_link(struct xdp_md *ctx)
 	return dispatch(ctx, &groups, XDP_PASS);
 }
 
-/* On the doorbell's far end: nothing but bells has business there. */
+/* On the doorbell's far end: nothing but kicks has business there. */
 SEC("xdp")
-int dispatch_bell(struct xdp_md *ctx)
+int dispatch_doorbell(struct xdp_md *ctx)
 {
-	return dispatch(ctx, &bells, XDP_DROP);
+	return dispatch(ctx, &doorbells, XDP_DROP);
 }
 
-/* And on its near end, where what the far end has made of a bell comes back. */
+/* And on its near end, where what the far end has made of a kick comes back. */
 SEC("xdp")
-int dispatch_order(struct xdp_md *ctx)
+int dispatch_execute(struct xdp_md *ctx)
 {
-	return dispatch(ctx, &orders, XDP_DROP);
+	return dispatch(ctx, &executors, XDP_DROP);
 }
 
 /* On the far end again, behind its XDP program: what a group's program there has let pass is for its TC program. */

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Ring all-reduce in XDP: one rank of one group. Twin: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
+/* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
  *
- * Chunk c belongs to rank c % ranks, its owner. Lap one: each rank adds its input to the payload. The last rank of lap one has
- * the sum, stores it, and sends it on; lap two: each rank stores it. Where lap two ends, the frame is at liberty: it becomes
- * the next chunk of the rank that it has reached. So the number of frames under way stays what the ranks rang for at the
- * start, no acknowledgement is sent, and no process runs.
+ * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its input to the payload; the last
+ * one has the sum, stores it and sends it on. In the all-gather phase each rank stores it. Where that phase ends, the frame is
+ * free: it becomes the next chunk of the rank that it has reached. So the number of frames in flight stays what the ranks
+ * kicked for at the start, no acknowledgement is sent, and no process runs.
  *
- * Each rank sees to it that it gets what the rank before has sent (ring_lane.h), and sends again what the rank behind lacks: its input, a partial sum
- * that it keeps, or the result. So a lap goes on from where it broke. Partial sums live in frames and inputs are never written here, so that lap one
- * can also begin anew (`round`): what a process has refused, and what nobody keeps.
+ * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and retransmits what the rank after
+ * lacks: its input, a partial sum from the retransmit buffer, or the result. So a chunk resumes at the hop that lost it.
+ * Partial sums live in frames and programs never write inputs, so a reduce-scatter phase can also start over (`round`): when
+ * a process has refused the result, or no buffer has the partial sum.
  */
-#include "ring_orders.h"
+#include "ring_submission.h"
 
-/* A frame of this group has come in by the link. */
+/* A frame of this group has arrived on the link. */
 SEC("xdp")
 int ring_link(struct xdp_md *ctx)
 {
@@ -22,24 +23,24 @@ int ring_link(struct xdp_md *ctx)
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	outcome = ring_on_frame(&w);
-	if (ring_config.gap)
+	if (ring_config.reorder_threshold)
 		ring_look_around(&w);
 	return ring_leave(&w, outcome, true);
 }
 
-/* The process has rung: make as many frames of the bell as there are orders. They arrive together, at the doorbell's near end, and
- * stay together, so that each device is polled for many frames at once. A process that rang for each order would be kept
- * in its first system call by the softirq that carries the first frame round and round.
+/* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame. The copies arrive together
+ * at the near end and stay together, so each device is polled for many frames at once. If the process sent one kick for each
+ * request, the softirq of the first one would carry that frame round and round, and hold the process in its system call.
  */
 SEC("xdp")
-int ring_bell(struct xdp_md *ctx)
+int ring_doorbell(struct xdp_md *ctx)
 {
 	struct ring_work w = {};
 	__u32 waiting;
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	waiting = *(volatile __u32 *)&w.control->ordered - *(volatile __u32 *)&w.control->taken;
+	waiting = *(volatile __u32 *)&w.control->sq_tail - *(volatile __u32 *)&w.control->sq_head;
 	if (waiting > RING_FAN_SMALL) {
 		w.frame->flags = RING_FLAG_SPREAD;
 		return bpf_redirect_map(&ring_fan_large, 0, BPF_F_BROADCAST);
@@ -47,54 +48,54 @@ int ring_bell(struct xdp_md *ctx)
 	return waiting ? bpf_redirect_map(&ring_fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* One of those frames, or a frame's copy that is to ask for what is missing. A frame stays on the CPU where it begins, lap after lap,
- * and so would all that this process rings for: the rank that comes last, which holds everybody's parked frames, would set one CPU
- * to work alone.
+/* The near end: a copy of a kick takes a work request; a copy of another frame becomes a nack. A frame stays on the CPU where
+ * it starts, hop after hop, so one process would load one CPU alone, above all that of the last rank to enter, which replays
+ * everybody's early frames. So kicks for many work requests are spread over the CPUs.
  */
 SEC("xdp")
-int ring_order(struct xdp_md *ctx)
+int ring_execute(struct xdp_md *ctx)
 {
 	__u32 here = bpf_get_smp_processor_id();
-	struct ring_order order;
+	struct ring_wr wr;
 	struct ring_work w = {};
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
-	if (w.frame->kind != RING_BELL) /* the copy of a frame that has gone on */
-		return ring_leave(&w, ring_on_ask(&w), false);
+	if (w.frame->kind != RING_DOORBELL) /* the copy of a frame that went on: a nack is due */
+		return ring_leave(&w, ring_send_due_nack(&w), false);
 	if (w.frame->flags & RING_FLAG_SPREAD && ring_config.cpus > 1) {
 		__u32 cpu = ring_count_up(&w, RING_SPREAD) % ring_config.cpus;
 
 		if (cpu != here)
 			return bpf_redirect_map(&ring_cpus, cpu, XDP_DROP);
 	}
-	if (!ring_take(&w, &order))
+	if (!ring_take_wr(&w, &wr))
 		return XDP_DROP;
-	if (order.kind == RING_ORDER_PROBE && order.extra != RING_ANYWHERE && order.extra != here) {
+	if (wr.kind == RING_WR_PROBE && wr.extra != RING_ANYWHERE && wr.extra != here) {
 		w.frame->kind = RING_PROBE;
-		w.frame->chunk = order.chunk;
-		w.frame->attempt = order.attempt;
-		return bpf_redirect_map(&ring_cpus, order.extra, XDP_DROP);
+		w.frame->chunk = wr.chunk;
+		w.frame->attempt = wr.attempt;
+		return bpf_redirect_map(&ring_cpus, wr.extra, XDP_DROP);
 	}
-	return ring_leave(&w, ring_on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
-/* The same on another CPU: a bell, or a probe that is to go out from there. */
+/* The same on another CPU: a kick, or a probe that has to leave from there. */
 SEC("xdp/cpumap")
 int ring_remote(struct xdp_md *ctx)
 {
-	struct ring_order order = { .kind = RING_ORDER_PROBE };
+	struct ring_wr wr = { .kind = RING_WR_PROBE };
 	struct ring_work w = {};
 
 	if (!ring_begin(&w, ctx))
 		return XDP_DROP;
 	if (w.frame->kind == RING_PROBE) {
-		order.chunk = w.frame->chunk;
-		order.attempt = w.frame->attempt;
-	} else if (w.frame->kind != RING_BELL || !ring_take(&w, &order)) {
+		wr.chunk = w.frame->chunk;
+		wr.attempt = w.frame->attempt;
+	} else if (w.frame->kind != RING_DOORBELL || !ring_take_wr(&w, &wr)) {
 		return XDP_DROP;
 	}
-	return ring_leave(&w, ring_on_order(&w, &order), false);
+	return ring_leave(&w, ring_on_wr(&w, &wr), false);
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

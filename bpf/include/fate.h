@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Twin: testbed/faults/fate.py.
+/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Reference model: testbed/faults/fate.py.
  *
  * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets the same faults. All
  * numbers are integers, so that both sides agree bit for bit. Probabilities are compared with 63 bits of a draw; 1 is 2^63.
@@ -25,7 +25,7 @@ static __always_inline __u64 fate_hash(__u64 seed, __u32 rule, const struct faul
 {
 	__u64 stream = packet->sender | packet->receiver << 8 | packet->kind << 16 | (__u64)packet->hop << 24 |
 		       (__u64)packet->attempt << 32 | (__u64)packet->group << 48;
-	__u64 place = packet->generation | (__u64)packet->chunk << 32;
+	__u64 place = packet->seq | (__u64)packet->chunk << 32;
 
 	return fate_mix(fate_mix(fate_draw(seed, rule) ^ stream) ^ place);
 }
@@ -39,7 +39,7 @@ static __always_inline bool fate_matches(const struct fault_rule *rule, const st
 {
 	return rule->receivers[packet->sender % FATE_MAX_HOSTS] >> packet->receiver % FATE_MAX_HOSTS & 1 &&
 	       rule->kinds[packet->kind >> 5] >> (packet->kind & 31) & 1 && fate_within(rule->group, packet->group) &&
-	       fate_within(rule->generation, packet->generation) && fate_within(rule->chunk, packet->chunk) &&
+	       fate_within(rule->seq, packet->seq) && fate_within(rule->chunk, packet->chunk) &&
 	       fate_within(rule->hop, packet->hop) && fate_within(rule->attempt, packet->attempt);
 }
 

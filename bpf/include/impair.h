@@ -46,7 +46,7 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head, s
 			return false;
 	}
 	packet->kind = FAULT_FOREIGN | key.protocol;
-	packet->generation = flow->number;
+	packet->seq = flow->number;
 	packet->chunk = __sync_fetch_and_add(&flow->packets, 1);
 	return true;
 }
@@ -77,7 +77,7 @@ static __always_inline bool fault_identify(struct fault_head *head, struct fault
 		return fault_identify_flow(head, packet, *link);
 	packet->kind = frame->kind & ~FAULT_FOREIGN;
 	packet->group = frame->group;
-	packet->generation = frame->generation;
+	packet->seq = frame->seq;
 	packet->chunk = frame->chunk;
 	packet->hop = frame->hop;
 	packet->attempt = frame->attempt;

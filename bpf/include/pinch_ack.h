@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Acknowledgements: each has the bitmap of all frames around the one that asked for it, so that one covers many, and a later one what an
- * earlier one said before it was lost.
+/* Acknowledgements. Each carries the bitmap of all frames around the one that it answers: it covers many frames, and repeats what a
+ * lost one said.
  */
 #pragma once
 
@@ -9,12 +9,12 @@
 struct pinch_ack_work {
 	__u64 words[PINCH_ACK_WORDS];
 	__u64 check; /* of the words */
-	__u32 generation;
+	__u32 seq;
 	__u32 first;  /* of the words */
 	__u32 end;    /* of the bitmap */
 	__u32 offset; /* of the bitmap in its map */
 	__u32 chunk;  /* the frame that asked */
-	__u32 news;   /* frames of which this is the first acknowledgement */
+	__u32 news;   /* frames that this acknowledges first */
 	__u32 holes;
 };
 
@@ -26,13 +26,13 @@ static long pinch_read_seen(__u32 i, struct pinch_ack_work *w)
 	if (i >= PINCH_ACK_WORDS)
 		return 1;
 	if (word && w->first + i < w->end)
-		bits = bitmap_bits(*word, w->generation);
+		bits = bitmap_bits(*word, w->seq);
 	w->words[i] = bits;
 	w->check += pinch_weigh(bits, &weights[2 * i]);
 	return 0;
 }
 
-/* All of a generation that is over. */
+/* An exchange that is over: all frames have arrived. */
 static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 {
 	if (i >= PINCH_ACK_WORDS)
@@ -42,8 +42,9 @@ static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* May a frame have overtaken others of its lane? One that came to the right CPU may have, while some that came to another wait to be handed
- * over. Those keep their order, and come behind all that were here before. */
+/* May this frame have overtaken others of its stream? If it arrived on the CPU that aggregates, it may have overtaken frames that
+ * arrived on another CPU and are being handed over. Frames that are handed over keep their order.
+ */
 static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
 	return by_link && (__s32)(*(volatile __u32 *)&c->handed - *(volatile __u32 *)&c->taken) > 0;
@@ -66,11 +67,11 @@ static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_c
 		return false;
 	sender = ack->head.sender % RING_MAX_RANKS;
 	source = &pinch_config.sources[sender];
-	w.generation = ack->head.generation;
+	w.seq = ack->head.seq;
 	w.first = pinch_ack_first(ack->head.chunk);
 	w.offset = source->seen;
 	w.end = (source->frames + 31) / 32;
-	if (w.generation == generation_of(c->progress))
+	if (w.seq == seq_of(c->progress))
 		bpf_loop(PINCH_ACK_WORDS, pinch_read_seen, &w, 0);
 	else
 		bpf_loop(PINCH_ACK_WORDS, pinch_fill_seen, &w, 0);
@@ -82,7 +83,7 @@ static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_c
 	ack->head.sender = pinch_config.rank;
 	ack->head.flags = 0;
 	if (pinch_may_overtake(c, by_link))
-		ack->head.lane = PINCH_NO_LANE;
+		ack->head.stream = PINCH_NO_STREAM;
 	pinch_address(&ack->head, sender, sizeof(w.words));
 	ack->head.checksum = w.check + frame_seal(&ack->head);
 	pinch_count(PINCH_ACKS, 1);
@@ -110,7 +111,7 @@ static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
 
 	if (!due || word >= w->end || i >= PINCH_ACK_WORDS)
 		return 1;
-	bitmap_add(&pinch_acked, index, w->generation, *due & w->words[i], &fresh);
+	bitmap_add(&pinch_acked, index, w->seq, *due & w->words[i], &fresh);
 	w->news += bitmap_count(fresh);
 	w->holes |= *due & ~w->words[i] & pinch_up_to(w->chunk, word);
 	return 0;
@@ -122,8 +123,8 @@ static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_cont
 	struct pinch_ack *ack = (void *)(long)ctx->data;
 	__u64 check = f->checksum, seal = frame_seal(f);
 
-	if (f->generation != generation_of(c->progress)) {
-		pinch_count(DROP_BAD_GENERATION, 1);
+	if (f->seq != seq_of(c->progress)) {
+		pinch_count(DROP_BAD_SEQ, 1);
 		return false;
 	}
 	if (f->chunk >= (__u32)c->progress) {
@@ -142,12 +143,12 @@ static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_cont
 	return false;
 }
 
-/* Take the time since a frame was sent, if it was this very sending that has been answered. */
+/* Sample the round trip, if the acknowledgement answers the frame's latest transmission. */
 static __always_inline void pinch_measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
-	if (frame->generation != f->generation || frame->lane != f->lane || frame->serial != f->prev || rtt >> 30)
+	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->prev || rtt >> 30)
 		return;
 	__sync_fetch_and_add(&c->rtt_samples, 1);
 	__sync_fetch_and_add(&c->rtt_sum_us, rtt);
@@ -155,11 +156,11 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 		c->rtt_max_us = rtt;
 }
 
-/* Note what a peer has. Is there anything to send now? */
+/* Record what a peer has received. Is there anything to send now? */
 static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 peer = f->sender, generation = f->generation, chunk = f->chunk, number = pinch_flow_to(peer);
-	struct pinch_ack_work w = { .generation = generation, .first = pinch_ack_first(chunk), .end = pinch_config.acked_words, .chunk = chunk };
+	__u32 peer = f->sender, seq = f->seq, chunk = f->chunk, number = pinch_flow_to(peer);
+	struct pinch_ack_work w = { .seq = seq, .first = pinch_ack_first(chunk), .end = pinch_config.acked_words, .chunk = chunk };
 	__u32 index = number * pinch_config.capacity + chunk;
 	struct pinch_sent *frame;
 	struct pinch_flow *flow;
@@ -179,9 +180,9 @@ static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_contro
 	if (w.news) {
 		__sync_fetch_and_add(&p->news, 1);
 		__sync_fetch_and_add(&p->acked, w.news);
-		__sync_fetch_and_add(&flow->flying, -w.news);
+		__sync_fetch_and_add(&flow->in_flight, -w.news);
 		__sync_fetch_and_add(&c->acked, w.news);
-		pinch_check_complete(c, generation);
+		pinch_check_complete(c, seq);
 		f = pinch_frame_of(ctx);
 		if (f)
 			pinch_measure(c, f, frame);

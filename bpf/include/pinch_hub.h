@@ -2,7 +2,7 @@
 /* Vertices with many neighbours: their rows are set aside and added a slice of neighbours at a time, so that no frame keeps a CPU for long.
  *
  * A slice is claimed by counting up the hub's `next`; who has claimed it adds it. What carries on is a frame of this host's own that goes
- * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, as the process rings anew.
+ * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, because the process kicks again.
  */
 #pragma once
 
@@ -40,7 +40,7 @@ static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64
 /* Add one slice of the first hub in the queue. Is there more to do? */
 static __always_inline bool pinch_add_slice(struct pinch_control *c)
 {
-	__u32 generation = generation_of(c->progress), zero = 0, tries, slice, place, index, left;
+	__u32 seq = seq_of(c->progress), zero = 0, tries, slice, place, index, left;
 	struct pinch_scratch *room = bpf_map_lookup_elem(&pinch_scratch, &zero);
 	struct pinch_row_work row = { .bank = pinch_bank_of() };
 	struct pinch_hub *hub = NULL;
@@ -51,19 +51,19 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 		if (place == *(volatile __u32 *)&c->queued)
 			return false;
 		entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
-		if (!entry || generation_of(*(volatile __u64 *)entry) != generation)
+		if (!entry || seq_of(*(volatile __u64 *)entry) != seq)
 			return false; /* who is about to put it there goes on with it */
 		index = *entry;
 		hub = bpf_map_lookup_elem(&pinch_hubs, &index);
 		words = bpf_map_lookup_elem(&pinch_stash, &index);
 		if (!hub || !words || !room)
 			return false;
-		if (generation_of(*(volatile __u64 *)&c->progress) != generation)
+		if (seq_of(*(volatile __u64 *)&c->progress) != seq)
 			return false;
 		slice = __sync_fetch_and_add(&hub->next, 1);
 		if (slice < pinch_slices_of(hub->count))
 			break;
-		if (generation_of(*(volatile __u64 *)&c->progress) == generation)
+		if (seq_of(*(volatile __u64 *)&c->progress) == seq)
 			__sync_val_compare_and_swap(&c->served, place, place + 1);
 		hub = NULL;
 	}
@@ -81,6 +81,6 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 	pinch_count(PINCH_SLICES, 1);
 	pinch_count(PINCH_EDGES, left);
 	if (__sync_fetch_and_add(&c->owed, -1) == 1)
-		pinch_check_complete(c, generation);
+		pinch_check_complete(c, seq);
 	return true;
 }

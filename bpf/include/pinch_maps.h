@@ -24,14 +24,14 @@ PINCH_ARRAY(pinch_sent, struct pinch_sent);	   /* by number, `capacity` a flow *
 PINCH_ARRAY(pinch_vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
 PINCH_ARRAY(pinch_edges, struct pinch_edge);
 PINCH_ARRAY(pinch_hubs, struct pinch_hub);
-PINCH_ARRAY(pinch_hub_queue, __u64);		   /* generation << 32 | slot in `pinch_hubs` */
-PINCH_ARRAY(pinch_orders, __u64);		   /* frames to send again, as generation << 32 | number: PINCH_ORDERS a flow */
-/* Bitmaps, as generation << 32 | 32 frames: a word of another generation is empty, so that none needs clearing, and what a late frame of an
+PINCH_ARRAY(pinch_hub_queue, __u64);		   /* seq << 32 | slot in `pinch_hubs` */
+PINCH_ARRAY(pinch_sq, __u64);		   /* frames to send again, as seq << 32 | number: PINCH_SQ_ENTRIES a flow */
+/* Bitmaps, as seq << 32 | 32 frames: a word of another sequence number is empty, so that none needs clearing, and what a late frame of an
  * earlier one finds cannot be taken for its own.
  */
 PINCH_ARRAY(pinch_seen, __u64);   /* frames that have come, by sender */
 PINCH_ARRAY(pinch_acked, __u64);  /* frames that peers have acknowledged: `acked_words` a peer */
-PINCH_ARRAY(pinch_wanted, __u64); /* frames that are for a peer, likewise, without a generation */
+PINCH_ARRAY(pinch_wanted, __u64); /* frames that are for a peer, likewise, without a sequence number */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -87,7 +87,7 @@ struct {
 	__type(value, __u32);
 } pinch_both SEC(".maps");
 
-/* The doorbell, once for each flow: a bell for all of them. */
+/* The doorbell, once for each flow: a kick for all of them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, 1);
@@ -110,7 +110,7 @@ struct {
 	__type(value, __u64[PINCH_COUNTERS]);
 } pinch_counters SEC(".maps");
 
-/* An exchange is complete: the value is the generation. */
+/* An exchange is complete: the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

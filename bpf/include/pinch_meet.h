@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Hellos on their way in. */
+/* Handshakes on their way in. */
 #pragma once
 
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 
 enum pinch_met {
 	PINCH_MET_DONE = 0,
@@ -11,45 +11,45 @@ enum pinch_met {
 };
 
 /* Is it what it says? */
-static __always_inline bool pinch_is_hello(struct pinch_control *c, struct pinch_hello *hello, void *end)
+static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct pinch_handshake *handshake, void *end)
 {
-	struct ring_frame *f = &hello->head;
+	struct ring_frame *f = &handshake->head;
 
 	if (f->tag != (__u16)c->tag) {
 		pinch_count(DROP_BAD_TENSOR, 1);
 		return false;
 	}
-	if ((void *)(hello + 1) > end || f->length != sizeof(hello->word)) {
+	if ((void *)(handshake + 1) > end || f->length != sizeof(handshake->word)) {
 		pinch_count(DROP_BAD_LENGTH, 1);
 		return false;
 	}
-	if (f->generation != generation_of(hello->word) || f->checksum != pinch_hello_check(hello)) {
+	if (f->seq != seq_of(handshake->word) || f->checksum != pinch_handshake_check(handshake)) {
 		pinch_count(DROP_BAD_CHECKSUM, 1);
 		return false;
 	}
 	return true;
 }
 
-/* What this rank has to say to one that lacks its hello: that of the generation asked for, or if it has not entered it yet, its latest. */
-static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 generation, __u32 mine)
+/* What this rank has to say to one that lacks its handshake: that of the sequence number asked for, or if it has not entered it yet, its latest. */
+static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq, __u32 mine)
 {
-	__u64 word = pinch_word_in(peer->ours, generation);
+	__u64 word = pinch_word_in(peer->ours, seq);
 
-	/* Who has no partner in somebody may be any number of generations ahead of it. */
-	if (generation == PINCH_FIRST && mine > PINCH_FIRST && !word)
+	/* Who has no partner in somebody may be any number of sequence numbers ahead of it. */
+	if (seq == PINCH_FIRST && mine > PINCH_FIRST && !word)
 		return word_of(PINCH_FIRST, 0);
-	return word ? word : *(volatile __u64 *)&peer->ours[~generation & 1];
+	return word ? word : *(volatile __u64 *)&peer->ours[~seq & 1];
 }
 
 /* The sender's exchanges are over, hence this rank's, which its process has to know. */
-static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 odd, __u32 gone, __u32 late)
+static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 nonfinite, __u32 gone, __u32 late)
 {
 	__u64 event = 0;
 
-	__sync_fetch_and_or(&c->told, 1u << sender % RING_MAX_RANKS);
-	if (!(odd & ~c->odd) && !(gone & ~c->gone) && !(late & ~c->late))
+	__sync_fetch_and_or(&c->end_acked, 1u << sender % RING_MAX_RANKS);
+	if (!(nonfinite & ~c->nonfinite) && !(gone & ~c->gone) && !(late & ~c->late))
 		return;
-	__sync_fetch_and_or(&c->odd, odd);
+	__sync_fetch_and_or(&c->nonfinite, nonfinite);
 	__sync_fetch_and_or(&c->gone, gone);
 	__sync_fetch_and_or(&c->late, late);
 	bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
@@ -58,63 +58,63 @@ static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender
 /* Have a rank's word. Does it let this rank send? */
 static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
 {
-	__u32 generation = generation_of(word);
-	__u64 *place = &peer->theirs[generation & 1], before = *(volatile __u64 *)place;
+	__u32 seq = seq_of(word);
+	__u64 *place = &peer->theirs[seq & 1], before = *(volatile __u64 *)place;
 
-	if (generation != mine && generation != generation_after(mine))
+	if (seq != mine && seq != seq_after(mine))
 		return false;
-	if (before && (__s32)(generation - generation_of(before)) <= 0) {
+	if (before && (__s32)(seq - seq_of(before)) <= 0) {
 		pinch_count(DROP_DUPLICATE, 1);
 		return false;
 	}
 	if (__sync_val_compare_and_swap(place, before, word) != before)
 		return false;
 	__sync_fetch_and_add(&peer->news, 1);
-	return generation == mine && pinch_meet(c, generation);
+	return seq == mine && pinch_meet(c, seq);
 }
 
 /* Returns one of enum pinch_met. */
-static __always_inline __u32 pinch_on_hello(struct xdp_md *ctx, struct pinch_control *c)
+static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
-	struct pinch_hello *hello = (void *)(long)ctx->data;
-	__u32 sender, generation, mine = generation_of(*(volatile __u64 *)&c->progress);
+	struct pinch_handshake *handshake = (void *)(long)ctx->data;
+	__u32 sender, seq, mine = seq_of(*(volatile __u64 *)&c->progress);
 	struct pinch_greeting say = {};
 	struct pinch_peer *peer;
 	__u64 answer;
 	bool ask, late;
 
-	if ((void *)(&hello->head + 1) > (void *)(long)ctx->data_end || !pinch_is_hello(c, hello, (void *)(long)ctx->data_end))
+	if ((void *)(&handshake->head + 1) > (void *)(long)ctx->data_end || !pinch_is_handshake(c, handshake, (void *)(long)ctx->data_end))
 		return PINCH_MET_DONE;
-	sender = hello->head.sender;
-	generation = hello->head.generation;
-	ask = hello->head.flags & PINCH_FLAG_ASK;
-	late = hello->head.flags & PINCH_FLAG_LATE;
-	say.attempt = hello->head.attempt;
+	sender = handshake->head.sender;
+	seq = handshake->head.seq;
+	ask = handshake->head.flags & PINCH_FLAG_ASK;
+	late = handshake->head.flags & PINCH_FLAG_LATE;
+	say.attempt = handshake->head.attempt;
 	peer = bpf_map_lookup_elem(&pinch_peers, &sender);
 	if (!peer)
 		return PINCH_MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
-	if (pinch_exponent_in(hello->word) == PINCH_ENDED) {
-		pinch_note_end(c, sender, hello->head.chunk, late ? 0 : hello->head.prev, late ? hello->head.prev : 0);
+	if (pinch_exponent_in(handshake->word) == PINCH_ENDED) {
+		pinch_note_end(c, sender, handshake->head.chunk, late ? 0 : handshake->head.prev, late ? handshake->head.prev : 0);
 	} else {
-		*(volatile __u32 *)&peer->at = hello->head.prev;
-		*(volatile __u32 *)&peer->waits = hello->head.chunk;
-		if (pinch_take_word(c, peer, hello->word, mine))
+		*(volatile __u32 *)&peer->at = handshake->head.prev;
+		*(volatile __u32 *)&peer->waits = handshake->head.chunk;
+		if (pinch_take_word(c, peer, handshake->word, mine))
 			return PINCH_MET_ALL;
-		if (generation != mine && generation != generation_after(mine) && generation_after(generation) != mine &&
-		    (generation != PINCH_FIRST || !ask) && !pinch_has_ended(c)) {
-			pinch_count(DROP_BAD_GENERATION, 1);
+		if (seq != mine && seq != seq_after(mine) && seq_after(seq) != mine &&
+		    (seq != PINCH_FIRST || !ask) && !pinch_has_ended(c)) {
+			pinch_count(DROP_BAD_SEQ, 1);
 			return PINCH_MET_DONE;
 		}
 	}
 	if (!ask)
 		return PINCH_MET_DONE;
-	answer = pinch_has_ended(c) ? word_of(generation, 0) : pinch_answer_of(peer, generation, mine);
-	say.generation = pinch_word_in(peer->ours, mine) ? mine : generation_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
+	answer = pinch_has_ended(c) ? word_of(seq, 0) : pinch_answer_of(peer, seq, mine);
+	say.seq = pinch_word_in(peer->ours, mine) ? mine : seq_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
 	say.waits = pinch_waits_of(c, mine);
-	hello = (void *)(long)ctx->data;
-	if (!answer || (void *)(hello + 1) > (void *)(long)ctx->data_end)
+	handshake = (void *)(long)ctx->data;
+	if (!answer || (void *)(handshake + 1) > (void *)(long)ctx->data_end)
 		return PINCH_MET_DONE;
-	pinch_write_hello(hello, c, sender, answer, &say);
+	pinch_write_handshake(handshake, c, sender, answer, &say);
 	return PINCH_MET_ANSWER;
 }

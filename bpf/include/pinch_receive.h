@@ -2,7 +2,7 @@
 /* A frame of embeddings on its way in: checked, claimed, added to its vertices' neighbours, acknowledged. */
 #pragma once
 
-#include "pinch_hello.h"
+#include "pinch_handshake.h"
 #include "pinch_hub.h"
 
 enum pinch_next {
@@ -120,21 +120,21 @@ static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_f
 	return true;
 }
 
-/* Was a generation the one before this rank's? */
-static __always_inline bool pinch_is_late(__u32 generation, __u32 mine)
+/* Was a sequence number the one before this rank's? */
+static __always_inline bool pinch_is_late(__u32 seq, __u32 mine)
 {
-	return generation && generation_after(generation) == mine;
+	return seq && seq_after(seq) == mine;
 }
 
-/* Can a frame of the sender's have this number, generation and tag? */
+/* Can a frame of the sender's have this number, sequence number and tag? */
 static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
 {
 	if (f->chunk >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
 		pinch_count(DROP_BAD_CHUNK, 1);
 		return false;
 	}
-	if (f->generation != mine && !pinch_is_late(f->generation, mine)) {
-		pinch_count(DROP_BAD_GENERATION, 1);
+	if (f->seq != mine && !pinch_is_late(f->seq, mine)) {
+		pinch_count(DROP_BAD_SEQ, 1);
 		return false;
 	}
 	if (f->tag != (__u16)c->tag) {
@@ -150,7 +150,7 @@ static __always_inline __u32 pinch_on_ask(struct pinch_control *c, const struct 
 	__u32 sender = f->sender;
 	struct pinch_peer *peer;
 
-	if (!pinch_is_expected(c, f, generation_of(c->progress)))
+	if (!pinch_is_expected(c, f, seq_of(c->progress)))
 		return PINCH_DONE;
 	if (f->length) {
 		pinch_count(DROP_BAD_LENGTH, 1);
@@ -170,7 +170,7 @@ static __always_inline __u32 pinch_on_ask(struct pinch_control *c, const struct 
 /* Returns a set of enum pinch_next. */
 static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->sender, generation = f->generation, mine = generation_of(c->progress), chunk = f->chunk, fresh, come;
+	__u32 zero = 0, sender = f->sender, seq = f->seq, mine = seq_of(c->progress), chunk = f->chunk, fresh, come;
 	__u32 next = f->flags & PINCH_FLAG_ASK ? PINCH_ACKNOWLEDGE : PINCH_DONE;
 	struct pinch_frame_work w = { .control = c, .bank = pinch_bank_of() };
 	struct pinch_peer *peer;
@@ -193,16 +193,16 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 	}
 	__sync_fetch_and_add(&peer->heard, 1);
 	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
-	if (pinch_is_late(generation, mine))
+	if (pinch_is_late(seq, mine))
 		return PINCH_ACKNOWLEDGE;
-	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, generation, 1u << chunk % 32, &fresh)) {
+	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32, &fresh)) {
 	case BITMAP_CLAIMED:
 		break;
 	case BITMAP_TAKEN:
 		pinch_count(DROP_DUPLICATE, 1);
 		return PINCH_ACKNOWLEDGE;
 	case BITMAP_STALE:
-		pinch_count(DROP_BAD_GENERATION, 1);
+		pinch_count(DROP_BAD_SEQ, 1);
 		return PINCH_DONE;
 	case BITMAP_CONTENDED:
 		pinch_count(DROP_CONTENDED, 1);
@@ -216,9 +216,9 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 	come = __sync_fetch_and_add(&peer->received, 1) + 1;
 	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
-	pinch_check_complete(c, generation);
+	pinch_check_complete(c, seq);
 	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */
-	if (come == pinch_frames_in(pinch_word_in(peer->theirs, generation)))
+	if (come == pinch_frames_in(pinch_word_in(peer->theirs, seq)))
 		next |= PINCH_ACKNOWLEDGE;
 	return next | (w.hubs ? PINCH_GO_ON : PINCH_DONE);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a generation. */
+/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a sequence number. */
 #pragma once
 
 #include "lib/frame.h"
@@ -37,12 +37,12 @@ static __always_inline __u32 pinch_ack_first(__u32 chunk)
 	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
 }
 
-/* Wake the process when all has come, is added, and has been acknowledged: whichever was last comes here. */
-static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 generation)
+/* Wake the process once everything has arrived, is added, and is acknowledged. The last of these events calls this. */
+static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 seq)
 {
-	__u64 event = generation, met = *(volatile __u64 *)&c->met;
+	__u64 event = seq, met = *(volatile __u64 *)&c->met;
 
-	if (generation_of(met) == generation && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
+	if (seq_of(met) == seq && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
 	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
@@ -59,7 +59,7 @@ static __always_inline __u32 pinch_flow_to(__u32 rank)
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : pinch_config.home[rank % RING_MAX_RANKS];
 }
 
-/* The frame that a flow sends next; all ones when it has sent all. What comes before it has been sent. */
+/* The number of the frame that a flow sends next; all ones once it has sent all of them. */
 static __always_inline __u32 pinch_next_of(__u32 flow_number, struct pinch_flow *flow, __u32 next)
 {
 	__u32 index = flow_number * pinch_config.capacity + next;
@@ -76,7 +76,7 @@ static __always_inline void pinch_address(struct ring_frame *f, __u32 to, __u32 
 	f->length = length;
 }
 
-/* The frame in the hands of the program, again: helpers make the verifier forget it. */
+/* Reload the frame's pointer, which a helper call invalidates. */
 static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 {
 	struct ring_frame *f = (void *)(long)ctx->data;
@@ -84,7 +84,7 @@ static __always_inline struct ring_frame *pinch_frame_of(struct xdp_md *ctx)
 	return (void *)(f + 1) <= (void *)(long)ctx->data_end ? f : NULL;
 }
 
-/* A number for the next frame on this CPU's lane. */
+/* The number of the next frame of this CPU's stream. */
 static __always_inline __u32 pinch_next_serial(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -93,21 +93,21 @@ static __always_inline __u32 pinch_next_serial(void)
 }
 
 /* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
-static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 generation, __u32 chunk, __u8 attempt, __u16 tag)
+static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq, __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
 	f->version = RING_VERSION;
 	f->kind = kind;
 	f->group = pinch_config.group;
 	f->cookie = pinch_config.cookie;
-	f->generation = generation;
+	f->seq = seq;
 	f->chunk = chunk;
 	f->attempt = attempt;
 	f->hop = 0;
 	f->sender = pinch_config.rank;
 	f->round = 0;
 	f->tag = tag;
-	f->lane = bpf_get_smp_processor_id();
+	f->stream = bpf_get_smp_processor_id();
 	f->prev = 0;
 }
 
@@ -127,8 +127,8 @@ static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 	return true;
 }
 
-/* Is a frame of this exchange, for this rank, and from another, whose address it has? A switch that has lost its table brings frames for
- * anybody. What holds here is what the header says: that it is true, `pinch_weigh` and the seal tell, before anything is made of it.
+/* Does the header belong to this exchange, is the frame for this rank, and is it from another rank's address? A switch that has lost its
+ * table delivers frames for anybody. This checks what the header claims; check and seal show whether the claim is intact.
  */
 static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {

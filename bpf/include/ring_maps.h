@@ -44,25 +44,25 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, RING_PARKING);
+	__uint(max_entries, RING_EARLY_SLOTS);
 	__type(key, __u32);
-	__type(value, struct ring_parked);
-} ring_parking SEC(".maps");
+	__type(value, struct ring_early);
+} ring_early_frames SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, RING_PARKING);
+	__uint(max_entries, RING_EARLY_SLOTS);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} ring_parking_data SEC(".maps");
+} ring_early_data SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, RING_ORDERS);
+	__uint(max_entries, RING_SQ_ENTRIES);
 	__type(key, __u32);
-	__type(value, struct ring_order);
-} ring_orders SEC(".maps");
+	__type(value, struct ring_wr);
+} ring_sq SEC(".maps");
 
 /* The doorbell's far end, named many times: a broadcast to one of these makes many frames of one. */
 struct {
@@ -85,14 +85,14 @@ struct {
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u32);
-} ring_fan_ask SEC(".maps");
+} ring_fan_nack SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_asks);
-} ring_asks SEC(".maps");
+	__type(value, struct ring_nacks);
+} ring_nacks SEC(".maps");
 
 /* By CPU. */
 struct {
@@ -100,8 +100,8 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_lane);
-} ring_lanes SEC(".maps");
+	__type(value, struct ring_stream);
+} ring_streams SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -115,15 +115,15 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct ring_kept);
-} ring_kept SEC(".maps");
+	__type(value, struct ring_retransmit);
+} ring_retransmit SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, RING_BLOCK);
-} ring_kept_data SEC(".maps");
+} ring_retransmit_data SEC(".maps");
 
 /* The other CPUs, each with `ring_remote` to go on there. */
 struct {
@@ -140,7 +140,7 @@ struct {
 	__type(value, __u64[RING_COUNTERS]);
 } ring_counters SEC(".maps");
 
-/* `wake_at` results are stored: the value is the generation. */
+/* `wake_at` results are stored: the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

@@ -39,7 +39,7 @@ static __always_inline int ring_payload_fill(struct xdp_md *ctx, void *from, __u
 	return bpf_xdp_store_bytes(ctx, sizeof(struct ring_frame), from, length);
 }
 
-/* frame -> result, kept or parked. */
+/* frame -> result, retransmit buffer or early-frame buffer. */
 static __always_inline int ring_payload_take(struct xdp_md *ctx, void *to, __u32 length)
 {
 	if (length < RING_BLOCK || length > ring_config.chunk_bytes)

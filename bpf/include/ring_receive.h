@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The wire's side: what a rank does with each kind of frame that comes in by its link. */
+/* The receiving side: what a rank does with each kind of frame that arrives on its link. */
 #pragma once
 
 #include "ring_store.h"
 
-/* Is the frame, which is of this rank's generation, one of this rank's tensor? */
+/* Does the frame, which has this rank's sequence number, fit this rank's tensor? */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
-	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->generation);
+	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->seq);
 
 	if (w->index >= tensor->total)
 		ring_count(w, DROP_BAD_CHUNK);
@@ -20,7 +20,7 @@ static __always_inline bool ring_fits(struct ring_work *w)
 	return false;
 }
 
-/* Look up the chunk that the frame names; refuse the frame if its payload cannot be one. */
+/* Look up the frame's chunk. Drop the frame if its payload cannot be one. */
 static __always_inline bool ring_find_chunk(struct ring_work *w)
 {
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);
@@ -28,8 +28,8 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_CHUNK);
 		return false;
 	}
-	if (!w->frame->generation) { /* what chunks that were never stored have */
-		ring_count(w, DROP_BAD_GENERATION);
+	if (!w->frame->seq) { /* chunks that were never stored carry 0 */
+		ring_count(w, DROP_BAD_SEQ);
 		return false;
 	}
 	w->length = w->frame->length;
@@ -37,25 +37,25 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	/* Other generations: an earlier one is answered as it asks, what the next one will be is not known yet. */
-	return w->frame->generation != generation_of(w->progress) || ring_fits(w);
+	/* An earlier collective is answered with the frame's own length; the next one's tensor is not known yet. */
+	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
-/* Does this rank hold the result of the frame's chunk and generation? */
+/* Does this rank hold the result that the frame is about? */
 static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
 
-	return generation_of(result) == w->frame->generation && ring_state_of(result) == RING_RESULT_DONE;
+	return seq_of(result) == w->frame->seq && ring_state_of(result) == RING_RESULT_DONE;
 }
 
-/* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
+/* Is that result good enough for the frame's round? A verified one is good enough for any round. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->generation));
+	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_verified(w, w->frame->seq));
 }
 
-/* Is the whole frame what its sender has sealed? */
+/* Verify checksum and seal of the whole frame. */
 static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 {
 	__u64 expected = ring_payload_expected(w);
@@ -72,7 +72,7 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 
 static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, mine = generation_of(w->progress);
+	__u32 seq = w->frame->seq, mine = seq_of(w->progress);
 	__u32 hop = ring_steps_to(w->index, ring_config.rank);
 	bool ready = false;
 	__u64 sum;
@@ -80,19 +80,19 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 	if (!hop || w->frame->hop != hop || w->frame->sender != ring_rank_before(ring_config.rank))
 		return ring_drop(w, DROP_BAD_RANK);
 	if (!ring_config.upstream && ring_holds_enough(w)) {
-		/* The owner has not got the result, which went on from here. */
+		/* The owner lacks the result, which was sent on from here. */
 		if (!ring_verify(w, &sum))
 			return RING_GONE;
 		return ring_too_soon(w) ? RING_GONE : ring_send_result(w, ring_owner_of(w->index), w->frame->round, w->chunk->before[RING_STAGE_RESULT]);
 	}
-	if (generation != mine && generation != generation_after(mine))
-		return ring_drop(w, DROP_BAD_GENERATION);
-	if (generation == mine && w->index < (__u32)w->progress)
+	if (seq != mine && seq != seq_after(mine))
+		return ring_drop(w, DROP_BAD_SEQ);
+	if (seq == mine && w->index < (__u32)w->progress)
 		return ring_reduce(w);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
 	ring_look_back(w);
-	ring_park(w, sum, &ready);
+	ring_save_early(w, sum, &ready);
 	if (!ready)
 		return RING_GONE;
 	return ring_fits(w) ? ring_reduce(w) : RING_GONE;
@@ -100,18 +100,18 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 
 static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 {
-	__u32 generation = w->frame->generation, hop = ring_result_steps_to(w->index, ring_config.rank);
+	__u32 seq = w->frame->seq, hop = ring_result_steps_to(w->index, ring_config.rank);
 	__u8 round = w->frame->round;
 	__u64 result = word_read(&w->chunk->result), sum;
 	enum ring_taking taken;
 
 	if (w->frame->hop != hop)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (generation_of(result) == generation && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
+	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
 		return ring_drop(w, DROP_DUPLICATE);
-	if (generation != generation_of(w->progress) || w->index >= (__u32)w->progress)
-		/* No sum can be whole without this rank's part: a forgery, or a frame of another age. */
-		return ring_drop(w, DROP_BAD_GENERATION);
+	if (seq != seq_of(w->progress) || w->index >= (__u32)w->progress)
+		/* No sum is complete without this rank's input: a forgery, or a stale frame. */
+		return ring_drop(w, DROP_BAD_SEQ);
 	if (!ring_verify(w, &sum))
 		return RING_GONE;
 	ring_look_back(w);
@@ -122,16 +122,16 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 		return RING_GONE;
 	if (hop + 1 < ring_config.ranks) {
 		w->frame->hop = hop + 1;
-		ring_enlist(w, generation, w->index, RING_STAGE_RESULT);
+		ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
 	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w) : RING_GONE;
 }
 
-/* Ask the owner to begin lap one of the frame's chunk anew, after round `round`. */
-static __always_inline enum ring_verdict ring_ask_restart(struct ring_work *w, __u8 round)
+/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, after round `round`. */
+static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, __u8 round)
 {
-	w->frame->kind = RING_REQUEST;
+	w->frame->kind = RING_NACK;
 	w->frame->flags = RING_FLAG_RESTART;
 	w->frame->hop = 0;
 	w->frame->round = round;
@@ -141,9 +141,7 @@ static __always_inline enum ring_verdict ring_ask_restart(struct ring_work *w, _
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* The rank behind lacks what this one has sent it, and the chunk's owner is to send it again. The request says what was sent before that, as the
- * frame itself did, so that the owner's answer can.
- */
+/* Pass a nack on to the chunk's owner. It carries the lost frame's `prev`, so that the owner's answer can carry it too. */
 static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32 prev)
 {
 	w->frame->prev = prev;
@@ -152,49 +150,49 @@ static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* The rank behind lacks the partial sum that this rank has sent. */
+/* Retransmit the partial sum that the rank after lacks. */
 static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w, bool mine)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
 	__u8 round = reduced;
 	enum ring_verdict outcome;
 
-	if (w->frame->generation != generation_of(w->progress) || generation_of(reduced) != w->frame->generation)
+	if (w->frame->seq != seq_of(w->progress) || seq_of(reduced) != w->frame->seq)
 		return ring_drop(w, DROP_NOT_HELD);
 	ring_note_loss(w);
 	if (!ring_config.upstream && !mine)
-		return ring_pass_on(w, RING_NOTHING); /* it passes by here again, and is told then what was before */
+		return ring_pass_on(w, RING_NOTHING); /* the chunk passes by here again and gets its `prev` then */
 	if (ring_too_soon(w))
 		return RING_GONE;
 	if (mine)
 		return ring_launch(w, round, true);
-	if (ring_send_kept(w, round, &outcome))
+	if (ring_send_saved(w, round, &outcome))
 		return outcome;
 	w->chunk->resent_us = now_us();
-	return ring_ask_restart(w, round);
+	return ring_send_restart(w, round);
 }
 
-/* A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that. */
+/* A rank refused a result, or no buffer has the partial sum. If this rank has verified its own result, send that. */
 static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bool mine)
 {
 	__u32 asker = w->frame->sender;
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_is_settled(w, w->frame->generation)) {
+	if (ring_holds(w) && ring_is_verified(w, w->frame->seq)) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
 	}
-	if (w->frame->generation != generation_of(w->progress))
+	if (w->frame->seq != seq_of(w->progress))
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_restart(w, w->frame->round);
 }
 
-/* The rank behind this one lacks a frame that this one has sent it. With `upstream` it gets it from here; with `origin` the request is passed on to
- * the chunk's owner, which sends the result, or begins lap one again. What this rank has not sent is not lost, whatever the asker believes.
+/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the nack on to the chunk's owner, which
+ * sends the result or starts the reduce-scatter phase over. A frame that this rank has not sent is not lost, so that nack is dropped.
  */
-static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
+static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
 	bool mine = ring_is_mine(w->index), direct = !w->frame->hop, answers = ring_config.upstream || mine;
 	__u32 asker = direct ? w->frame->sender : ring_rank_after(w->frame->sender);
@@ -214,41 +212,41 @@ static __always_inline enum ring_verdict ring_on_request(struct ring_work *w)
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round, direct ? w->chunk->before[RING_STAGE_RESULT] : w->frame->prev);
 	}
-	/* It cannot have the result before this rank, but may lack the partial sum of a later round. */
+	/* The result cannot get there before it gets here, but the partial sum of a later round may be missing there. */
 	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_resend_partial(w, mine);
 }
 
-/* What another rank says of itself. */
+/* Note what another rank says about itself. */
 static __always_inline void ring_note_rank(struct ring_work *w)
 {
-	__u32 sender = w->frame->sender, generation = w->frame->generation;
+	__u32 sender = w->frame->sender, seq = w->frame->seq;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
-	if (!rank || (rank->generation && generation_is_before(generation, rank->generation)))
+	if (!rank || (rank->seq && seq_is_before(seq, rank->seq)))
 		return;
 	rank->front = w->frame->chunk;
-	rank->generation = generation;
-	if (w->frame->flags & RING_FLAG_SETTLED)
-		rank->settled = generation;
+	rank->seq = seq;
+	if (w->frame->flags & RING_FLAG_VERIFIED)
+		rank->verified = seq;
 }
 
-/* What this rank says of itself. To the rank behind it names what it has sent it last. */
+/* Send a probe or an answer. An answer to the rank after names the last frame of the stream. */
 static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
 {
-	__u32 generation = generation_of(word_read(&w->control->progress));
+	__u32 seq = seq_of(word_read(&w->control->progress));
 
 	w->frame->kind = kind;
-	w->frame->generation = generation;
+	w->frame->seq = seq;
 	w->frame->chunk = w->control->front;
 	w->frame->hop = 0;
-	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == generation ? RING_FLAG_SETTLED : 0);
+	w->frame->flags = flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
 	w->frame->round = 0;
 	w->frame->tag = 0;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
-		ring_name_latest(w, generation);
+		ring_name_latest(w, seq);
 	return ring_send(w, to, 0, 0);
 }
 
@@ -257,28 +255,28 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 	if (!ring_is_sealed(w))
 		return RING_GONE;
 	ring_note_rank(w);
-	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
+	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_VERIFIED ? RING_FLAG_VERIFIED_ACK : 0);
 }
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
-	__u32 lane = w->frame->lane, sender = w->frame->sender;
+	__u32 stream = w->frame->stream, sender = w->frame->sender;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
 	if (!ring_is_sealed(w) || !rank)
 		return RING_GONE;
 	ring_note_rank(w);
-	if (w->frame->flags & RING_FLAG_TOLD)
-		rank->told = *(volatile __u32 *)&w->control->settled;
-	if (sender != ring_rank_before(ring_config.rank) || generation_is_before(w->frame->generation, generation_of(w->progress)))
+	if (w->frame->flags & RING_FLAG_VERIFIED_ACK)
+		rank->verified_acked = *(volatile __u32 *)&w->control->verified;
+	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);
-	if (lane < 64)
-		__sync_fetch_and_or(&w->control->flushed, 1ull << lane);
+	if (stream < 64)
+		__sync_fetch_and_or(&w->control->flushed, 1ull << stream);
 	return RING_GONE;
 }
 
-/* What every frame must be before anything is looked at that it names. */
+/* The first checks on every frame, before any field is used as an index. */
 static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 {
 	__u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -287,7 +285,7 @@ static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 	w->frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	w->control = bpf_map_lookup_elem(&ring_control, &zero);
 	w->counters = bpf_map_lookup_elem(&ring_counters, &zero);
-	w->lane = bpf_map_lookup_elem(&ring_lanes, &cpu);
+	w->stream = bpf_map_lookup_elem(&ring_streams, &cpu);
 	if (!w->frame || !w->control || !w->counters)
 		return false;
 	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION || w->frame->group != ring_config.group) {
@@ -299,7 +297,7 @@ static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 	return true;
 }
 
-/* Is a frame for this rank, and from another one? */
+/* Is the frame addressed to this rank, and does its sender exist? */
 static __always_inline bool ring_is_for_me(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender;
@@ -312,8 +310,8 @@ static __always_inline bool ring_is_for_me(struct ring_work *w)
 		ring_count(w, DROP_BAD_RANK);
 		return false;
 	}
-	if (w->lane)
-		w->lane->heard[sender] += 1;
+	if (w->stream)
+		w->stream->heard[sender] += 1;
 	return true;
 }
 
@@ -328,12 +326,12 @@ static __always_inline enum ring_verdict ring_on_frame(struct ring_work *w)
 		return ring_on_probe(w);
 	if (kind == RING_ALIVE)
 		return ring_on_alive(w);
-	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_REQUEST)
+	if (kind != RING_REDUCE && kind != RING_RESULT && kind != RING_NACK)
 		return ring_drop(w, DROP_BAD_KIND);
 	if (!ring_find_chunk(w))
 		return RING_GONE;
-	if (kind == RING_REQUEST)
-		return ring_on_request(w);
+	if (kind == RING_NACK)
+		return ring_on_nack(w);
 	next = w->index + ring_config.ranks;
 	if (kind == RING_REDUCE) {
 		ring_payload_touch(bpf_map_lookup_elem(&ring_inputs, &next));

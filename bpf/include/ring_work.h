@@ -6,7 +6,7 @@
 #include "lib/word.h"
 #include "ring_maps.h"
 
-/* Verdicts of this file: the frame is ready to leave by the uplink, or it is done with. */
+/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is not needed any more. */
 enum ring_verdict { RING_GONE, RING_SEND };
 
 struct ring_work {
@@ -14,12 +14,12 @@ struct ring_work {
 	struct ring_frame *frame;
 	struct ring_control *control;
 	struct ring_chunk *chunk;
-	struct ring_lane *lane;
+	struct ring_stream *stream;
 	__u64 *counters;
-	__u64 progress; /* as it was when work on this frame began */
+	__u64 progress; /* as read when this frame's work began */
 	__u32 index;	/* of the chunk */
-	__u32 length;	/* of the payload of frames in this generation */
-	bool asks;	/* there is something to ask for */
+	__u32 length;	/* of the payload of frames in this sequence number */
+	bool nack_due;	/* a nack is reserved for this frame */
 };
 
 static __always_inline __u64 ring_count_up(struct ring_work *w, __u32 counter)
@@ -54,9 +54,9 @@ static __always_inline enum ring_result_state ring_state_of(__u64 word)
 	return word & 0xff;
 }
 
-static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 generation)
+static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 seq)
 {
-	return &w->control->tensors[generation & 1];
+	return &w->control->tensors[seq & 1];
 }
 
 static __always_inline __u32 ring_rank_after(__u32 rank)
@@ -79,7 +79,7 @@ static __always_inline bool ring_is_mine(__u32 index)
 	return ring_owner_of(index) == ring_config.rank;
 }
 
-/* Steps from the owner of a chunk to a rank: of its first lap so many are done when it comes there. */
+/* Hops from a chunk's owner to a rank in the reduce-scatter phase. */
 static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 {
 	__u32 owner = ring_owner_of(index);
@@ -87,34 +87,34 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 	return rank >= owner ? rank - owner : rank + ring_config.ranks - owner;
 }
 
-/* Steps that a result takes to a rank: from the rank before the owner, where it comes to be. To that one itself it is once round: only who has
- * refused its own sum gets one from another.
+/* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank itself it is a full round: it
+ * receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 {
 	return ring_steps_to(index, rank) + 1;
 }
 
-/* Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner. */
+/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at once. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
-	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->holdoff_us;
+	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
-/* Has this rank's process verified all results of a generation? Then what this rank holds of them is good. It has if it has gone on. */
-static __always_inline bool ring_is_settled(struct ring_work *w, __u32 generation)
+/* Has this rank's process verified all results of a sequence number? Then what this rank holds of them is good. It has if it has gone on. */
+static __always_inline bool ring_is_verified(struct ring_work *w, __u32 seq)
 {
-	return *(volatile __u32 *)&w->control->settled == generation || generation_is_before(generation, generation_of(w->progress));
+	return *(volatile __u32 *)&w->control->verified == seq || seq_is_before(seq, seq_of(w->progress));
 }
 
-/* Has the process begun another collective since this frame's work began? Then what was read may be torn. */
+/* Has the process entered another collective since this frame's work began? Then the data read may be torn. */
 static __always_inline bool ring_overtaken(struct ring_work *w)
 {
 	barrier();
-	return generation_of(word_read(&w->control->progress)) != generation_of(w->progress);
+	return seq_of(word_read(&w->control->progress)) != seq_of(w->progress);
 }
 
-/* The frame, again: helpers make the verifier forget it. */
+/* Reload the frame's pointer, which a helper call invalidates. */
 static __always_inline bool ring_reload(struct ring_work *w)
 {
 	w->frame = (void *)(long)w->ctx->data;
@@ -135,33 +135,33 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before. */
-static __always_inline void ring_name_latest(struct ring_work *w, __u32 generation)
+/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before. */
+static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
 
 	f->prev = RING_NOTHING;
-	if (!w->lane || !w->lane->generation)
+	if (!w->stream || !w->stream->seq)
 		return;
-	if (w->lane->generation == generation) {
-		f->prev = w->lane->prev;
-	} else if (generation_after(w->lane->generation) == generation) {
-		f->prev = w->lane->prev;
+	if (w->stream->seq == seq) {
+		f->prev = w->stream->prev;
+	} else if (seq_after(w->stream->seq) == seq) {
+		f->prev = w->stream->prev;
 		f->flags |= RING_FLAG_EARLIER;
 	}
 }
 
-/* Give the frame, which is sent for the first time, its place in the order of this CPU's frames. */
-static __always_inline void ring_enlist(struct ring_work *w, __u32 generation, __u32 index, enum ring_stage stage)
+/* Append a frame that is sent for the first time to this CPU's stream. */
+static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 index, enum ring_stage stage)
 {
 	struct ring_chunk *chunk = w->chunk;
 	struct ring_frame *f = w->frame;
 
 	f->flags = 0;
-	ring_name_latest(w, generation);
-	if (w->lane) {
-		w->lane->generation = generation;
-		w->lane->prev = ring_item_of(index, f->round, stage);
+	ring_name_latest(w, seq);
+	if (w->stream) {
+		w->stream->seq = seq;
+		w->stream->prev = ring_item_of(index, f->round, stage);
 	}
 	if (chunk) {
 		chunk->before[stage] = f->flags ? RING_NOTHING : f->prev;
@@ -180,20 +180,20 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	f->sender = ring_config.rank;
 	f->receiver = to;
 	f->length = length;
-	f->lane = bpf_get_smp_processor_id();
+	f->stream = bpf_get_smp_processor_id();
 	f->checksum = sum + frame_seal(f);
 	ring_count(w, RING_SENT);
 	w->counters[RING_SENT_BYTES] += sizeof(*f) + length;
 	return RING_SEND;
 }
 
-/* The sum that the payload must have, if the header is what its sender has sealed. */
+/* The sum that the payload must have, given the header's seal. */
 static __always_inline __u64 ring_payload_expected(struct ring_work *w)
 {
 	return w->frame->checksum - frame_seal(w->frame);
 }
 
-/* Is a frame without payload that counts what its sender has sent? */
+/* Verify the seal of a frame whose payload does not count. */
 static __always_inline bool ring_is_sealed(struct ring_work *w)
 {
 	if (!ring_payload_expected(w))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Frames of ring and exchange: told from others, sealed, addressed. Twin: testbed/protocol/wire.py. */
+/* Frames of ring and exchange: told from others, sealed, addressed. Reference model: testbed/protocol/wire.py. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -14,7 +14,7 @@
  */
 static __always_inline __u64 frame_seal(const struct ring_frame *frame)
 {
-	__u64 x = FRAME_WORD(frame, generation) * 0xbf58476d1ce4e5b9ull + FRAME_WORD(frame, lane);
+	__u64 x = FRAME_WORD(frame, seq) * 0xbf58476d1ce4e5b9ull + FRAME_WORD(frame, stream);
 
 	x = (x ^ x >> 30) * 0x94d049bb133111ebull + FRAME_WORD(frame, tag);
 	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie + ((__u64)frame->kind << 16 | frame->group);

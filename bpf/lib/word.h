@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Words of lib/generation.h in memory that several CPUs change, and bitmaps of them: 32 bits a word, those of a generation. */
+/* Words of lib/seq.h in memory that several CPUs change, and bitmaps of them: 32 bits a word, those of a sequence number. */
 #pragma once
 
 #include "lib/bpf.h"
-#include "lib/generation.h"
+#include "lib/seq.h"
 
 static __always_inline __u64 word_read(const __u64 *word)
 {
@@ -20,9 +20,9 @@ static __always_inline bool word_advance(__u64 *word, __u64 from, __u64 to)
 
 enum bitmap_claim { BITMAP_CLAIMED, BITMAP_TAKEN, BITMAP_STALE, BITMAP_CONTENDED };
 
-static __always_inline __u32 bitmap_bits(__u64 word, __u32 generation)
+static __always_inline __u32 bitmap_bits(__u64 word, __u32 seq)
 {
-	return generation_of(word) == generation ? (__u32)word : 0;
+	return seq_of(word) == seq ? (__u32)word : 0;
 }
 
 static __always_inline __u32 bitmap_count(__u32 bits)
@@ -32,10 +32,10 @@ static __always_inline __u32 bitmap_count(__u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in generations: a frame of an earlier one,
+/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in sequence numbers: a frame of an earlier one,
  * which may have been under way in some program while the process went on, finds nothing to change.
  */
-static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, __u32 generation, __u32 bits, __u32 *fresh)
+static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, __u32 seq, __u32 bits, __u32 *fresh)
 {
 	__u64 *word = bpf_map_lookup_elem(bitmap, &index);
 	__u64 before, after;
@@ -46,12 +46,12 @@ static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, _
 		return BITMAP_STALE;
 	for (i = 0; i < BITMAP_TRIES; i++) {
 		before = word_read(word);
-		if (generation_is_before(generation, generation_of(before)))
+		if (seq_is_before(seq, seq_of(before)))
 			return BITMAP_STALE;
-		*fresh = bits & ~bitmap_bits(before, generation);
+		*fresh = bits & ~bitmap_bits(before, seq);
 		if (!*fresh)
 			return BITMAP_TAKEN;
-		after = word_of(generation, bitmap_bits(before, generation) | bits);
+		after = word_of(seq, bitmap_bits(before, seq) | bits);
 		if (__sync_val_compare_and_swap(word, before, after) == before)
 			return BITMAP_CLAIMED;
 	}

@@ -6,7 +6,7 @@ enum drop_reason {
 	DROP_DUPLICATE,	     /* it brings nothing new */
 	DROP_BAD_COOKIE,     /* of another session, version or group */
 	DROP_BAD_RECEIVER,   /* for another rank */
-	DROP_BAD_GENERATION, /* too old or too new to be of use */
+	DROP_BAD_SEQ, /* too old or too new to be of use */
 	DROP_BAD_CHUNK,	     /* beyond the tensor, or no frame that the sender can have sent */
 	DROP_BAD_LENGTH,
 	DROP_BAD_TENSOR,     /* the sender works on another tensor */
@@ -14,7 +14,7 @@ enum drop_reason {
 	DROP_BAD_KIND,
 	DROP_BAD_CHECKSUM,
 	DROP_NOT_HELD,	     /* a request for what this rank does not have either */
-	DROP_PARKING_FULL,
+	DROP_EARLY_FULL,
 	DROP_OVERTAKEN,	     /* the state changed while the frame was worked on */
 	DROP_CONTENDED,	     /* another CPU was faster, again and again */
 	DROP_REASONS,

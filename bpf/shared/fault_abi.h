@@ -41,7 +41,7 @@ struct fault_packet {
 	__u8 hop;
 	__u16 attempt;
 	__u16 group;
-	__u32 generation; /* or number of the flow between these hosts */
+	__u32 seq; /* or number of the flow between these hosts */
 	__u32 chunk;	  /* or index of the packet in its flow */
 };
 
@@ -60,7 +60,7 @@ struct fault_rule {
 	__u32 count;	   /* copies, bits, or frames to be behind */
 	__u32 quantiles;   /* delay: index of its table */
 	__u32 reserved;
-	struct fault_range group, generation, chunk, hop, attempt;
+	struct fault_range group, seq, chunk, hop, attempt;
 	__u32 kinds[8];			   /* a bit a kind */
 	__u32 receivers[FATE_MAX_HOSTS]; /* by sender, a bit a receiver */
 };

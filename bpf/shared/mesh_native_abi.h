@@ -4,7 +4,7 @@
 
 #include <linux/types.h>
 
-enum mesh_kind { MESH_REQUEST = 1, MESH_ROWS, MESH_ODD_ROWS, MESH_NOTE };
+enum mesh_kind { MESH_REQUEST = 1, MESH_ROWS, MESH_NONFINITE_ROWS, MESH_NOTE };
 enum mesh_step { MESH_ASKING, MESH_MOVING, MESH_DONE };
 enum mesh_outcome {
 	MESH_FINE,
@@ -33,7 +33,7 @@ struct mesh_flow {
 
 struct mesh_peer {
 	__s32 fd;	   /* blocking, with SO_RCVTIMEO */
-	__u32 odd;	   /* its embeddings were not all finite */
+	__u32 nonfinite;	   /* its embeddings were not all finite */
 	__u64 needed;	   /* rows that come */
 	char *into;	   /* where they go */
 	const __s64 *asks; /* pull: numbers of their vertices */
@@ -48,7 +48,7 @@ struct mesh {
 	__u32 peers;
 	__u32 pull;
 	__u32 exchange;
-	__u32 odd; /* this rank's embeddings are not all finite */
+	__u32 nonfinite; /* this rank's embeddings are not all finite */
 	__s32 timeout_ms;
 	__u32 failed; /* comes back: the peer that an outcome other than MESH_FINE is about */
 	__u64 row_bytes;

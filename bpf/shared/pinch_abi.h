@@ -15,35 +15,35 @@ enum pinch_size {
 	PINCH_STEP = 16,	/* words that are checked and widened at a time */
 	PINCH_MAX_STEPS = 27,
 	PINCH_ACK_WORDS = 16,	/* bitmap words in an acknowledgement, 32 frames each */
-	PINCH_ACK_BEHIND = 12,	/* of these, how many lie before the word of the frame that asked for it */
-	PINCH_LEAST_BYTES = sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS, /* of a frame, so that it can turn round as an acknowledgement */
-	PINCH_BATCH = 32,	/* frames that a bell sends at most */
-	PINCH_ORDERS = 1024,	/* frames that may wait to be sent again; a power of two */
+	PINCH_ACK_BEHIND = 12,	/* of these, words before the one of the frame that it answers */
+	PINCH_LEAST_BYTES = sizeof(struct ring_frame) + 8 * PINCH_ACK_WORDS, /* of a frame, so that it can become an acknowledgement in place */
+	PINCH_BATCH = 32,	/* most frames that one kick sends */
+	PINCH_SQ_ENTRIES = 1024,	/* entries of a flow's submission queue; a power of two */
 	PINCH_MAX_FLOWS = 64,
 };
 
 enum pinch_mark {
 	PINCH_ANYWHERE = 0xffffffff, /* of `cpu`: frames are aggregated where they arrive */
-	PINCH_NO_LANE = 0xff,	     /* of an acknowledgement: what it lacks may only be late */
+	PINCH_NO_STREAM = 0xff,	     /* of an acknowledgement: frames that it lacks may only be late */
 	PINCH_UNKNOWN = 0xffffffff,  /* of `copies`: no count ever comes to this */
-	PINCH_ORDER_ASK = 0x80000000, /* of an order: ask whether the frame has come */
+	PINCH_WR_ASK = 0x80000000, /* of a work request: ask whether the frame has come, do not send it again */
 };
 
-/* Of a hello's word: generation << 32 | frames << 9 | exponent. */
+/* Of a handshake's word: seq << 32 | frames << 9 | exponent. */
 enum pinch_word {
 	PINCH_EXPONENT_BITS = 9,
 	PINCH_NOT_FINITE = 511, /* instead of an exponent */
-	PINCH_ENDED = 510,	/* likewise: there will be no more exchanges; the header says why */
+	PINCH_ENDED = 510,	/* likewise: exchanges have ended; the header says why */
 };
 
-enum pinch_generation {
-	PINCH_FIRST = 1, /* in which all ranks meet, with nothing to say but that they are there */
+enum pinch_seq {
+	PINCH_FIRST = 1, /* the barrier of all ranks when a group opens; nothing is exchanged */
 };
 
 enum pinch_flag {
-	PINCH_FLAG_ASK = 1,  /* of embeddings and hellos: an answer is wanted */
-	PINCH_FLAG_ALL = 1,  /* of a bell: there is one for each flow */
-	PINCH_FLAG_LATE = 2, /* of a hello that says that exchanges have ended: `prev` are ranks that are up */
+	PINCH_FLAG_ASK = 1,  /* embeddings, handshakes: the sender wants an answer */
+	PINCH_FLAG_ALL = 1,  /* kick: there is one frame for each flow */
+	PINCH_FLAG_LATE = 2, /* a handshake that says that exchanges have ended: the ranks in `prev` are up */
 };
 
 enum pinch_aggregation { PINCH_SUM, PINCH_WEIGHTED, PINCH_MAX };
@@ -52,7 +52,7 @@ struct pinch_source {
 	__u32 vertices; /* that the rank owns */
 	__u32 first;	/* of these in `vertices` */
 	__u32 seen;	/* first of its words in `seen` */
-	__u32 frames;	/* that the rank may send, at most */
+	__u32 frames;	/* most that the rank may send */
 };
 
 /* Set before the programs are loaded, so that the verifier knows them. */
@@ -74,7 +74,7 @@ struct pinch_config {
 	__u32 capacity;	/* frames */
 	__u32 acked_words; /* of each peer's bitmap of acknowledged frames */
 	__u32 uplink;	/* ifindex */
-	__u32 bell;	/* ifindex of the doorbell's near end */
+	__u32 doorbell;	/* ifindex of the doorbell's near end */
 	__u32 fan;	/* flows that have ranks: one for each CPU that aggregates for some rank; 1 where frames are aggregated anywhere */
 	__u32 homes[PINCH_MAX_FLOWS]; /* the ranks that each flow goes to, a bit each; flows have their CPUs' numbers */
 	__u8 fan_cpu[PINCH_MAX_FLOWS]; /* the CPUs of those that have any */
@@ -85,40 +85,40 @@ struct pinch_config {
 
 /* Cache lines that the process writes, and one that the kernel writes. */
 struct pinch_control {
-	__u64 progress; /* generation << 32 | frames that may be sent */
+	__u64 progress; /* seq << 32 | frames that may be sent */
 	__u32 tag;
-	__u32 window;	/* copies of frames that a flow may have under way */
-	__u32 copies;	/* acknowledgements of frames to come; all ones: not known yet */
-	__u32 lowest;	/* of all ranks' largest exponent, as hellos have it: payloads hold from here */
-	__u32 highest;	/* to here */
-	__u32 partners; /* ranks that have to be met, a bit each, and this one */
+	__u32 window;	/* copies of frames that a flow may have in flight */
+	__u32 copies;	/* acknowledgements to expect; PINCH_UNKNOWN: not known yet */
+	__u32 lowest;	/* payloads hold if the ranks' largest exponent, as handshakes encode it, is at least this */
+	__u32 highest;	/* and at most this */
+	__u32 partners; /* ranks whose handshakes are needed, a bit each, and this one */
 	__u32 pad0[8];
-	__u64 met;	/* generation << 32 | frames to come, once all ranks have entered and payloads hold */
-	__u32 unfit;	/* generation that all have entered with payloads that do not */
-	__u32 sending;	/* programs that send at the moment: what they read must stay as it is */
+	__u64 met;	/* seq << 32 | frames to expect, once all partners have entered and payloads hold */
+	__u32 unfit;	/* seq that all partners have entered, but payloads do not hold */
+	__u32 sending;	/* programs that are sending: the process must not change what they read */
 	__u32 acked;	/* copies acknowledged */
 	__u32 received; /* frames whose vertices are all added, or in `pinch_hubs` */
-	__u32 owed;	/* slices of hubs that are still to be added */
-	__u32 queued;	/* hubs in the queue, in this generation */
-	__u32 served;	/* of these, done with */
-	__u32 rtt_samples; /* from sending a frame to the acknowledgement that it has asked for (RFC 6298), since the start */
+	__u32 owed;	/* slices of hubs that remain to be added */
+	__u32 queued;	/* hubs in the queue, in this sequence number */
+	__u32 served;	/* of these, finished */
+	__u32 rtt_samples; /* from a frame to the acknowledgement that it asked for (RFC 6298), since the start */
 	__u64 rtt_sum_us;
 	__u32 rtt_max_us;
-	__u32 odd;  /* ranks with values that must not be, a bit each: no exchange will be complete any more */
-	__u32 gone; /* ranks of which nothing is heard any more, likewise */
-	__u32 late; /* ranks that are up, and that some rank has waited for in vain, likewise */
-	__u32 told; /* ranks that have said so, too */
-	__u32 handed; /* frames handed to the CPU that aggregates */
-	__u32 taken;  /* of these, taken in there */
+	__u32 nonfinite;  /* ranks with NaN or infinite values, a bit each: exchanges have ended */
+	__u32 gone; /* ranks that went silent, likewise */
+	__u32 late; /* ranks that are up but did not enter in time, likewise */
+	__u32 end_acked; /* ranks that have acknowledged this end, a bit each */
+	__u32 handed; /* frames handed over to the CPU that aggregates */
+	__u32 taken;  /* of these, received there */
 };
 
-/* What is on its way to the ranks that one CPU aggregates for: everything that happens to a frame happens on that CPU. */
+/* The frames to the ranks that one CPU aggregates for. That CPU does all the work on them. */
 struct pinch_flow {
 	__u32 total;  /* frames in its schedule */
 	__u32 next;   /* of these, to be sent next */
-	__u32 flying; /* copies under way */
-	__u32 ordered; /* frames to be sent again or asked for, since the start */
-	__u32 taken;   /* of these */
+	__u32 in_flight; /* copies in flight */
+	__u32 sq_tail; /* work requests that the process has posted, since the start: frames to send again, or to ask about */
+	__u32 sq_head; /* of these, those that programs have taken */
 	__u32 pad[11];
 };
 
@@ -126,21 +126,21 @@ struct pinch_flow {
 struct pinch_frame {
 	__u64 check;	/* the payload's: the sum of its halves of words, each times the weight of its place (weights.h) */
 	__u32 to;	/* ranks that need it, a bit each */
-	__u32 ask;	/* of these, whom to ask for an acknowledgement */
+	__u32 ask;	/* of these, ranks to ask for an acknowledgement */
 	__u16 length;	/* of the payload, bytes */
 	__u16 copies;	/* bits in `to` */
 	__u32 pad;
 };
 
-/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the lane: what was sent before one that has come, and
+/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the stream: what was sent before one that has come, and
  * has not come itself, is lost.
  */
 struct pinch_sent {
-	__u32 generation; /* in which it was; in another it was not */
-	__u32 serial;	  /* of all that was sent on the lane */
+	__u32 seq; /* under which it was sent */
+	__u32 serial;	  /* its number in the stream */
 	__u32 sent_us;
-	__u8 lane;
-	__u8 attempt;	  /* 1 more for each time that it was sent again or asked for */
+	__u8 stream;
+	__u8 attempt;	  /* one more for each retransmission and each question */
 	__u16 pad;
 };
 
@@ -165,28 +165,28 @@ struct pinch_hub {
 	__u32 next; /* slice */
 };
 
-/* What is known of another rank. */
+/* What this rank knows of another. */
 struct pinch_peer {
-	__u32 received; /* frames, in this generation */
-	__u32 acked;	/* frames that it has acknowledged, in this generation */
-	__u64 heard;	/* verified frames of all kinds, since the start */
-	__u64 news;	/* of these, that said something new */
+	__u32 received; /* frames, in this sequence number */
+	__u32 acked;	/* frames that it has acknowledged, in this sequence number */
+	__u64 heard;	/* verified frames of any kind, since the start */
+	__u64 news;	/* of these, frames that brought something new */
 	__u32 answers;	/* acknowledgements, since the start */
-	__u32 at;	/* generation that it has entered, as its latest hello said */
-	__u32 waits;	/* ranks that it waited for there, a bit each */
+	__u32 at;	/* seq that it has entered, by its latest handshake */
+	__u32 waits;	/* ranks that it was waiting for, a bit each */
 	__u32 pad;
-	__u64 ours[2];	/* hellos to it, of even and of odd generations; of this rank's own record, not used */
-	__u64 theirs[2]; /* hellos from it; of this rank's own record, that it has entered itself */
+	__u64 ours[2];	/* handshakes to it, of even and of odd sequence numbers; of this rank's own record, not used */
+	__u64 theirs[2]; /* handshakes from it; of this rank's own record, that it has entered itself */
 };
 
-struct pinch_hello {
+struct pinch_handshake {
 	struct ring_frame head;
 	__u64 word;
 } __attribute__((packed, aligned(8)));
 
 struct pinch_ack {
 	struct ring_frame head;
-	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have come */
+	__u64 words[PINCH_ACK_WORDS]; /* the lower half of each: frames that have arrived */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct pinch_ack) == PINCH_LEAST_BYTES, "frames turn round in place");
@@ -197,16 +197,16 @@ enum pinch_counter {
 	PINCH_SENT_BYTES,
 	PINCH_RESENT,
 	PINCH_ACKS,	      /* acknowledgements sent */
-	PINCH_ASKS,	      /* questions sent whether frames have come */
-	PINCH_HELLOS,	      /* hellos sent */
-	PINCH_FANNED,	      /* bells that a last hello has become */
+	PINCH_ASKS,	      /* PINCH_ASK frames sent */
+	PINCH_HANDSHAKES,	      /* handshakes sent */
+	PINCH_FANNED,	      /* kicks that a last handshake has become */
 	PINCH_RECEIVED,
 	PINCH_VERTICES,	      /* received that have neighbours here */
 	PINCH_UNUSED,	      /* received that have none */
 	PINCH_EDGES,	      /* added */
 	PINCH_SLICES,	      /* of hubs */
-	PINCH_GAPS,	      /* frames sent again because later ones were acknowledged */
-	PINCH_REMOTE,	      /* frames handed to the CPU that aggregates */
-	PINCH_SERIAL,	      /* frames put on this CPU's lane */
+	PINCH_GAPS,	      /* frames retransmitted because a later one was acknowledged */
+	PINCH_REMOTE,	      /* frames handed over to the CPU that aggregates */
+	PINCH_SERIAL,	      /* frames put on this CPU's stream */
 	PINCH_COUNTERS,
 };

@@ -29,7 +29,7 @@ struct pinch {
 	struct pinch_control *control;
 	char *payloads;
 	struct pinch_frame *frames;
-	const char *bells; /* one a flow */
+	const char *kicks; /* one a flow */
 	const char *greeting;
 	struct pinch_peer *peers;
 	struct pinch_flow *flows;
@@ -38,7 +38,7 @@ struct pinch {
 	struct pinch_sent *sent;
 	__u64 *consumer;
 	const __u64 *producer;
-	__u32 bell_count, bell_length, greeting_length;
+	__u32 kick_count, kick_length, greeting_length;
 	__u32 rank, ranks, flow_count;
 	__u32 seen_words, acked_words, hub_places, sent_records;
 	__s32 doorbell, events;

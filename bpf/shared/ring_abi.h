@@ -8,13 +8,13 @@
 enum ring_size {
 	RING_BLOCK = 64,	/* bytes; payloads are whole blocks, so that loops have few tests */
 	RING_MAX_BLOCKS = 53,	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
-	RING_ORDERS = 1024,	/* orders that may wait to be taken; a power of two */
-	RING_FAN_SMALL = 8,	/* frames that one bell can become */
+	RING_SQ_ENTRIES = 1024,	/* entries of the submission queue; a power of two */
+	RING_FAN_SMALL = 8,	/* frames that XDP makes of one kick */
 	RING_FAN_LARGE = 32,
-	RING_PARKING = 256,	/* frames that may wait for the local gradient */
-	RING_PARKING_TRIES = 4, /* slots that a chunk may wait in */
-	RING_ASKS = 64,		/* requests that a CPU may have to send; a power of two */
-	RING_LOSSY_FOR = 256,	/* collectives for which partial sums are kept after a sign of loss */
+	RING_EARLY_SLOTS = 256,	/* slots of the early-frame buffer */
+	RING_EARLY_TRIES = 4, /* slots that a chunk's frame may take */
+	RING_NACK_ENTRIES = 64,	/* entries of a CPU's nack queue; a power of two */
+	RING_LOSSY_FOR = 256,	/* collectives for which partial sums are saved after a sign of loss */
 };
 
 /* Set before the program is loaded, so that the verifier knows them. */
@@ -25,11 +25,11 @@ struct ring_config {
 	__u32 group;
 	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
 	__u32 chunks;	   /* capacity of the maps */
-	__u32 kept;	   /* slots for partial sums that have been sent; a power of two */
-	__u32 upstream;	   /* who lacks a frame asks: 0 the chunk's owner, 1 the rank before */
-	__u32 gap;	   /* later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks */
+	__u32 retransmit_slots;	   /* of the retransmit buffer; a power of two */
+	__u32 upstream;	   /* who retransmits: 0 the chunk's owner, 1 the rank before */
+	__u32 reorder_threshold; /* later frames of a stream that must arrive before a missing one is nacked; 0: only the timer nacks */
 	__u32 uplink;	   /* ifindex */
-	__u32 cpus;	   /* that orders are spread over */
+	__u32 cpus;	   /* that work requests are spread over */
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
@@ -41,123 +41,123 @@ struct ring_tensor {
 
 /* One cache line that the process writes, one that the kernel writes. */
 struct ring_control {
-	__u64 progress; /* generation << 32 | chunks whose input is ready */
-	struct ring_tensor tensors[2]; /* of even and odd generations; set before `progress` names the generation */
+	__u64 progress; /* seq << 32 | chunks whose input is ready */
+	struct ring_tensor tensors[2]; /* by parity of seq; set before `progress` names the sequence number */
 	__u32 wake_at;	/* wake the process when so many results are stored */
-	__u32 ordered;	/* orders given since the start */
-	__u32 holdoff_us; /* between two requests for a frame, the first time, then twice as long each time; owners ignore what comes sooner */
-	__u32 settled;	/* generation of which the process has verified all results */
+	__u32 sq_tail;	/* work requests that the process has posted, since the start */
+	__u32 nack_holdoff_us; /* between the first two nacks for a frame, then doubled; owners ignore nacks that come sooner */
+	__u32 verified;	/* latest sequence number whose results the process has verified */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
-	__u64 next; /* generation << 32 | next slot to launch; slot s is chunk rank + ranks * s */
-	__u64 flushed; /* lanes, a bit each, whose answers to probes have come from the rank before */
-	__u32 stored; /* results of this generation */
-	__u32 taken;  /* orders taken since the start */
-	__u32 lossy;  /* generation in which this rank last saw a sign of loss; 0: it has not */
+	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
+	__u64 flushed; /* streams, a bit each, whose answers to probes have come from the rank before */
+	__u32 stored; /* results of this sequence number */
+	__u32 sq_head; /* work requests that programs have taken, since the start */
+	__u32 lossy;  /* sequence number in which this rank last saw a sign of loss; 0: none yet */
 	__u32 pad1[9];
 };
 
-/* What a chunk's result is here. A generation's states come in this order, and begin anew with each round. */
+/* State of a chunk's result. Under one sequence number it only moves down this list; each round starts at the top. */
 enum ring_result_state {
 	RING_RESULT_NONE,
 	RING_RESULT_CLAIMED, /* a CPU writes it */
 	RING_RESULT_DONE,
-	RING_RESULT_REFUSED, /* the process has found that it is not what its check says */
+	RING_RESULT_REFUSED, /* the process found that its check word does not match */
 };
 
-/* The words `reduced` and `result` change by compare-and-exchange, and only ever forward: whoever was held up finds nothing to change. */
+/* `reduced` and `result` change by compare-and-exchange and only forward, so a CPU that was delayed changes nothing. */
 struct ring_chunk {
-	__u64 input_sum; /* of the words in `input`, by the process */
+	__u64 input_sum; /* of the input's words; the process writes it */
 	__u64 result_sum;
-	__u64 reduced; /* generation << 32 | round: this rank's input is in the partial sum that it has sent */
-	__u64 result;  /* generation << 32 | round << 8 | enum ring_result_state */
-	__u32 before[2]; /* by stage: what was sent on the lane before this chunk's frame was sent first */
-	__u32 lost[2];	 /* by stage: generation in which the frame to this rank is known to be lost */
-	__u32 asked_us;	 /* when this rank last asked for a frame about it, or found that one is lost; low 32 bits */
-	__u32 resent_us; /* when this rank last sent a frame about it again; 0: not */
-	__u32 attempt;	 /* of the latest frame about it that was sent */
+	__u64 reduced; /* seq << 32 | round of the latest partial sum that this rank has added its input to and sent */
+	__u64 result;  /* seq << 32 | round << 8 | enum ring_result_state */
+	__u32 before[2]; /* by stage: `prev` of the chunk's frame when it was first sent */
+	__u32 lost[2];	 /* by stage: seq under which the frame to this rank is known to be lost */
+	__u32 nacked_us;	 /* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
+	__u32 resent_us; /* when this rank last retransmitted a frame of the chunk; 0: never */
+	__u32 attempt;	 /* of the chunk's latest frame that was sent */
 	__u32 pad;
 };
 
-/* A partial sum that was sent, for the rank behind, which may lack it. */
-struct ring_kept {
-	__u64 owner; /* generation << 32 | chunk: whose the slot is */
-	__u64 valid; /* the same once the data is all there; 0 until then */
+/* Retransmit buffer: a partial sum that was sent, in case it is lost. */
+struct ring_retransmit {
+	__u64 owner; /* seq << 32 | chunk that the slot belongs to */
+	__u64 valid; /* equal to `owner` once the data is complete, else 0 */
 	__u64 sum;   /* of the data's words */
 	__u32 round;
 	__u32 pad;
 };
 
-/* One CPU's frames to the rank behind, which come there in this order. No other CPU writes it. */
-struct ring_lane {
-	__u32 generation;
-	__u32 prev;	/* latest frame that was sent the first time, as `prev` of a frame has it */
-	__u64 progress; /* frames that have brought something new, since the start */
+/* The stream of one CPU's frames to the rank after. Only that CPU writes it. */
+struct ring_stream {
+	__u32 seq;
+	__u32 prev;	/* latest frame that was not a retransmission, as `prev` encodes it */
+	__u64 progress; /* frames that brought something new, since the start */
 	__u32 heard[RING_MAX_RANKS]; /* frames from each rank, since the start */
 	__u32 pad[12];
 };
 
-/* What another rank has said of itself last. */
+/* What another rank has last said about itself. */
 struct ring_rank {
-	__u32 generation;
-	__u32 settled; /* generation */
-	__u32 told;    /* generation: it knows that this rank has settled that */
+	__u32 seq;
+	__u32 verified; /* sequence number */
+	__u32 verified_acked;    /* the latest sequence number that it knows this rank has verified */
 	__u32 front;
 };
 
-/* What the process wants sent. One bell is multiplied, and each of its frames takes an order. */
-enum ring_order_kind {
-	RING_ORDER_LAUNCH = 1, /* chunk `chunk` on its first lap, if it is not on it yet */
-	RING_ORDER_REPLAY,	  /* the frame parked in slot `chunk` */
-	RING_ORDER_REQUEST,	  /* ask for the frame about chunk `chunk` that is missing */
-	RING_ORDER_RESTART,	  /* the result of `chunk` was refused in round `extra`: have lap one begin anew */
-	RING_ORDER_PROBE,	  /* ask whether rank `chunk` is there; on CPU `extra` if there is one, the `attempt`th time */
+/* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
+enum ring_wr_kind {
+	RING_WR_LAUNCH = 1, /* start chunk `chunk`, unless it has been started */
+	RING_WR_REPLAY,	  /* replay the early frame in slot `chunk` */
+	RING_WR_NACK,	  /* nack the next missing frame of chunk `chunk` */
+	RING_WR_RESTART,	  /* the process refused the result of `chunk` in round `extra`: start its reduce-scatter phase over */
+	RING_WR_PROBE,	  /* probe rank `chunk` on CPU `extra`, for the `attempt`th time */
 };
 
-struct ring_order {
+struct ring_wr {
 	__u32 kind;
-	__u32 generation;
+	__u32 seq;
 	__u32 chunk;
 	__u16 attempt;
 	__u16 extra;
 };
 
-enum ring_order_extra {
-	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the order */
+enum ring_wr_extra {
+	RING_ANYWHERE = 0xffff, /* of a probe: on whichever CPU takes the work request */
 };
 
-/* A frame that is missing, as `prev` named it. */
-struct ring_ask {
-	__u32 generation;
-	__u32 item;
-	__u32 due_frame; /* to be asked for when so many frames have come */
+/* A missing frame. */
+struct ring_nack {
+	__u32 seq;
+	__u32 item;	 /* as `prev` encodes it */
+	__u32 due_frame; /* nack it once this many frames have arrived */
 	__u32 due_us;	 /* and not before this time */
 	__u32 tries;
 	__u32 pad;
 };
 
-/* First in, first out: from `taken` on a frame is under way for each that will ask for it, from `carried` on they wait. */
-struct ring_queue {
+/* A FIFO: entries from `taken` to `carried` have a frame under way that will nack them, those from `carried` to `given` wait. */
+struct ring_nack_queue {
 	__u32 taken;
 	__u32 carried;
 	__u32 given;
 	__u32 pad;
-	struct ring_ask asks[RING_ASKS];
+	struct ring_nack nacks[RING_NACK_ENTRIES];
 };
 
-/* What the programs want to ask for, on one CPU. */
-struct ring_asks {
-	__u32 frames; /* that have come */
+/* The nack queues of one CPU. */
+struct ring_nacks {
+	__u32 frames; /* that have arrived */
 	__u32 pad;
-	struct ring_queue fresh;
-	struct ring_queue again; /* asked for before: the request or the answer may be lost, too */
+	struct ring_nack_queue fresh;
+	struct ring_nack_queue again; /* nacked before: the nack or its answer may be lost too */
 };
 
-enum ring_parked_state { RING_PARKING_FREE, RING_PARKING_FILLING, RING_PARKING_PARKED, RING_PARKING_REPLAYING };
+enum ring_early_state { RING_EARLY_FREE, RING_EARLY_FILLING, RING_EARLY_WAITING, RING_EARLY_REPLAYING };
 
-struct ring_parked {
+struct ring_early {
 	__u32 state;
-	__u32 generation;
+	__u32 seq;
 	__u32 chunk;
 	__u16 attempt;
 	__u8 hop;
@@ -172,13 +172,13 @@ struct ring_parked {
 enum ring_counter {
 	RING_SENT = DROP_REASONS, /* frames put on the wire */
 	RING_SENT_BYTES, /* their bytes from the Ethernet header on */
-	RING_RESENT,	 /* of these, chunks sent again, and requests */
+	RING_RESENT,	 /* of these, retransmissions and nacks */
 	RING_STORED,
-	RING_ANSWERED,	 /* results sent again */
-	RING_PARKED,
-	RING_SPREAD,	 /* orders handed to another CPU */
-	RING_LOST,	 /* frames that later ones of their lane have overtaken */
-	RING_RESTARTED,	 /* laps that began anew */
-	RING_UNKEPT,	 /* partial sums for which there was no slot */
+	RING_ANSWERED,	 /* results retransmitted */
+	RING_EARLY,	 /* frames saved until their input is ready */
+	RING_SPREAD,	 /* work requests handed to another CPU */
+	RING_LOST,	 /* frames found lost by a later one of their stream */
+	RING_RESTARTED,	 /* reduce-scatter phases that were started over */
+	RING_UNSAVED,	 /* partial sums that found no slot in the retransmit buffer */
 	RING_COUNTERS,
 };

@@ -13,7 +13,7 @@ enum ring_native_size {
 enum ring_outcome {
 	RING_DONE,   /* the sums are in place */
 	RING_LATE,   /* the timer has expired: recover, then ring_complete */
-	RING_ODD,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
+	RING_NONFINITE,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
 	RING_FAULTY, /* a rank's status says more than an exponent */
 	RING_MISFIT, /* the exponent was not good enough */
 	RING_FAILED, /* see `error` */
@@ -39,9 +39,9 @@ struct ring_layout {
 	__u32 block;  /* chunks quantized and published at a time */
 };
 
-/* A CPU's lane from the rank before, as the process sees it. */
+/* A CPU's stream from the rank before, as the process sees it. */
 struct ring_quiet {
-	__u64 progress; /* of the lane, when it was last looked at */
+	__u64 progress; /* of the stream, when it was last looked at */
 	__u64 since;	/* ns: nothing new has come since then, nor has it been asked why */
 	__u32 probes;	/* in a row */
 	__u32 pad;
@@ -51,20 +51,20 @@ struct ring_quiet {
 struct ring {
 	/* Set once. */
 	struct ring_control *control;
-	struct ring_parked *parking;
-	void *bell; /* a frame as long as a chunk from the start: there may be no room to grow */
-	__u64 bell_length;
+	struct ring_early *early_frames;
+	void *kick; /* a frame as long as a chunk from the start: there may be no room to grow */
+	__u64 kick_length;
 	__s32 doorbell, events;
 	__u32 rank, ranks;
 	__u64 syscalls;
-	struct ring_order *orders;
+	struct ring_wr *sq;
 	/* For whole collectives. */
 	char *inputs, *results;
 	struct ring_chunk *records;
-	struct ring_lane *cpus;
+	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
-	__u32 chasing; /* the last stall has asked for something that is known to be lost */
+	__u32 in_recovery; /* the last stall has asked for something that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
 	__u32 yields;	      /* times that a collective's wait gives way before it sleeps */

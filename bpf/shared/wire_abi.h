@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What stands on the wire: Ethernet, IPv4, UDP, and the header of the ring and of exchanges.
+/* The wire format: Ethernet, IPv4, UDP, and the header that the ring and PINCH share.
  *
  * The header's fields are little endian, as the lanes in the payload are: every host of a testbed is the same machine, and a
  * 64-bit add on the payload must not swap bytes. UDP's checksum is 0 (RFC 768: none); the header's own covers payload and header end to end.
@@ -16,39 +16,49 @@ enum ring_value {
 	RING_MAX_GROUPS = 4096,
 };
 
+/* Frames between hosts carry kinds below RING_DOORBELL. */
 enum ring_kind {
-	/* Between hosts. */
-	RING_REDUCE = 1,  /* lap one: a partial sum; hop = ranks that have added theirs */
-	RING_RESULT = 2,  /* lap two: the whole sum; ends at the rank two before the chunk's owner */
-	RING_REQUEST = 3, /* the sender lacks a frame about this chunk */
-	RING_PROBE = 4,   /* is anybody there? generation = the one entered, chunk = the first whose result is missing */
-	RING_ALIVE = 5,   /* yes; likewise. To the rank behind, `prev` is the latest frame that it was sent on this lane */
-	/* From a host's own process to its own kernel, over the doorbell only: there are orders to take. */
-	RING_BELL = 16,
+	RING_REDUCE = 1, /* reduce-scatter: a partial sum; hop = ranks that have added theirs */
+	RING_RESULT = 2, /* all-gather: the whole sum; the last hop is to the rank two before the owner */
+	RING_NACK = 3,	 /* the sender lacks a frame of this chunk */
+	RING_PROBE = 4,	 /* is the receiver up? seq = what the sender has entered, chunk = its first missing result */
+	RING_ALIVE = 5,	 /* the answer, with the same fields; to the rank after, `prev` is the stream's last frame */
+	RING_DOORBELL = 16, /* the process has posted work requests */
 };
 
-/* The kinds of an exchange; one byte, so numbers are unlike the ring's. */
+/* Both protocols share the byte, so the numbers differ from the ring's. */
 enum pinch_kind {
-	PINCH_EMBED = 6, /* embeddings of vertices; chunk = the sender's number of the frame, prev = of all that it has sent on the lane */
-	PINCH_ACK = 7,	 /* frames around `chunk` that the sender has, as bitmap words; lane and prev are those of the frame that asked */
-	PINCH_HELLO = 8, /* the sender has entered an exchange; what it brings is a word */
-	PINCH_ASK = 9,	 /* has frame `chunk` come? lane and prev as PINCH_EMBED has them */
-	/* Over the doorbell only. */
-	PINCH_BELL = 17,  /* there are frames to send */
-	PINCH_WORK = 18,  /* there are vertices with many neighbours to go on with */
-	PINCH_GREET = 19, /* there are ranks to say hello to */
+	PINCH_EMBED = 6, /* embeddings; chunk = the sender's number of the frame, prev = its number in the stream */
+	PINCH_ACK = 7,	 /* a bitmap of frames around `chunk`; stream and prev are those of the frame it answers */
+	PINCH_HANDSHAKE = 8, /* handshake: the sender has entered an exchange; the payload is one word */
+	PINCH_ASK = 9,	 /* has frame `chunk` arrived? stream and prev as in PINCH_EMBED */
+	PINCH_DOORBELL = 17, /* there are frames to send */
+	PINCH_WORK = 18,     /* there are hubs to go on with */
+	PINCH_GREET = 19,    /* there are handshakes to send */
 };
+
+/* Doorbell frames (kinds from RING_DOORBELL on) never leave their host: its process or its own programs make them, and
+ * `receiver` is its rank. Only these header fields have a meaning in them:
+ *
+ * RING_DOORBELL: flags (RING_FLAG_SPREAD). When a work request for a probe moves to another CPU, the frame becomes a
+ *	RING_PROBE whose chunk and attempt are those of the work request.
+ * PINCH_DOORBELL with sender == receiver, a kick: chunk = the flow to send, which has the number of its CPU; with
+ *	PINCH_FLAG_ALL there is one frame for each flow, and the program at the far end fills in `chunk`.
+ * PINCH_DOORBELL with another sender: it was that rank's PINCH_ACK, and keeps its seq, chunk, stream and prev.
+ * PINCH_GREET: attempt = 0 for the first handshake of an exchange, else how often it has been repeated.
+ * PINCH_WORK: none.
+ */
 
 enum ring_flag {
-	RING_FLAG_RESULT = 1,	/* of a request: what is missing is the result, not the partial sum */
-	RING_FLAG_SPREAD = 2,	/* of a bell: its frames are worth more than one CPU */
-	RING_FLAG_SETTLED = 4,	/* of a probe and its answer: the sender's process has verified all results of this generation */
-	RING_FLAG_RESTART = 8,	/* of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew */
-	RING_FLAG_TOLD = 16,	/* of an answer: the probe said that its sender has settled */
-	RING_FLAG_EARLIER = 32, /* `prev` is of the generation before */
+	RING_FLAG_RESULT = 1,	     /* nack: the result is missing, not the partial sum */
+	RING_FLAG_SPREAD = 2,	     /* doorbell: there is work for more than one CPU */
+	RING_FLAG_VERIFIED = 4,	     /* probe, answer: the sender's process has verified all results of `seq` */
+	RING_FLAG_RESTART = 8,	     /* nack: start the chunk's reduce-scatter phase over */
+	RING_FLAG_VERIFIED_ACK = 16, /* answer: the sender knows that the receiver has verified all results */
+	RING_FLAG_EARLIER = 32,	     /* `prev` belongs to the sequence number before */
 };
 
-/* Of `prev`: a bit that tells RING_RESULT from RING_REDUCE (enum ring_stage), then 8 bits of the round, then the chunk. */
+/* `prev` from the lowest bit up: enum ring_stage, 8 bits of the round, the chunk. */
 enum ring_item {
 	RING_STAGE_BIT = 1,
 	RING_ROUND_SHIFT = 1,
@@ -57,14 +67,14 @@ enum ring_item {
 };
 
 enum ring_prev {
-	RING_NOTHING = 0xffffffff, /* nothing of this generation was sent on the lane before */
+	RING_NOTHING = 0xffffffff, /* the first frame of the stream under this sequence number */
 };
 
-/* What a frame with data is about; as `prev` of a frame has it. */
+/* What a frame with data carries. */
 enum ring_stage { RING_STAGE_PARTIAL, RING_STAGE_RESULT };
 
-/* One struct for the whole frame, not a nested one for the header: only so does clang see that veth's 64-byte boundary makes
- * `cookie` and `checksum` aligned, and loads them in one instruction instead of byte by byte.
+/* One flat struct: veth aligns frames to 64 bytes, and clang sees only in a flat struct that `cookie` and `checksum` are
+ * aligned. It then loads each in one instruction, not byte by byte.
  */
 struct ring_frame {
 	struct net_eth eth;
@@ -75,20 +85,20 @@ struct ring_frame {
 	__u8 version;
 	__u8 kind;	  /* enum ring_kind, enum pinch_kind */
 	__u16 group;	  /* index of the group on its hosts */
-	__u64 cookie;	  /* random, agreed when the group forms; keeps other sessions' frames out */
-	__u32 generation; /* number of the collective in the group, from 1 */
+	__u64 cookie;	  /* random, drawn when the group forms: tells its frames from those of other sessions */
+	__u32 seq;	  /* sequence number of the collective in its group, from 1 */
 	__u32 chunk;
-	__u64 checksum; /* of the payload, and the seal of the header */
-	__u8 lane;	/* CPU of the sender that sent it: frames of a lane do not overtake each other */
-	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of lap two */
-	__u8 sender;	/* ranks, which the addresses must agree with */
+	__u64 checksum; /* the payload's sum plus the header's seal */
+	__u8 stream;	/* CPU that sent the frame; frames of one stream stay in order */
+	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of the all-gather phase */
+	__u8 sender;	/* ranks; the IP addresses must agree with them */
 	__u8 receiver;
 	__u8 flags;   /* enum ring_flag, enum pinch_flag */
-	__u8 round;   /* how often lap one of the chunk has begun anew */
+	__u8 round;   /* how often the reduce-scatter phase of the chunk has been started over */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
-	__u16 tag;    /* of the tensor: ranks that reduce different ones must not add up */
-	__u16 attempt; /* 0, then 1 more for each time that it is sent again */
-	__u32 prev;   /* what the sender sent before it on the same lane, to the same rank; of a request: the round of its partial sum */
+	__u16 tag;    /* of the tensor: ranks must not add up different ones */
+	__u16 attempt; /* 0, then one more for each retransmission */
+	__u32 prev;   /* the frame before it on its stream, to the same rank; nack: the round of the sender's partial sum */
 } __attribute__((packed, aligned(8)));
 
 _Static_assert(sizeof(struct ring_frame) == 88, "14 of Ethernet, 20 of IPv4, 8 of UDP, 46 of ours");

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "xdp-ring/upstream": ("xdp-ring", {"recovery": "upstream"}),
     "xdp-ring/origin": ("xdp-ring", {"recovery": "origin"}),
-    "xdp-ring/timer": ("xdp-ring", {"recovery": "upstream", "gap": 0}),
+    "xdp-ring/timer": ("xdp-ring", {"recovery": "upstream", "reorder_threshold": 0}),
     "tcp-ring": ("tcp-ring", {}),
     "gloo": ("gloo", {}),
 }

@@ -115,7 +115,7 @@ def recovery_times(records: NDArray[Any]) -> tuple[float, ...]:
     """
     waiting: dict[tuple[int, ...], list[int]] = {}
     times = []
-    names = ("time", "kind", "receiver", "group", "generation", "chunk", "action")
+    names = ("time", "kind", "receiver", "group", "seq", "chunk", "action")
     for time, kind, *where, action in zip(*(records[name].tolist() for name in names), strict=True):
         if kind not in _CARRIERS:
             continue

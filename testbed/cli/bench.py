@@ -174,7 +174,7 @@ def faults(
     loss: Annotated[str, typer.Option(help="Percentages of lost frames, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "16M",
     backends: Annotated[
-        str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (gap 0), tcp-ring, gloo.")
+        str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (reorder threshold 0), tcp-ring, gloo.")
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
     iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per cell.")] = 20,
     budget: Annotated[float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")] = 30.0,

@@ -107,7 +107,7 @@ class GroupSpec(CollectiveOptions):
 def make_groups(hosts: Sequence[Any], *, group_id: int = 0, **options: Any) -> tuple[GroupSpec, ...]:
     """Make one `GroupSpec` a rank for a group of hosts.
 
-    The cookie is drawn anew by every call, and not from a seed: generations begin with 1 in every group, so with the same
+    The cookie is drawn anew by every call, and not from a seed: sequence numbers begin with 1 in every group, so with the same
     cookie the frames of an earlier one would be good ones. Nothing that is measured depends on it.
 
     :param hosts: The group's hosts in rank order (`HostPlan`, or anything with `name`, `ip` and `mac`).

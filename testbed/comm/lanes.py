@@ -1,4 +1,4 @@
-"""Lanes in C, a pass each over memory, for large arrays: ``testbed/native/lanes.c``, twin of `testbed.protocol.lanes`."""
+"""Lanes in C, a pass each over memory, for large arrays (``testbed/native/lanes.c``). Reference: `testbed.protocol.lanes`."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ class CollectiveOptions(GroupOptions):
         description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the result or by "
         "starting the chunk over; or upstream, the rank before, with its input, partial sum or result",
     )
-    gap: int = Field(
+    reorder_threshold: int = Field(
         default=1,
         ge=0,
         le=4096,
-        description="later frames of a lane that make xdp-ring's kernel half ask for a missing one; 0: only the timer does",
+        description="later frames of a stream after which xdp-ring nacks a missing one in the kernel; 0: only the timer does",
     )
     on_overflow: OnOverflow = Field(
         default="error",

@@ -17,11 +17,11 @@ from testbed.kernel import BpfObject, Link, Map, Program
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["BELL_FAR", "BELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
+__all__ = ["DOORBELL_FAR", "DOORBELL_NEAR", "LINK", "Dispatcher", "attach", "detach"]
 
 LINK = "eth0"
-BELL_NEAR = "bell0"
-BELL_FAR = "bell1"
+DOORBELL_NEAR = "doorbell0"
+DOORBELL_FAR = "doorbell1"
 
 
 class Dispatcher:
@@ -44,12 +44,13 @@ class Dispatcher:
     def attach(self) -> None:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
-            for device, program in ((LINK, "dispatch_link"), (BELL_FAR, "dispatch_bell"), (BELL_NEAR, "dispatch_order")):
+            programs = {LINK: "dispatch_link", DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_execute"}
+            for device, program in programs.items():
                 attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
                 self._links.append(attached)
                 if device == LINK:
                     self._link = attached
-            self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(BELL_FAR)))
+            self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(DOORBELL_FAR)))
 
     def detach(self) -> None:
         """Leave the devices to the network stack; groups stay, and work again once attached."""
@@ -76,13 +77,13 @@ class Dispatcher:
             if self._link is not None:
                 self._link.update(own)
 
-    def add(self, group: int, link: Program, bell: Program, order: Program, send: Program | None = None) -> None:
+    def add(self, group: int, link: Program, doorbell: Program, execute: Program, send: Program | None = None) -> None:
         """Hand a group's frames to its programs.
 
-        :param send: A TC program, for what `bell` passes on.
+        :param send: A TC program, for what `doorbell` passes on.
         :raises CollectiveError: The host is in a group of that number already.
         """
-        for table, program in (("groups", link), ("bells", bell), ("orders", order)):
+        for table, program in (("groups", link), ("doorbells", doorbell), ("executors", execute)):
             try:
                 self._object.maps[table].lookup(group)
             except KeyError:
@@ -94,7 +95,7 @@ class Dispatcher:
 
     def remove(self, group: int) -> None:
         """From here on the group's frames are strangers."""
-        for table in ("groups", "bells", "orders", "senders"):
+        for table in ("groups", "doorbells", "executors", "senders"):
             self._object.maps[table].delete(group)
 
     @property

@@ -68,9 +68,9 @@ class GlooGather(Exchange):
         gathered = time.perf_counter()
         self._phases["send"] += copied - start
         self._phases["wait"] += gathered - copied
-        odd = self._all[len(self._mine) - 1 :: len(self._mine), 0]
-        if odd.any():
-            raise not_finite(group, np.flatnonzero(odd).tolist())
+        nonfinite = self._all[len(self._mine) - 1 :: len(self._mine), 0]
+        if nonfinite.any():
+            raise not_finite(group, np.flatnonzero(nonfinite).tolist())
         self._adjacency.aggregate(self._all, out)
         self._phases["aggregate"] += time.perf_counter() - gathered
 

@@ -110,19 +110,19 @@ class Mesh(Closing):
         """Time spent gathering and sending, cumulative."""
         return float(self._mesh.send_ns * 1e-9)
 
-    def exchange(self, x: Embeddings, odd: bool) -> list[int]:
+    def exchange(self, x: Embeddings, nonfinite: bool) -> list[int]:
         """Send what peers need of `x`, and fill the matrix with what they send.
 
         :param x: Shape (owned vertices, dim), C-contiguous.
-        :param odd: Whether it has values that are not finite, which the peers are told.
+        :param nonfinite: Whether it has values that are not finite, which the peers are told.
         :returns: Ranks of the peers whose embeddings have.
         :raises CollectiveError: A peer failed; the text names it. The mesh cannot be used any more.
         """
         self._mesh.exchange += 1
-        self._mesh.odd = odd
+        self._mesh.nonfinite = nonfinite
         outcome = _Outcome(self._call(self._mesh.address, x.ctypes.data))
         if outcome is _Outcome.FINE:
-            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer["odd"]]
+            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer["nonfinite"]]
         cause, failed = ctypes.get_errno(), self._mesh.failed
         culprit = self._ranks[failed]
         if outcome is _Outcome.NOTED:

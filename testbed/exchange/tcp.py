@@ -56,10 +56,10 @@ class TcpExchange(Exchange):
         if mesh is None:
             raise CollectiveError(f"{self.name}: rank {group.rank} is not connected")
         start = time.perf_counter()
-        odd = mesh.sends and not all_finite(x)
+        nonfinite = mesh.sends and not all_finite(x)
         checked, sent = time.perf_counter(), mesh.send_seconds
         try:
-            ranks = mesh.exchange(x, odd)
+            ranks = mesh.exchange(x, nonfinite)
         except CollectiveError as error:
             self._failure = str(error)  # connections stay open: to close them could take back what the others are told
             raise
@@ -67,8 +67,8 @@ class TcpExchange(Exchange):
         sending = mesh.send_seconds - sent
         phases["send"] += checked - start + sending
         phases["wait"] += received - checked - sending
-        if odd or ranks:
-            raise not_finite(group, [*ranks, group.rank] if odd else ranks)
+        if nonfinite or ranks:
+            raise not_finite(group, [*ranks, group.rank] if nonfinite else ranks)
         self._adjacency.aggregate(self._matrix, out)
         phases["aggregate"] += time.perf_counter() - received
 

@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 #: A host's doorbell: frames are sent into the first, XDP meets them at the second.
-DOORBELL = ("bell0", "bell1")
+DOORBELL = ("doorbell0", "doorbell1")
 
 #: ``ip link add ... index``: see :meth:`VethLink.makeIntfPair`.
 FIRST_INDEX = 100
@@ -204,9 +204,9 @@ class Host(NamespaceNode):
         # Collectives come in bursts: TCP would start each one slowly again, and hold small segments back.
         namespace.sysctl({"ipv4.tcp_slow_start_after_idle": 0, "ipv4.tcp_autocorking": 0})
         size = {"mtu": fabric.mtu, "num_tx_queues": fabric.queues, "num_rx_queues": fabric.queues}
-        bell, far_end = DOORBELL
-        # ip link add bell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name bell1 ...
-        namespace.request("link", "add", ifname=bell, kind="veth", peer={"ifname": far_end, **size}, **size)
+        near_end, far_end = DOORBELL
+        # ip link add doorbell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name doorbell1 ...
+        namespace.request("link", "add", ifname=near_end, kind="veth", peer={"ifname": far_end, **size}, **size)
         for ifname in DOORBELL:
             self.up(ifname, IFF_NOARP)
 

@@ -111,9 +111,9 @@ def _draw(key: int, number: int) -> int:
 
 
 def _hash(seed: int, rule: int, packet: Packet) -> int:
-    sender, receiver, kind, group, generation, chunk, hop, attempt = packet
+    sender, receiver, kind, group, seq, chunk, hop, attempt = packet
     stream = sender | receiver << 8 | kind << 16 | hop << 24 | attempt << 32 | group << 48
-    return mix(mix(_draw(seed, rule) ^ stream) ^ (generation | chunk << 32))
+    return mix(mix(_draw(seed, rule) ^ stream) ^ (seq | chunk << 32))
 
 
 def _matches(rule: CompiledRule, packet: Packet) -> bool:

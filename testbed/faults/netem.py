@@ -1,7 +1,7 @@
 """Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), to compare it with the fault engine.
 
-A qdisc at the switch's port towards the receiver. It knows nothing of chunks or generations, cannot be replayed, and meets no
-frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.
+A qdisc at the switch's port towards the receiver. It knows nothing of chunks or sequence numbers, cannot be replayed, and meets
+no frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["CERTAIN", "Action", "CompiledRule", "RuleTable", "compile_rules"]
 
 CERTAIN: Final = 1 << 63
 """Probability 1: all draws of 63 bits are less."""
-_FIELDS: Final = ("group", "generation", "chunk", "hop", "attempt")
+_FIELDS: Final = ("group", "seq", "chunk", "hop", "attempt")
 _RULES: Final = dtype("fault_rules")
 _KINDS: Final = 8 * _RULES["rules"].base["kinds"].itemsize
 
@@ -41,7 +41,7 @@ class Action(IntEnum):
 class CompiledRule:
     """``struct fault_rule``; probabilities are in units of 2**-63.
 
-    :param ranges: Of group, generation, chunk, hop and attempt.
+    :param ranges: Of group, seq, chunk, hop and attempt.
     :param kinds: Bit mask of kinds.
     :param receivers: Bit mask of receivers, by sender.
     :param count: Copies, bits, or frames to be behind.

@@ -111,7 +111,7 @@ class Rule(BaseModel):
     link: Links = Field((("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma")
     kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
     group: Group = Field(Range(), description=_NUMBERS.format(MAX_GROUP_ID))
-    generation: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
+    seq: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
     chunk: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
     hop: Byte = Field(Range(), description=_NUMBERS.format(MAX_BYTE))
     attempt: Short = Field(Range(), description=_NUMBERS.format(MAX_SHORT))

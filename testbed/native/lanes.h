@@ -1,4 +1,4 @@
-/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Twin: testbed/protocol/lanes.py, which says what the
+/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Reference model: testbed/protocol/lanes.py, which says what the
  * numbers mean and is what the tests compare with.
  */
 #pragma once

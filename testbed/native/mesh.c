@@ -38,7 +38,7 @@ static void enter_out(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->out, step, m->pull && p->needed, p->serves != 0);
 	p->out.header.exchange = m->exchange;
-	p->out.header.kind = p->out.step == MESH_ASKING ? MESH_REQUEST : m->odd ? MESH_ODD_ROWS : MESH_ROWS;
+	p->out.header.kind = p->out.step == MESH_ASKING ? MESH_REQUEST : m->nonfinite ? MESH_NONFINITE_ROWS : MESH_ROWS;
 	p->out.header.bytes = p->out.step == MESH_ASKING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
 }
 
@@ -151,7 +151,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 		return MESH_FINE;
 	if (in->header.kind == MESH_NOTE)
 		return MESH_NOTED;
-	if (in->step == MESH_DONE || (in->step == MESH_ASKING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_ODD_ROWS ||
+	if (in->step == MESH_DONE || (in->step == MESH_ASKING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_NONFINITE_ROWS ||
 	    in->header.exchange != m->exchange || in->header.bytes != due)
 		return MESH_FOREIGN;
 	if (in->done < sizeof(struct mesh_header) + due)
@@ -159,7 +159,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 	if (in->step == MESH_ASKING && look_up(m, p))
 		return MESH_UNKNOWN_VERTEX;
 	if (in->step == MESH_MOVING)
-		p->odd = in->header.kind == MESH_ODD_ROWS;
+		p->nonfinite = in->header.kind == MESH_NONFINITE_ROWS;
 	enter_in(m, p, in->step + 1);
 	return MESH_FINE;
 }
@@ -225,7 +225,7 @@ int mesh_exchange(struct mesh *m, const char *x)
 	for (uint32_t i = 0; i < m->peers; i++) {
 		struct mesh_peer *p = &m->peer[i];
 
-		p->odd = 0;
+		p->nonfinite = 0;
 		p->gathered = 0;
 		p->out.blocked = 0;
 		enter_out(m, p, MESH_ASKING);

@@ -5,113 +5,113 @@
 #include <sys/socket.h>
 
 #include "clock.h"
-#include "lib/generation.h"
+#include "lib/seq.h"
 #include "pinch_numbers.h"
 
 /* Ring for every flow, by one system call. Returns 0 or an errno. */
-int pinch_ring(struct pinch *p)
+int pinch_kick(struct pinch *p)
 {
-	struct mmsghdr messages[p->bell_count];
-	struct iovec parts[p->bell_count];
+	struct mmsghdr messages[p->kick_count];
+	struct iovec parts[p->kick_count];
 
 	memset(messages, 0, sizeof(messages));
-	for (uint32_t i = 0; i < p->bell_count; i++) {
-		parts[i] = (struct iovec){ (char *)p->bells + (size_t)i * p->bell_length, p->bell_length };
+	for (uint32_t i = 0; i < p->kick_count; i++) {
+		parts[i] = (struct iovec){ (char *)p->kicks + (size_t)i * p->kick_length, p->kick_length };
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
 	}
-	return sendmmsg(p->doorbell, messages, p->bell_count, 0) < 0 ? errno : 0;
+	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
 }
 
-/* Have hellos sent to all partners. Returns 0 or an errno. */
+/* Have handshakes sent to all partners. Returns 0 or an errno. */
 static int greet(const struct pinch *p)
 {
 	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
 }
 
-/* Reset words that are of neither of two generations. Programs may be at work. */
-static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t generation, uint64_t empty)
+/* Reset words that are of neither of two sequence numbers. Programs may be at work. */
+static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t seq, uint64_t empty)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		__u64 word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
 
-		if (generation_of(word) != before && generation_of(word) != generation)
+		if (seq_of(word) != before && seq_of(word) != seq)
 			__atomic_compare_exchange_n(&words[i], &word, empty, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
-/* Reset all that carries the number of neither of two generations: must_forget of testbed/protocol/sequence.py says why and when. */
-static void forget(struct pinch *p, uint32_t before, uint32_t generation)
+/* Reset all that carries the number of neither of two sequence numbers: must_forget of testbed/protocol/sequence.py says why and when. */
+static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 {
 	uint64_t empty = word_of(before, 0);
 
-	forget_words(p->seen, p->seen_words, before, generation, empty);
-	forget_words(p->acked, p->acked_words, before, generation, empty);
-	forget_words(p->hub_queue, p->hub_places, before, generation, empty);
+	forget_words(p->seen, p->seen_words, before, seq, empty);
+	forget_words(p->acked, p->acked_words, before, seq, empty);
+	forget_words(p->hub_queue, p->hub_places, before, seq, empty);
 	for (uint32_t i = 0; i < p->ranks; i++) {
-		forget_words(p->peers[i].ours, 2, before, generation, 0);
-		forget_words(p->peers[i].theirs, 2, before, generation, 0);
+		forget_words(p->peers[i].ours, 2, before, seq, 0);
+		forget_words(p->peers[i].theirs, 2, before, seq, 0);
 	}
 	for (uint32_t i = 0; i < p->sent_records; i++)
-		if (p->sent[i].generation != before)
-			p->sent[i].generation = 0;
+		if (p->sent[i].seq != before)
+			p->sent[i].seq = 0;
 }
 
-/* Take frames of a generation in from here on; there is nothing to send yet.
+/* Take frames of a sequence number in from here on; there is nothing to send yet.
  *
  * All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from the moment that
- * `progress` says so, hence all counts begin before it; but bells must find no frame to send before they find `next` at its beginning.
+ * `progress` says so, hence all counts begin before it; but kicks must find no frame to send before they find `next` at its beginning.
  *
- * A program that sends may have begun before. It would put frames of the generation to come under the number of the one that is over, for a rank
+ * A program that sends may have begun before. It would put frames of the sequence number to come under the number of the one that is over, for a rank
  * that is still in that one to add up: so the process, which changes frames from here on, waits for its end, a few microseconds at most.
  */
-void pinch_open(struct pinch *p, uint32_t generation)
+void pinch_open(struct pinch *p, uint32_t seq)
 {
 	volatile struct pinch_control *c = p->control;
-	uint32_t before = generation_of(c->progress);
+	uint32_t before = seq_of(c->progress);
 
-	if (before >> 30 != generation >> 30)
-		forget(p, before, generation);
+	if (before >> 30 != seq >> 30)
+		forget(p, before, seq);
 	c->copies = PINCH_UNKNOWN;
-	c->unfit = 0; /* generations come again */
+	c->unfit = 0; /* sequence numbers come again */
 	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;
-	__atomic_store_n(&p->control->progress, word_of(generation, 0), __ATOMIC_SEQ_CST);
+	__atomic_store_n(&p->control->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
 	while (__atomic_load_n(&p->control->sending, __ATOMIC_SEQ_CST))
 		;
 	for (uint32_t i = 0; i < p->flow_count; i++)
-		p->flows[i].next = p->flows[i].flying = 0;
+		p->flows[i].next = p->flows[i].in_flight = 0;
 }
 
 /* Say to all partners that this rank has entered. Returns 0 or an errno.
  *
- * exponent: of its largest value, as hellos have it; lowest, highest: of all ranks', with which payloads can be sent.
+ * exponent: of its largest value, as handshakes have it; lowest, highest: of all ranks', with which payloads can be sent.
  */
 int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
 {
-	uint32_t generation = generation_of(p->control->progress);
-	uint64_t word = word_of(generation, exponent);
+	uint32_t seq = seq_of(p->control->progress);
+	uint64_t word = word_of(seq, exponent);
 
 	p->control->lowest = lowest;
 	p->control->highest = highest;
 	for (uint32_t i = 0; i < p->ranks; i++)
-		p->peers[i].ours[generation & 1] = word | p->frames_to[i] << PINCH_EXPONENT_BITS;
-	__atomic_store_n(&p->peers[p->rank].theirs[generation & 1], word, __ATOMIC_SEQ_CST);
+		p->peers[i].ours[seq & 1] = word | p->frames_to[i] << PINCH_EXPONENT_BITS;
+	__atomic_store_n(&p->peers[p->rank].theirs[seq & 1], word, __ATOMIC_SEQ_CST);
 	return greet(p);
 }
 
-/* The largest exponent of any rank that has entered, as hellos have it. */
+/* The largest exponent of any rank that has entered, as handshakes have it. */
 uint32_t pinch_highest(const struct pinch *p)
 {
-	uint32_t generation = generation_of(p->control->progress);
+	uint32_t seq = seq_of(p->control->progress);
 	uint32_t highest = 0;
 
 	for (uint32_t i = 0; i < p->ranks; i++) {
-		uint64_t word = p->peers[i].theirs[generation & 1];
+		uint64_t word = p->peers[i].theirs[seq & 1];
 		uint32_t exponent = word & ((1 << PINCH_EXPONENT_BITS) - 1);
 
-		if (generation_of(word) == generation && exponent > highest)
+		if (seq_of(word) == seq && exponent > highest)
 			highest = exponent;
 	}
 	return highest;
@@ -126,10 +126,10 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
-	__atomic_store_n(&p->control->progress, word_of(generation_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
-	/* Whose hello is the last rings, too, and comes later than this look. */
-	if (frames && generation_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == generation_of(p->control->progress))
-		error = pinch_ring(p);
+	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
+	/* Whose handshake is the last rings, too, and comes later than this look. */
+	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == seq_of(p->control->progress))
+		error = pinch_kick(p);
 	p->quantize_ns += filled - began;
 	p->send_ns += now_ns() - filled;
 	return error;
@@ -140,7 +140,7 @@ bool pinch_done(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
 
-	return generation_of(c->met) == generation_of(c->progress) && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
+	return seq_of(c->met) == seq_of(c->progress) && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
 }
 
 /* Whether all ranks have come, and what was made to be sent does not hold. */
@@ -148,7 +148,7 @@ static bool is_unfit(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
 
-	return c->unfit == generation_of(c->progress) && generation_of(c->met) != generation_of(c->progress);
+	return c->unfit == seq_of(c->progress) && seq_of(c->met) != seq_of(c->progress);
 }
 
 /* Whether there will be no more exchanges. */
@@ -156,15 +156,15 @@ static bool has_ended(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
 
-	return c->odd || c->gone || c->late;
+	return c->nonfinite || c->gone || c->late;
 }
 
 /* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those of which nothing is heard any more, and
  * those that are up and were waited for in vain, a bit each. Returns 0 or an errno.
  */
-int pinch_end(struct pinch *p, uint32_t odd, uint32_t gone, uint32_t late)
+int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 {
-	__atomic_fetch_or(&p->control->odd, odd, __ATOMIC_SEQ_CST);
+	__atomic_fetch_or(&p->control->nonfinite, nonfinite, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->gone, gone, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->late, late, __ATOMIC_SEQ_CST);
 	return greet(p);

@@ -1,4 +1,4 @@
-/* Embeddings from floats to payloads, aggregates from accumulators to floats. Twin: testbed/exchange/pinch/numbers.py, which says what the
+/* Embeddings from floats to payloads, aggregates from accumulators to floats. Reference model: testbed/exchange/pinch/numbers.py, which says what the
  * numbers mean.
  */
 #pragma once

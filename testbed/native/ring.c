@@ -7,15 +7,15 @@
 
 #include "ring_wait.h"
 
-/* Ring for all orders that wait, including those whose bell was lost. 0, or an errno. */
+/* Kick the doorbell for all work requests that wait, including those whose kick was lost. Returns 0 or an errno. */
 int ring_flush(struct ring *r)
 {
 	struct ring_control *c = r->control;
-	uint32_t waiting = c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST);
+	uint32_t waiting = c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST);
 
-	for (uint32_t rung = 0; rung < waiting; rung += RING_FAN_LARGE) {
+	for (uint32_t kicked = 0; kicked < waiting; kicked += RING_FAN_LARGE) {
 		r->syscalls++;
-		if (send(r->doorbell, r->bell, r->bell_length, 0) >= 0)
+		if (send(r->doorbell, r->kick, r->kick_length, 0) >= 0)
 			continue;
 		/* A full doorbell is a lost frame like any other: the timer sees to it. */
 		if (errno != EINTR && errno != ENOBUFS && errno != EAGAIN)
@@ -24,63 +24,63 @@ int ring_flush(struct ring *r)
 	return 0;
 }
 
-/* Give an order; the next flush rings for it. One that does not fit waits for the timer as well. */
-void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra)
+/* Post a work request; the next flush kicks for it. If the queue is full the request is dropped: the timer posts it again. */
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra)
 {
 	struct ring_control *c = r->control;
 
-	if (c->ordered - __atomic_load_n(&c->taken, __ATOMIC_SEQ_CST) >= RING_ORDERS)
+	if (c->sq_tail - __atomic_load_n(&c->sq_head, __ATOMIC_SEQ_CST) >= RING_SQ_ENTRIES)
 		return;
-	r->orders[c->ordered % RING_ORDERS] = (struct ring_order){ kind, generation, chunk, attempt, extra };
-	__atomic_store_n(&c->ordered, c->ordered + 1, __ATOMIC_SEQ_CST);
+	r->sq[c->sq_tail % RING_SQ_ENTRIES] = (struct ring_wr){ kind, seq, chunk, attempt, extra };
+	__atomic_store_n(&c->sq_tail, c->sq_tail + 1, __ATOMIC_SEQ_CST);
 }
 
-/* Replay parked frames whose input is ready; let go of those of past generations. */
-void ring_replay(struct ring *r, uint32_t generation, uint32_t ready)
+/* Replay early frames whose input is ready; drop those of earlier sequence numbers. */
+void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 {
-	for (uint32_t slot = 0; slot < RING_PARKING; slot++) {
-		struct ring_parked *parked = &r->parking[slot];
-		uint32_t expected = RING_PARKING_PARKED;
+	for (uint32_t slot = 0; slot < RING_EARLY_SLOTS; slot++) {
+		struct ring_early *early = &r->early_frames[slot];
+		uint32_t expected = RING_EARLY_WAITING;
 
-		if (__atomic_load_n(&parked->state, __ATOMIC_ACQUIRE) != RING_PARKING_PARKED)
+		if (__atomic_load_n(&early->state, __ATOMIC_ACQUIRE) != RING_EARLY_WAITING)
 			continue;
-		if (parked->generation == generation && parked->chunk < ready)
-			ring_order(r, RING_ORDER_REPLAY, generation, slot, 0, 0);
-		else if (generation_is_before(parked->generation, generation))
-			__atomic_compare_exchange_n(&parked->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+		if (early->seq == seq && early->chunk < ready)
+			ring_post(r, RING_WR_REPLAY, seq, slot, 0, 0);
+		else if (seq_is_before(early->seq, seq))
+			__atomic_compare_exchange_n(&early->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
-/* A new generation, nothing ready yet: from here on the kernel adds no input of the one before. */
-void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
+/* A new sequence number, nothing ready yet: from here on the kernel adds no input of the one before. */
+void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
 {
 	struct ring_control *c = r->control;
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
-	r->front = r->asked = r->stalls = r->chasing = 0;
+	r->front = r->asked = r->stalls = r->in_recovery = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
-	c->tensors[generation & 1] = (struct ring_tensor){ total, length, tag };
+	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
-	/* In this order: a token of the last generation must not take a slot of this one, which it could not launch. */
-	__atomic_exchange_n(&c->progress, word_of(generation, 0), __ATOMIC_SEQ_CST);
-	__atomic_store_n(&c->next, word_of(generation, window < mine ? window : mine), __ATOMIC_SEQ_CST);
+	/* In this order: a token of the last sequence number must not take a slot of this one, which it could not launch. */
+	__atomic_exchange_n(&c->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
+	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
 
 /* Input is ready up to chunk `ready`: launch own chunks that were waiting for it, and replay what others have sent. */
-int ring_publish(struct ring *r, uint32_t generation, uint32_t ready)
+int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 {
 	struct ring_control *c = r->control;
-	uint64_t before = __atomic_exchange_n(&c->progress, word_of(generation, ready), __ATOMIC_SEQ_CST);
+	uint64_t before = __atomic_exchange_n(&c->progress, word_of(seq, ready), __ATOMIC_SEQ_CST);
 	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
 	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
-		ring_order(r, RING_ORDER_LAUNCH, generation, r->rank + r->ranks * slot, 0, 0);
-	ring_replay(r, generation, ready);
+		ring_post(r, RING_WR_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
+	ring_replay(r, seq, ready);
 	return ring_flush(r);
 }
 
@@ -107,7 +107,7 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 }
 
 /* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is ready. */
-int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t generation, char *status)
+int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
 	uint32_t whole = lanes / usable;
@@ -120,20 +120,20 @@ int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t generation
 	copy_status(r, l, r->inputs, status, true);
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length, &r->records[chunk]);
-	return ring_publish(r, generation, l->total);
+	return ring_publish(r, seq, l->total);
 }
 
 /* A collective up to the point where all input is published, unless a value is not finite: then the last block is not, and
  * ring_finish has to be called with a status that says so. `status` is this rank's, without its exponent; `base` is
  * the exponent of its first byte. Returns the largest magnitude (as lanes_absmax) and sets *error to 0 or an errno.
  */
-uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generation, uint16_t tag, const float *x, uint32_t most,
+uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, uint32_t most,
 		   int32_t exponent, uint8_t *status, int32_t base, int *error)
 {
 	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes, whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
-	ring_begin(r, generation, l->total, l->length, tag, r->window);
+	ring_begin(r, seq, l->total, l->length, tag, r->window);
 	*error = 0;
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
@@ -150,7 +150,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generat
 		start += spent;
 		if (last == whole)
 			break;
-		*error = ring_publish(r, generation, last);
+		*error = ring_publish(r, seq, last);
 		if (*error)
 			return most;
 		first = last;
@@ -159,7 +159,7 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t generat
 		uint8_t *count = &status[lanes_exponent_for(&r->lanes, most) - base];
 
 		*count = 1;
-		*error = ring_finish(r, l, generation, (char *)status);
+		*error = ring_finish(r, l, seq, (char *)status);
 		*count = 0;
 	}
 	r->communicate_ns += now_ns() - start;
@@ -185,13 +185,13 @@ int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t expone
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* A result is not what its check says: do without, and have the chunk's first lap begun anew. What is stored next must find that it is the last. */
+/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. What is stored next must find that it is the last. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;
 	struct ring_chunk *record = &r->records[chunk];
-	uint32_t generation = generation_of(c->progress);
-	__u64 word = read_word(&record->result), done = word_of(generation, (word & 0xff00) | RING_RESULT_DONE);
+	uint32_t seq = seq_of(c->progress);
+	__u64 word = read_word(&record->result), done = word_of(seq, (word & 0xff00) | RING_RESULT_DONE);
 
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
@@ -201,17 +201,17 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 		return;
 	}
 	r->refused++;
-	ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(done >> 8));
+	ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
 }
 
 /* Are all results of the collective there? *version changes whenever one of them is replaced by that of a later round. */
-static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, uint64_t *version)
+static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_t *version)
 {
 	*version = 0;
 	for (uint32_t chunk = 0; chunk < total; chunk++) {
 		uint64_t word = read_word(&r->records[chunk].result);
 
-		if (generation_of(word) != generation || (uint8_t)word != RING_RESULT_DONE)
+		if (seq_of(word) != seq || (uint8_t)word != RING_RESULT_DONE)
 			return false;
 		*version += word; /* words only go forward */
 	}
@@ -221,15 +221,15 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, 
 /* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks that have refused theirs. Unless
  * one of them has been replaced while it was looked at.
  */
-static int settle(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
+static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
 {
-	uint32_t generation = generation_of(r->control->progress);
+	uint32_t seq = seq_of(r->control->progress);
 	uint64_t now;
 
-	__atomic_store_n(&r->control->settled, generation, __ATOMIC_SEQ_CST);
-	if (is_whole(r, l->total, generation, &now) && now == version)
+	__atomic_store_n(&r->control->verified, seq, __ATOMIC_SEQ_CST);
+	if (is_whole(r, l->total, seq, &now) && now == version)
 		return outcome;
-	__atomic_store_n(&r->control->settled, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&r->control->verified, 0, __ATOMIC_SEQ_CST);
 	return RING_LATE;
 }
 
@@ -242,7 +242,7 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	uint64_t start = now_ns(), refused = r->refused, version;
 	int32_t found;
 
-	if (!is_whole(r, l->total, generation_of(r->control->progress), &version))
+	if (!is_whole(r, l->total, seq_of(r->control->progress), &version))
 		return RING_LATE;
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
 		if (!lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, l->length))
@@ -250,10 +250,10 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	if (refused == r->refused) {
 		found = ring_status(r, l, r->exponents);
 		if (found < 0)
-			return settle(r, l, RING_FAULTY, version);
+			return mark_verified(r, l, RING_FAULTY, version);
 		r->seen = r->least_exponent + found;
 		if (l->count && (exponent < r->seen || exponent > r->seen + (int32_t)r->slack))
-			return settle(r, l, RING_MISFIT, version);
+			return mark_verified(r, l, RING_MISFIT, version);
 		good = lanes_dequantize(&r->lanes, r->results, l->count, per_chunk, out, exponent);
 	}
 	for (uint32_t chunk = good; chunk < whole; chunk++)
@@ -261,7 +261,7 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 			ring_refuse(r, chunk);
 	r->dequantize_ns += now_ns() - start;
 	if (refused == r->refused && good >= whole)
-		return settle(r, l, RING_DONE, version);
+		return mark_verified(r, l, RING_DONE, version);
 	r->error = ring_flush(r);
 	return r->error ? RING_FAILED : RING_LATE;
 }
@@ -269,17 +269,17 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 /* A whole collective, when nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
  * magnitude that the status is to count with besides those of `x`.
  */
-int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t generation, uint16_t tag, const float *x, float *out,
+int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, float *out,
 		uint32_t most, int32_t exponent)
 {
 	uint8_t status[RING_MAX_STATUS] = {};
 	int stored;
 
-	r->magnitude = ring_send(r, l, generation, tag, x, most, exponent, status, r->least_exponent, &r->error);
+	r->magnitude = ring_send(r, l, seq, tag, x, most, exponent, status, r->least_exponent, &r->error);
 	if (r->error)
 		return RING_FAILED;
 	if (r->magnitude >= 0x7f800000)
-		return RING_ODD;
+		return RING_NONFINITE;
 	stored = ring_wait(r, l->total, r->timeout_ns);
 	if (stored > 0)
 		return ring_complete(r, l, out, exponent);

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "lanes.h"
-#include "lib/generation.h"
+#include "lib/seq.h"
 #include "shared/ring_native_abi.h"
 
 #define NEVER 0xffffffff /* more results than there ever are */
@@ -17,12 +17,12 @@ static inline uint64_t read_word(const __u64 *word)
 	return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-static inline bool is_done(const struct ring *r, uint32_t chunk, uint32_t generation)
+static inline bool is_done(const struct ring *r, uint32_t chunk, uint32_t seq)
 {
 	uint64_t word = read_word(&r->records[chunk].result);
 
-	return generation_of(word) == generation && (uint8_t)word == RING_RESULT_DONE;
+	return seq_of(word) == seq && (uint8_t)word == RING_RESULT_DONE;
 }
 
 int ring_flush(struct ring *r);
-void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra);
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra);

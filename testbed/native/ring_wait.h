@@ -14,7 +14,7 @@
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define CHASE_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
+#define RECOVERY_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
 
 /* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
  * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
@@ -30,28 +30,28 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 }
 
 /* Has the rank before all results, so that it has sent whatever this rank lacks? */
-static bool is_complete(const struct ring *r, uint32_t generation)
+static bool is_complete(const struct ring *r, uint32_t seq)
 {
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
-	uint32_t entered = __atomic_load_n(&before->generation, __ATOMIC_RELAXED);
+	uint32_t entered = __atomic_load_n(&before->seq, __ATOMIC_RELAXED);
 
-	return before->settled == generation || (entered && generation_is_before(generation, entered));
+	return before->verified == seq || (entered && seq_is_before(seq, entered));
 }
 
 /* Is the next frame about a chunk known to be lost? */
-static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t generation)
+static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 {
 	const struct ring_chunk *record = &r->records[chunk];
-	bool begun = chunk % r->ranks == r->rank || generation_of(read_word(&record->reduced)) == generation;
+	bool begun = chunk % r->ranks == r->rank || seq_of(read_word(&record->reduced)) == seq;
 
-	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == generation;
+	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == seq;
 }
 
 /* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
-void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
+void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_order(r, RING_ORDER_PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
+	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
 /* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
@@ -62,12 +62,12 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
-	uint32_t generation = generation_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
+	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
 	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
 	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
-	bool complete = flushed && is_complete(r, generation);
+	bool complete = flushed && is_complete(r, seq);
 
-	while (r->front < total && is_done(r, r->front, generation))
+	while (r->front < total && is_done(r, r->front, seq))
 		r->front++;
 	c->front = r->front;
 	end = total - r->front < REACH * most ? total : r->front + REACH * most;
@@ -77,19 +77,19 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 			uint64_t result = read_word(&record->result);
 			bool mine = chunk % r->ranks == r->rank;
 
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_DONE)
+			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_DONE)
 				continue;
-			if (mine && generation_of(read_word(&record->reduced)) != generation) {
+			if (mine && seq_of(read_word(&record->reduced)) != seq) {
 				if (!pass && chunk / r->ranks < next)
-					ring_order(r, RING_ORDER_LAUNCH, generation, chunk, 0, 0);
+					ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 				continue;
 			}
-			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
+			if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
 				continue;
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
-				ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
-			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
-				ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
+			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
+				ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
+			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, seq)) {
+				ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
 				allowed--;
 				known = !pass;
 			}
@@ -97,14 +97,14 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		if (!flushed)
 			break;
 	}
-	r->chasing = known;
+	r->in_recovery = known;
 	r->stalls++;
 }
 
 /* How long a CPU may be quiet before it is asked why. */
 static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
-	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->chasing ? CHASE_DOUBLINGS : DOUBLINGS);
+	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
 }
 
 /* Has something new come on a CPU since the last look? If not, when is it to be asked why? */
@@ -123,10 +123,10 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 	return moved;
 }
 
-/* Look at all CPUs' lanes; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
+/* Look at all CPUs' streams; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
-	uint32_t generation = generation_of(r->control->progress);
+	uint32_t seq = seq_of(r->control->progress);
 	bool still = true, stalled = false;
 
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++) {
@@ -146,7 +146,7 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 
 		if ((int64_t)(now - quiet->since) < timeout_of(r, quiet))
 			continue;
-		ring_probe(r, generation, cpu);
+		ring_probe(r, seq, cpu);
 		quiet->since = now;
 		quiet->probes++;
 	}

@@ -7,8 +7,8 @@ two, hence the product exact, and rounding the only error::
     step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
     |sum of x - result| <= N * step / 2 + rounding of the result to float32
 
-The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Twin: ``testbed/native/lanes.h``,
-which `testbed.comm.lanes` calls.
+The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Reference model:
+``testbed/native/lanes.h``, which `testbed.comm.lanes` calls.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Lanes:
         """float32 to lanes, clamped at the limit, which NaN is taken for; the same shape."""
         with np.errstate(over="ignore"):  # what is beyond float32 is clamped like the rest
             scaled = values * np.float32(self.scale(exponent))
-        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the twin uses.
+        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the reference model uses.
         clamped = np.clip(np.where(np.isnan(scaled), self.clamp, scaled), -self.clamp, self.clamp)
         lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
         return lanes

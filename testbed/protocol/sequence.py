@@ -1,38 +1,38 @@
 """Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward."""
 
-__all__ = ["NEWEST", "generation_after", "generation_of", "is_before", "is_forward", "must_forget", "word_of"]
+__all__ = ["NEWEST", "is_before", "is_forward", "must_forget", "seq_after", "seq_of", "word_of"]
 
 NEWEST = 0xFFFFFFFF
 
 
-def generation_after(generation: int) -> int:
+def seq_after(seq: int) -> int:
     """The next number. 0 means "none", so it is left out, and 1 with it: neighbours differ in their lowest bit."""
-    return 2 if generation == NEWEST else generation + 1
+    return 2 if seq == NEWEST else seq + 1
 
 
-def is_before(generation: int, other: int) -> bool:
-    """Is ``generation`` the earlier one, taking numbers half the range apart at most (RFC 1982)?"""
-    return bool((generation - other) & 0x80000000)
+def is_before(seq: int, other: int) -> bool:
+    """Is ``seq`` the earlier one, taking numbers half the range apart at most (RFC 1982)?"""
+    return bool((seq - other) & 0x80000000)
 
 
 def must_forget(before: int, after: int) -> bool:
     """Whether all that carries a number has to be looked through when ``after`` follows ``before``.
 
     What has not been used for half of the range passes for something of the future (`is_before`), and for something of this
-    very generation when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is
+    very sequence number when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is
     reset.
     """
     return before >> 30 != after >> 30
 
 
-def generation_of(word: int) -> int:
+def seq_of(word: int) -> int:
     """Whose a word is."""
     return word >> 32
 
 
-def word_of(generation: int, lower: int) -> int:
-    """A generation, and 32 bits that only grow while it lasts."""
-    return generation << 32 | lower
+def word_of(seq: int, lower: int) -> int:
+    """A sequence number, and 32 bits that only grow while it lasts."""
+    return seq << 32 | lower
 
 
 def is_forward(before: int, after: int) -> bool:

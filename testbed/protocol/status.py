@@ -1,8 +1,8 @@
 """What the ranks tell each other with every collective, in lanes of its own behind the tensor's.
 
-The status is summed by the same ring as the tensor, which costs no lap of its own. A histogram has a byte for each exponent, in
-which every rank counts itself once: the highest byte that is not zero is the exponent of the group's largest magnitude, since
-what a sum can do, a maximum can be made of. Behind it each rank has a record that no other rank writes.
+The status is summed by the same ring as the tensor, which costs no collective of its own. A histogram has a byte for each
+exponent, in which every rank counts itself once: the highest byte that is not zero is the exponent of the group's largest
+magnitude, since what a sum can do, a maximum can be made of. Behind it each rank has a record that no other rank writes.
 """
 
 from __future__ import annotations

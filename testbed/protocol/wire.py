@@ -1,4 +1,6 @@
-"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out. Twin of ``bpf/lib/frame.h``.
+"""What stands on the wire: frames from and to bytes, as ``bpf/shared/wire_abi.h`` lays them out.
+
+Reference model of ``bpf/lib/frame.h``.
 
 A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 64-bit words::
 
@@ -36,8 +38,8 @@ __all__ = [
     "RESTART",
     "RESULT",
     "ROUND_SHIFT",
-    "SETTLED",
-    "TOLD",
+    "VERIFIED",
+    "VERIFIED_ACK",
     "VERSION",
     "WEIGHTS",
     "Endpoint",
@@ -64,7 +66,7 @@ MAX_RANKS = constant("RING_MAX_RANKS")
 MAX_CHUNKS = constant("RING_MAX_CHUNKS")
 """Of a tensor: what fits the number of a chunk in ``prev``."""
 NOTHING = constant("RING_NOTHING")
-"""In ``prev``: nothing of this generation was sent on the lane before."""
+"""In ``prev``: nothing of this sequence number was sent on the stream before."""
 FRAME_BYTES = dtype("ring_frame").itemsize
 """Headers of a frame, from Ethernet's to the ring's."""
 BLOCK = constant("RING_BLOCK")
@@ -77,14 +79,14 @@ ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SH
 
 RESULT = constant("RING_FLAG_RESULT")
 """Flag of a request: what is missing is the result, not the partial sum."""
-SETTLED = constant("RING_FLAG_SETTLED")
-"""Flag of a probe and its answer: the sender's process has verified all results of this generation."""
-TOLD = constant("RING_FLAG_TOLD")
-"""Flag of an answer: the probe said that its sender has settled."""
+VERIFIED = constant("RING_FLAG_VERIFIED")
+"""Flag of a probe and its answer: the sender's process has verified all results of this sequence number."""
+VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
+"""Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
-"""Flag: ``prev`` is of the generation before."""
+"""Flag: ``prev`` is of the sequence number before."""
 RESTART = constant("RING_FLAG_RESTART")
-"""Flag of a request: nobody keeps the partial sum, or the result was refused; lap one has to begin anew."""
+"""Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter phase has to start over."""
 
 _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -106,10 +108,10 @@ class Kind(IntEnum):
 
     REDUCE = constant("RING_REDUCE")
     RESULT = constant("RING_RESULT")
-    REQUEST = constant("RING_REQUEST")
+    NACK = constant("RING_NACK")
     PROBE = constant("RING_PROBE")
     ALIVE = constant("RING_ALIVE")
-    BELL = constant("RING_BELL")
+    DOORBELL = constant("RING_DOORBELL")
 
 
 class PinchKind(IntEnum):
@@ -117,9 +119,9 @@ class PinchKind(IntEnum):
 
     EMBED = constant("PINCH_EMBED")
     ACK = constant("PINCH_ACK")
-    HELLO = constant("PINCH_HELLO")
+    HANDSHAKE = constant("PINCH_HANDSHAKE")
     ASK = constant("PINCH_ASK")
-    BELL = constant("PINCH_BELL")
+    DOORBELL = constant("PINCH_DOORBELL")
     WORK = constant("PINCH_WORK")
     GREET = constant("PINCH_GREET")
 
@@ -156,10 +158,10 @@ class Header:
     kind: int
     group: int = 0
     cookie: int = 0
-    generation: int = 0
+    seq: int = 0
     chunk: int = 0
     checksum: int = 0
-    lane: int = 0
+    stream: int = 0
     hop: int = 0
     sender: int = 0
     receiver: int = 0
@@ -236,9 +238,9 @@ def frame_seal(header: Header) -> int:
     For each of its words a bijection, so an error within one word is always seen. Multipliers: splitmix64 (Steele, Lea, Flood,
     OOPSLA 2014).
     """
-    x = (header.chunk << 32 | header.generation) * 0xBF58476D1CE4E5B9
+    x = (header.chunk << 32 | header.seq) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
-    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.lane
+    x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.stream
     x &= _U64
     x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.attempt << 16 | header.tag) & _U64
     x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (header.kind << 16 | header.group) & _U64
@@ -259,7 +261,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame | None:
-    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the twin.
+    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the reference model.
 
     Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank that it reaches.
     """

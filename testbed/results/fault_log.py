@@ -23,7 +23,7 @@ FAULT_COLUMNS = {
     "receiver": "string",
     "kind": "string",
     "group": "Int64",
-    "generation": "Int64",
+    "seq": "Int64",
     "chunk": "Int64",
     "hop": "Int64",
     "attempt": "Int64",

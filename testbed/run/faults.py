@@ -125,7 +125,7 @@ class Faults:
         self._add(turn, "fault_frames_blocked", int(links["blocked"].sum()))
         self._add(turn, "fault_log_lost", injector.lost)
         records = injector.log()
-        numbers = ("group", "generation", "chunk", "hop", "attempt", "argument", "length")
+        numbers = ("group", "seq", "chunk", "hop", "attempt", "argument", "length")
         self._keep(
             turn,
             {

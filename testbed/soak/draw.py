@@ -36,8 +36,8 @@ AGGREGATIONS: tuple[Aggregation, ...] = ("sum", "weighted", "max")
 WINDOWS = [1, 2, 4, 8, 8, 16, 32, 64]
 MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 
-RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.BELL)
-PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.BELL)
+RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
+PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.DOORBELL)
 
 #: What is at work, and how likely: tensors of all sizes; thousands of small ones; groups that are opened and closed in a row;
 #: exchanges; both at once; and backends over sockets, which check the faults themselves.
@@ -117,7 +117,7 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
                 lanes=random.choice(LANES),
                 window=random.choice(WINDOWS),
                 recovery=random.choice(WAYS) if odds.lap(len(members)) >= LEAST_LAP else "upstream",
-                gap=random.choice([0, 1, 2, 4, 16]),
+                reorder_threshold=random.choice([0, 1, 2, 4, 16]),
             ),
             summands=(),
         )

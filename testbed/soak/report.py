@@ -143,7 +143,7 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
     }
     if scenario.backend == "xdp-ring":
         factors |= {name: [str(getattr(task.terms, name)) for task in scenario.tasks] for name in ("lanes", "window")}
-        factors |= {name: [str(getattr(group.terms, name)) for group in groups] for name in ("recovery", "gap")}
+        factors |= {name: [str(getattr(group.terms, name)) for group in groups] for name in ("recovery", "reorder_threshold")}
     sizes = [summand.elements * 4 for group in groups for summand in group.summands]
     factors["bytes of a tensor"] = [_class(size, _SIZES) for size in sizes]
     factors["aggregation"] = [exchange.aggregation for exchange in exchanges]

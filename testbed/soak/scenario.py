@@ -73,7 +73,8 @@ class Group:
 
     def __str__(self) -> str:
         sizes = ",".join(str(summand.elements) for summand in self.summands)
-        terms = f"{self.terms.lanes}, window {self.terms.window}, {self.terms.recovery}, gap {self.terms.gap}"
+        terms = f"{self.terms.lanes}, window {self.terms.window}, {self.terms.recovery}"
+        terms += f", reorder threshold {self.terms.reorder_threshold}"
         return f"ranks {','.join(map(str, self.members))} ({terms}): {sizes} elements{_often(self)}"
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["explain", "log_lines"]
 
 _LINES = 24  # of the log
-_RING = [KINDS[name] for name in ("reduce", "result", "request")]
+_RING = [KINDS[name] for name in ("reduce", "result", "nack")]
 
 
 def explain(test: str, plan: FabricPlan, faults: Sequence[FaultsInForce], error: BaseException | None) -> str:
@@ -62,7 +62,7 @@ def log_lines(records: NDArray[Any], names: Sequence[str]) -> Iterator[str]:
     """
     if not len(records):
         return
-    yield "        ms link      kind     group generation  chunk hop attempt  what"
+    yield "        ms link      kind     group sequence number  chunk hop attempt  what"
     start = int(records["time"][0])
     for record in records:
         link = f"{names[record['sender']]}->{names[record['receiver']]}"
@@ -71,7 +71,7 @@ def log_lines(records: NDArray[Any], names: Sequence[str]) -> Iterator[str]:
             what += f" {record['argument']}"
         yield (
             f"{(int(record['time']) - start) / 1e6:10.3f} {link:9} {kind_name(int(record['kind'])):8} {record['group']:5} "
-            f"{record['generation']:10} {record['chunk']:6} {record['hop']:3} {record['attempt']:7}  {what}"
+            f"{record['seq']:10} {record['chunk']:6} {record['hop']:3} {record['attempt']:7}  {what}"
         )
 
 
@@ -86,6 +86,6 @@ def _around(records: NDArray[Any], chunk: int) -> NDArray[Any]:
     ring = records[np.isin(records["kind"], _RING)]
     if not len(ring):
         return ring
-    ring = ring[ring["generation"] == ring["generation"][-1]]
+    ring = ring[ring["seq"] == ring["seq"][-1]]
     near: NDArray[Any] = ring[np.abs(ring["chunk"].astype(np.int64) - chunk) <= 1]
     return near

@@ -62,22 +62,22 @@ def test_columns_are_as_wide_as_their_names():
 def test_recoveries_are_from_the_first_loss_to_what_comes():
     lost, passed = Action.DROP, Action.PASS
     frames = [
-        # time, kind, receiver, generation, chunk, action
+        # time, kind, receiver, sequence number, chunk, action
         (100, "result", 1, 5, 0, lost),
         (150, "result", 2, 5, 0, passed),  # another receiver
         (160, "result", 1, 6, 0, passed),  # another collective
         (200, "reduce", 1, 5, 1, passed),  # another chunk
         (300, "result", 1, 5, 0, lost),  # the replacement
-        (350, "request", 1, 5, 0, passed),  # carries nothing
+        (350, "nack", 1, 5, 0, passed),  # carries nothing
         (400, "probe", 1, 5, 1, lost),
         (500, "result", 1, 5, 0, passed),
         (600, "result", 1, 5, 0, passed),
         (700, "reduce", 3, 5, 9, lost),  # the log ends before it is there
     ]
     records = np.zeros(len(frames), RECORD)
-    for record, (time, kind, receiver, generation, chunk, action) in zip(records, frames, strict=True):
+    for record, (time, kind, receiver, seq, chunk, action) in zip(records, frames, strict=True):
         record["time"], record["kind"], record["receiver"] = time, KINDS[kind], receiver
-        record["generation"], record["chunk"], record["action"] = generation, chunk, action
+        record["seq"], record["chunk"], record["action"] = seq, chunk, action
     assert recovery_times(records) == pytest.approx((400e-9, 200e-9))
 
 

@@ -92,7 +92,7 @@ def test_each_key_of_a_model_is_a_flag_with_help(path: str) -> None:
         (["--lanes", "int8"], '--lanes: "int8": must be int16 or int32; did you mean int32?'),
         (["--window", "257"], "--window: 257: must be 1 to 256"),
         (["--recovery", "owner"], '--recovery: "owner": must be origin or upstream'),
-        (["--gap", "4097"], "--gap: 4097: must be 0 to 4096"),
+        (["--reorder-threshold", "4097"], "--reorder-threshold: 4097: must be 0 to 4096"),
         (["--affinity", "core"], '--affinity: "core": must be none or rank'),
         (["--mtu", "100"], "--mtu: 100: must be 576 to 9000"),
         (["--offload", "no"], '--offload: "no": must be on or off'),

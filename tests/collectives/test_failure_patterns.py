@@ -38,10 +38,10 @@ from tests.collectives.test_xdp_ring import (
     open_in,
     reduce_in,
     reduce_values_in,
-    set_generation_in,
+    set_seq_in,
 )
 from tests.fabric.helpers import wait_until
-from tests.kernel.packets import GENERATION, LENGTH, TAG, bell, loaded, packet
+from tests.kernel.packets import LENGTH, SEQ, TAG, kick, loaded, packet
 from tests.kernel.test_ring_race import Pair
 from tests.protocol.network import Network, collectives
 from tests.support.kept import kept
@@ -108,30 +108,30 @@ def four() -> Iterator[Groups]:
 
 @kernel_test
 @two_cpus
-def test_a_frame_and_its_duplicate_are_parked_whole_on_two_cpus() -> None:
-    """Each is parked once, or twice in slots of its own; what is parked is whole, and replayed it gives the same sum."""
+def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
+    """Each is saved once, or twice in slots of its own; what is saved is whole, and replayed it gives the same sum."""
     rounds, chunks = 80, range(0, 3 * 80, 3)
     words = [np.full(LENGTH // 8, chunk, np.uint64) for chunk in chunks]
-    early = {"kind": FrameKind.REDUCE, "hop": 1, "generation": GENERATION + 1}
+    early = {"kind": FrameKind.REDUCE, "hop": 1, "seq": SEQ + 1}
     frames = [packet(one, chunk=chunk, **early) for chunk, one in zip(chunks, words, strict=True)]
     with loaded(chunks=3 * rounds) as (kernel, native):
         for _ in range(20):
-            kernel.reset(GENERATION)
+            kernel.reset(SEQ)
             Pair(lambda turn: kernel.run("ring_link", frames[turn])).run(rounds)
             counted = kernel.counters()
             # The later one is a duplicate, or finds the slots of its chunk taken by others on the way.
-            assert counted["parked"] + counted["duplicate"] == 2 * rounds
-            parked = [entry for entry in kernel.parking if entry.state]
-            assert len(parked) == counted["parked"]
-            assert {entry.chunk for entry in parked} == set(chunks)
+            assert counted["early"] + counted["duplicate"] == 2 * rounds
+            early = [entry for entry in kernel.early_frames if entry.state]
+            assert len(early) == counted["early"]
+            assert {entry.chunk for entry in early} == set(chunks)
             kernel.inputs[:] = 1
-            native.begin(GENERATION + 1, 3 * rounds, LENGTH, TAG)
+            native.begin(SEQ + 1, 3 * rounds, LENGTH, TAG)
             native.control.next = 0
-            native.publish(GENERATION + 1, 3 * rounds)
-            native.rings()
-            assert len(native.waiting()) == len(parked)
-            for _ in parked:
-                sent = decode_frame(kernel.run("ring_order", bell()).data)
+            native.publish(SEQ + 1, 3 * rounds)
+            native.kicks()
+            assert len(native.waiting()) == len(early)
+            for _ in early:
+                sent = decode_frame(kernel.run("ring_execute", kick()).data)
                 assert (sent.payload == sent.header.chunk + 1).all()
 
 
@@ -145,15 +145,15 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
     lost = [item_of(chunk + 3, 0, Stage.RESULT) for chunk in chunks]
     fields = {"kind": FrameKind.RESULT, "hop": 2}
     frames = [packet(one, chunk=chunk, prev=item, **fields) for chunk, item in zip(chunks, lost, strict=True)]
-    with loaded(chunks=6 * rounds, gap=1) as (kernel, native):
-        kernel.reset(GENERATION - 1, holdoff_us=60_000_000)
-        native.begin(GENERATION, 6 * rounds, LENGTH, TAG)
-        native.control.progress = GENERATION << 32 | 6 * rounds
-        native.control.next = GENERATION << 32 | 0xFFFF  # no token finds a chunk to become
+    with loaded(chunks=6 * rounds, reorder_threshold=1) as (kernel, native):
+        kernel.reset(SEQ - 1, nack_holdoff_us=60_000_000)
+        native.begin(SEQ, 6 * rounds, LENGTH, TAG)
+        native.control.progress = SEQ << 32 | 6 * rounds
+        native.control.next = SEQ << 32 | 0xFFFF  # no token finds a chunk to become
 
         def work(turn: int) -> None:
             kernel.run("ring_link", frames[turn])
-            kernel.run("ring_order", frames[turn])  # a copy that is to ask, if there is something to ask for
+            kernel.run("ring_execute", frames[turn])  # a copy that is to ask, if there is something to ask for
 
         Pair(work).run(rounds)
         counted = kernel.counters()
@@ -163,7 +163,7 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
         assert counted["resent"] == counted["lost"]
         asked = kernel.records["attempt"][3::6]
         assert ((asked == 1) | (asked == 2)).all()
-        assert (kernel.records["lost"][3::6, Stage.RESULT] == GENERATION).all()
+        assert (kernel.records["lost"][3::6, Stage.RESULT] == SEQ).all()
 
 
 # Numbers of collectives.
@@ -174,11 +174,11 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
 def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> None:
     """All of them, before each frame of the next one: each rank's sums are exact (see `Member.step`)."""
     todo = collectives(3, [6, 6], after=after)
-    network = Network(3, todo, upstream=upstream, gap=1, generation=after)
+    network = Network(3, todo, upstream=upstream, reorder_threshold=1, seq=after)
     emit, recorded = network.emit, []
 
     def record(frame) -> None:
-        if frame is not None and frame.header.generation == todo[0].generation:
+        if frame is not None and frame.header.seq == todo[0].seq:
             recorded.append(frame.copy())
         emit(frame)
 
@@ -186,7 +186,7 @@ def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> 
     deliver = network.deliver
 
     def flood(index: int = 0) -> None:
-        if network.flying[index].header.generation != todo[0].generation:
+        if network.in_flight[index].header.seq != todo[0].seq:
             for old in recorded:
                 rank = network.members[int(old.destination.ip.rpartition(".")[2]) - 1].rank
                 # What they set off is thrown away: it would be as old as they are.
@@ -196,19 +196,19 @@ def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> 
     network.deliver = flood
     network.run()
     assert recorded
-    assert network.total("bad_generation") > 0
+    assert network.total("bad_seq") > 0
 
 
 @net
 @BITS
 def test_the_sequence_number_wraps(four, bits) -> None:
     group = four.form(lanes=f"int{bits}")
-    four.call(set_generation_in, group, generation=NEWEST - 4)
+    four.call(set_seq_in, group, seq=NEWEST - 4)
     four.reduce(group, [3000, 100_003, 1] * 3, bits)
 
 
-def generation_in(context, group_id):
-    return kept(context)[group_id]._generation
+def seq_in(context, group_id):
+    return kept(context)[group_id]._seq
 
 
 @net
@@ -219,14 +219,14 @@ def test_results_of_2_to_the_32_collectives_ago_do_not_pass_for_new_ones(four) -
     """
     group = four.form(lanes="int32", timeout=5.0)
     four.reduce(group, [100_003] * 8, 32)
-    number = four.call(generation_in, group)[0]
+    number = four.call(seq_in, group)[0]
     for quarter in (1, 2, 3):
-        four.call(set_generation_in, group, generation=(quarter << 30) - 2)
+        four.call(set_seq_in, group, seq=(quarter << 30) - 2)
         four.reduce(group, [3000] * 3, 32)
-    four.call(set_generation_in, group, generation=NEWEST - 1)
+    four.call(set_seq_in, group, seq=NEWEST - 1)
     four.reduce(group, [3000] * 2, 32)
-    assert four.call(generation_in, group)[0] < number - 1
-    four.call(set_generation_in, group, generation=number - 1)
+    assert four.call(seq_in, group)[0] < number - 1
+    four.call(set_seq_in, group, seq=number - 1)
     four.reduce(group, [100_003], 32)
 
 
@@ -242,13 +242,13 @@ def reduce_late_in(context, size, rank, late, group_id):
 @BITS
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
-    """What it is sent meanwhile is parked, and its sum is the others'."""
+    """What it is sent meanwhile comes early, and its sum is the others'."""
     group = four.form(lanes=f"int{bits}")
     four.reduce(group, [50_000], bits)  # agrees on the scale
-    before = four.counters(group)[late]["parked"]
+    before = four.counters(group)[late]["early"]
     each = [{"rank": rank, "late": 0.2 * (rank == late)} for rank in range(4)]
     check(four.call(reduce_late_in, group, 4, each, size=50_000), [50_000], bits)
-    assert four.counters(group)[late]["parked"] > before
+    assert four.counters(group)[late]["early"] > before
 
 
 # More ranks than there are bits.
@@ -269,7 +269,7 @@ def test_a_status_tells_32_ranks_apart() -> None:
 @pytest.mark.parametrize("ranks", [31, 32])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
-    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, holdoff_us=2000)
+    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, nack_holdoff_us=2000)
     network.now_us = 1 << 20
     emit, seen = network.emit, count()
 
@@ -402,7 +402,8 @@ def test_blocks_around_the_mtu(mtu) -> None:
 def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
     """From a host outside: all that the first group sent is sent again while the second works, which has another cookie.
 
-    Generations begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does not.
+    Sequence numbers begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does
+    not.
     """
     with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric, modules=[__name__]) as workers:
         set_datapath(fabric, "xdp")

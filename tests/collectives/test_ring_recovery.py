@@ -12,11 +12,11 @@ from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.errors import CollectiveError
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import Order
+from testbed.protocol.ring.memory import WrKind
 
-GENERATION = 5
-HERE = Peer(GENERATION, 0, 0, 4)
-ELSEWHERE = Peer(GENERATION - 1, GENERATION - 1, 0, 0)
+SEQ = 5
+HERE = Peer(SEQ, 0, 0, 4)
+ELSEWHERE = Peer(SEQ - 1, SEQ - 1, 0, 0)
 
 
 class Port:
@@ -31,13 +31,13 @@ class Port:
         self, spec: GroupSpec, peers: Callable[[int], Sequence[Peer]], heard: Sequence[int], before: int = 0, meanwhile: int = 0
     ) -> None:
         self.spec, self._peers, self._came, self._meanwhile = spec, peers, before, meanwhile
-        self.control = SimpleNamespace(stored=0, front=2, settled=0)
+        self.control = SimpleNamespace(stored=0, front=2, verified=0)
         self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
         self.waits = 0
         self.probed: list[tuple[int, int]] = []
 
-    def begin(self, generation: int) -> None:
-        assert generation == FIRST
+    def begin(self, seq: int) -> None:
+        assert seq == FIRST
 
     def counters(self) -> dict[str, int]:
         return {"bad_tensor": self._came, "bad_length": 0, "bad_chunk": 0}
@@ -57,8 +57,8 @@ class Port:
     def peers(self) -> Sequence[Peer]:
         return self._peers(self.waits)
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0) -> None:
-        assert kind == Order.PROBE
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0) -> None:
+        assert kind == WrKind.PROBE
         self.probed.append((chunk, attempt))
 
     def flush(self) -> None:
@@ -84,7 +84,7 @@ def spec(ranks: int = 3, **options: Any) -> GroupSpec:
             "no progress for 0.05 s: chunk 2 of h3 is missing; h2, h3 are up, waiting for chunk 4 of h2",
         ),
         (
-            [HERE, HERE, Peer(GENERATION, GENERATION, 0, 0)],
+            [HERE, HERE, Peer(SEQ, SEQ, 0, 0)],
             [0, 1, 1],
             0,
             0,
@@ -96,22 +96,22 @@ def test_a_rank_says_why_nothing_moves(peers, heard, before, meanwhile, why) -> 
     """Frames of other tensors count only if they have come in this collective."""
     recovery = Recovery(Port(spec(), lambda _: peers, heard, before, meanwhile))  # type: ignore[arg-type]
     with pytest.raises(CollectiveError) as failure:
-        recovery.wait(GENERATION, 9)
+        recovery.wait(SEQ, 9)
     assert str(failure.value).startswith(f"rank 0 (h1): {why} (all-reduce 5: 0 of 9 chunks after ")
 
 
 def test_a_few_chunks_are_named_of_many() -> None:
-    peers = [Peer(GENERATION, 0, 0, rank) for rank in range(8)]
+    peers = [Peer(SEQ, 0, 0, rank) for rank in range(8)]
     recovery = Recovery(Port(spec(8), lambda _: peers, [1] * 8))  # type: ignore[arg-type]
     with pytest.raises(CollectiveError, match=r"waiting for chunk 4 of h5; and others for 3 more chunks \(all-reduce 5"):
-        recovery.wait(GENERATION, 9)
+        recovery.wait(SEQ, 9)
 
 
 def test_every_rank_is_probed_while_nothing_comes() -> None:
     """Many times within the timeout, each time with another number: a loss must not be taken for a rank that is gone."""
     port = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
     with pytest.raises(CollectiveError):
-        Recovery(port).wait(GENERATION, 9)  # type: ignore[arg-type]
+        Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == {1, 2}
     assert [attempt for _, attempt in port.probed] == list(range(1, len(port.probed) + 1))
     assert len(port.probed) >= 2 * 10
@@ -122,7 +122,7 @@ def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
     port = Port(spec(), lambda waits: [nobody, here if waits > 1 else nobody, here if waits > 2 else nobody], [0, 0, 0])
     Recovery(port).meet()  # type: ignore[arg-type]
     assert [rank for rank, _ in port.probed] == [1, 2, 1, 2, 2]
-    assert port.control.settled == FIRST
+    assert port.control.verified == FIRST
 
 
 def test_who_does_not_open_the_group_is_named() -> None:
@@ -131,9 +131,9 @@ def test_who_does_not_open_the_group_is_named() -> None:
         Recovery(port).meet()  # type: ignore[arg-type]
 
 
-DONE = Peer(GENERATION, GENERATION, GENERATION, 0)
-NEEDS = Peer(GENERATION, GENERATION - 1, GENERATION, 0)
-UNTOLD = Peer(GENERATION, GENERATION, GENERATION - 1, 0)
+DONE = Peer(SEQ, SEQ, SEQ, 0)
+NEEDS = Peer(SEQ, SEQ - 1, SEQ, 0)
+UNACKNOWLEDGED = Peer(SEQ, SEQ, SEQ - 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ UNTOLD = Peer(GENERATION, GENERATION, GENERATION - 1, 0)
         ("upstream", [DONE, DONE, DONE], set()),
         ("upstream", [DONE, NEEDS, DONE], {1}),  # the rank behind may ask
         ("upstream", [DONE, DONE, NEEDS], set()),  # nobody else does
-        ("upstream", [DONE, DONE, UNTOLD], {2}),  # the rank before stays until it is told
-        ("upstream", [DONE, UNTOLD, DONE], set()),
+        ("upstream", [DONE, DONE, UNACKNOWLEDGED], {2}),  # the rank before stays until it is told
+        ("upstream", [DONE, UNACKNOWLEDGED, DONE], set()),
         ("origin", [DONE, DONE, NEEDS], {2}),
-        ("origin", [DONE, UNTOLD, NEEDS], {1, 2}),
+        ("origin", [DONE, UNACKNOWLEDGED, NEEDS], {1, 2}),
     ],
 )
 def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> None:
     """They are heard all the time; it asks them how they are until they are done, here after five looks."""
     port = Port(spec(timeout=5.0, recovery=recovery), lambda waits: peers if waits < 5 else [DONE] * 3, [0, 1, 1])
-    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == stays_for
     assert port.waits == (5 if stays_for else 0)
 
@@ -167,12 +167,12 @@ def test_a_rank_that_has_summed_nothing_stays_for_all_that_have_not_met_it(other
 
 def test_nobody_is_waited_for_longer_than_the_timeout() -> None:
     port = Port(spec(), lambda _: [DONE, NEEDS, DONE], [0, 1, 1])
-    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
     assert port.waits > 0
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
     """Nothing of it is heard: it is taken for content long before the timeout."""
-    port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNTOLD], [0, 0, 0])
-    Recovery(port).linger(GENERATION)  # type: ignore[arg-type]
+    port = Port(spec(timeout=3600.0), lambda _: [DONE, DONE, UNACKNOWLEDGED], [0, 0, 0])
+    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == {2}

@@ -14,7 +14,7 @@ from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.kernel.abi import constant
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import PARKING
+from testbed.protocol.ring.memory import EARLY_SLOTS
 from testbed.protocol.sequence import NEWEST
 from testbed.testing import exact_sum
 from testbed.worker import Workers
@@ -61,8 +61,8 @@ def counters_in(context, group_id=0):
     return ring._port.counters() | {"syscalls": ring._port.syscalls, "looks": looks}
 
 
-def set_generation_in(context, generation, group_id=0):
-    kept(context)[group_id]._generation = generation
+def set_seq_in(context, seq, group_id=0):
+    kept(context)[group_id]._seq = seq
 
 
 def connect(workers, hosts, **options):
@@ -148,11 +148,11 @@ def test_ten_thousand_in_a_row(ring4):
             assert np.abs(result - reference).max() < 1e-5
 
 
-def test_generations_wrap(ring4):
+def test_sequence_numbers_wrap(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 18)
     names = [host.name for host in plan.hosts]
-    workers.call_all(set_generation_in, {name: {"generation": NEWEST - 5} for name in names})
+    workers.call_all(set_seq_in, {name: {"seq": NEWEST - 5} for name in names})
     sizes = [3000, 5000, 7000, 9000, 11000, 3000, 5000]
     check(all_reduce(workers, plan.hosts, sizes), sizes, 32)
 
@@ -168,8 +168,8 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
         all_reduce(workers, plan.hosts, [size])
         after = workers.call_all(counters_in, names)
         spent[size] = [{key: after[name][key] - before[name][key] for key in after[name]} for name in names]
-    # A doorbell a block and one for each 32 frames parked there, giving way 64 times, a sleep.
-    doorbells = 1 + PARKING // constant("RING_FAN_LARGE")
+    # A doorbell a block and one for each 32 early frames, giving way 64 times, a sleep.
+    doorbells = 1 + EARLY_SLOTS // constant("RING_FAN_LARGE")
     for ranks in spent.values():
         for rank in ranks:
             # A look rings for probes, and for what has to be sent again: a window's chunks at most.

@@ -101,7 +101,7 @@ def received(tap: socket) -> Iterator[bytes]:
         except BlockingIOError:
             return
         found = decode(data)
-        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK, PinchKind.HELLO):
+        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK, PinchKind.HANDSHAKE):
             yield data
 
 
@@ -124,8 +124,8 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
         tap.setblocking(False)
         exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
         recorded = sorted(set(received(tap)))
-        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK, PinchKind.HELLO}
-        before = exchange.measures()["bad_generation"]
+        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK, PinchKind.HANDSHAKE}
+        before = exchange.measures()["bad_seq"]
         replayed = threading.Thread(target=replay, args=(fabric, recorded))
         replayed.start()
         turn = 3
@@ -133,7 +133,7 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
             exchange.check([embeddings(turn, graph, 64)])
             turn += 1
         replayed.join()
-        assert exchange.measures()["bad_generation"] > before
+        assert exchange.measures()["bad_seq"] > before
 
 
 # With a scale that is known.
@@ -163,7 +163,7 @@ def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
     """The rank that has them tells the others, which do not wait for it, even where it has told them in vain at first."""
     graph = draw_partitioned(0, 200, 2000, 3)
     x = np.full((200, 4), 3.99, np.float32)
-    lost = "drop kind=hello attempt=0 link=h2->h3"
+    lost = "drop kind=handshake attempt=0 link=h2->h3"
     with hosts.open(graph, 4, timeout=WITHIN, exponent=2) as exchange, faults(lost) as injected:
         assert all(isinstance(result, np.ndarray) for result in exchange.aggregate([x])[0])
         x[graph.halos[1].owned[0], 1] = value

@@ -15,7 +15,7 @@ from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
 from testbed.testing.aggregates import Format, exact_aggregates
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.exchange import pinch_twin as twin
+from tests.exchange import pinch_reference as reference
 from tests.exchange.graphs import partitioned
 
 KINDS = get_args(Aggregation)
@@ -52,7 +52,7 @@ def fill(made: Numbers, x: np.ndarray, bundles: Bundles, exponent: int, last: np
 
 
 def assert_payloads(made: Numbers, bundles: Bundles, lanes: np.ndarray, payloads: np.ndarray, frames: np.ndarray) -> None:
-    expected = twin.payloads(made.layout, bundles, lanes)
+    expected = reference.payloads(made.layout, bundles, lanes)
     assert len(expected) == len(payloads)
     for words, payload, frame in zip(expected, payloads, frames, strict=True):
         assert frame["length"] == words.nbytes
@@ -62,7 +62,7 @@ def assert_payloads(made: Numbers, bundles: Bundles, lanes: np.ndarray, payloads
 
 @BITS
 @pytest.mark.parametrize("dim", DIMS)
-def test_payloads_are_those_of_the_twin(bits, dim) -> None:
+def test_payloads_are_those_of_the_reference(bits, dim) -> None:
     random = np.random.default_rng(dim)
     for exponent in EXPONENTS:
         x = draw((40, dim), exponent)
@@ -108,7 +108,7 @@ def test_the_largest_change_fits_a_lane(bits) -> None:
 
 @BITS
 @given(st.integers(1, 9), st.integers(0, 30), st.floats(0, 2), st.integers(1, 4), st.integers(0, 99))
-def test_what_has_changed_is_what_the_twin_says(bits, dim, count, bound, staleness, seed) -> None:
+def test_what_has_changed_is_what_the_reference_says(bits, dim, count, bound, staleness, seed) -> None:
     made, form, random = numbers(dim, bits, halved=True), Format(bits, halved=True), np.random.default_rng(seed)
     positions = np.sort(random.permutation(30)[:count]).astype(np.int32)
     last, age = np.zeros((30, dim), np.int32), np.zeros(30, np.uint32)
@@ -116,7 +116,7 @@ def test_what_has_changed_is_what_the_twin_says(bits, dim, count, bound, stalene
         x = draw((30, dim), 1, seed) + np.float32(0.1) * draw((30, dim), 0, turn) * (random.random((30, 1)) < 0.5)
         lanes = form.quantize(x.astype(np.float32), 2)
         most = int(min(bound * form.factor(2), 2**32))
-        expected = twin.changed(lanes[positions], last[positions], most, age[positions].astype(int), staleness)
+        expected = reference.changed(lanes[positions], last[positions], most, age[positions].astype(int), staleness)
         ages = age.copy()
         ages[positions] = np.where(expected, 0, ages[positions] + 1)
         found = made.changed(x.astype(np.float32), positions, 2, last, bound, age, staleness)
@@ -142,7 +142,7 @@ def accumulate(layout: RowLayout, kind: Aggregation, sums: np.ndarray) -> np.nda
 @BITS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("banks", [1, 2, 3])
-def test_aggregates_are_those_of_the_twin(bits, kind, banks) -> None:
+def test_aggregates_are_those_of_the_reference(bits, kind, banks) -> None:
     most = (1 << (2 * bits - 1)) - 1
     for dim in DIMS:
         random = np.random.default_rng([dim, banks])

@@ -6,27 +6,27 @@ from testbed.exchange.pinch.verdict import Words
 from testbed.protocol.pinch.packet import EXPONENT_BITS
 from testbed.protocol.pinch.policy import Seen, Up, Verdict
 
-GENERATION = 16
+SEQ = 16
 WORDS = Words(1, ["h1", "h2", "h3", "h4"], 2.0)
 
 
 def word(frames: int) -> int:
-    return GENERATION << 32 | frames << EXPONENT_BITS
+    return SEQ << 32 | frames << EXPONENT_BITS
 
 
 def seen(**fields) -> Seen:
     """Rank 1 of four, which gets 5, 6 and 7 frames of the others and has all of them."""
     good = {
         "rank": 1,
-        "generation": GENERATION,
+        "seq": SEQ,
         "partners": [0, 2, 3],
-        "hellos": [word(5), word(0), word(6), word(7)],
+        "handshakes": [word(5), word(0), word(6), word(7)],
         "received": [5, 0, 6, 7],
         "acked": [4, 0, 3, 2],
         "heard": [0] * 4,
         "news": [0] * 4,
         "answers": [0] * 4,
-        "at": [GENERATION] * 4,
+        "at": [SEQ] * 4,
         "waits": [0] * 4,
         "lacking": lambda rank: [],
         "met": True,
@@ -39,32 +39,32 @@ CASES = [
     ({"received": [0, 0, 6, 7]}, Verdict((0,), ()), "rank 0 (h1) silent for 2 s", "13 of 18"),
     (
         {"received": [0, 0, 6, 7]},
-        Verdict((3, 0), (Up(2, GENERATION, (3,)),)),
+        Verdict((3, 0), (Up(2, SEQ, (3,)),)),
         "rank 0 (h1), rank 3 (h4) silent for 2 s",
         "13 of 18",
     ),
     (
-        {"hellos": [0, word(0), word(6), word(7)]},
-        Verdict((), (Up(0, GENERATION - 1, ()),)),
+        {"handshakes": [0, word(0), word(6), word(7)]},
+        Verdict((), (Up(0, SEQ - 1, ()),)),
         "rank 0 (h1) up, but not in this exchange after 2 s",
         "13 of 13",
     ),
-    ({"hellos": [0] * 4}, Verdict((), (Up(0, 0, ()),)), "rank 0 (h1) up, but not in this exchange after 2 s", "0 of 0"),
+    ({"handshakes": [0] * 4}, Verdict((), (Up(0, 0, ()),)), "rank 0 (h1) up, but not in this exchange after 2 s", "0 of 0"),
     (
         {"received": [5, 0, 2, 7]},
-        Verdict((), (Up(2, GENERATION, (0, 3)),)),
+        Verdict((), (Up(2, SEQ, (0, 3)),)),
         "no progress for 2 s: frames of h3 missing: 4 of 6; h3 is up, in exchange 16, waiting for h1, h4",
         "14 of 18",
     ),
     (
-        {"hellos": [word(5), word(0), 0, word(7)]},
-        Verdict((), (Up(2, GENERATION, ()),)),
-        "no progress for 2 s: hello of h3 missing; h3 is up, in exchange 16",
+        {"handshakes": [word(5), word(0), 0, word(7)]},
+        Verdict((), (Up(2, SEQ, ()),)),
+        "no progress for 2 s: handshake of h3 missing; h3 is up, in exchange 16",
         "12 of 12",
     ),
     (
         {"lacking": lambda rank: [8, 9][: rank - 1]},
-        Verdict((), (Up(2, GENERATION, ()), Up(3, GENERATION, ()))),
+        Verdict((), (Up(2, SEQ, ()), Up(3, SEQ, ()))),
         "no progress for 2 s: acknowledgements of h3 missing: 1; acknowledgements of h4 missing: 2; "
         "h3 is up, in exchange 16; h4 is up, in exchange 16",
         "18 of 18",
@@ -81,16 +81,16 @@ def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(fiel
 
 
 def test_no_more_frames_have_been_received_than_there_were() -> None:
-    """Frames may come before the hello that says how many they are."""
-    now = seen(hellos=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
+    """Frames may come before the handshake that says how many they are."""
+    now = seen(handshakes=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
     assert "(exchange 16: 5 of 8 frames received, " in WORDS.gave_up(now, Verdict((0,), ()), 20, 2.0)
 
 
 def test_many_ranks_are_not_all_named() -> None:
     words = Words(1, [f"h{number}" for number in range(1, 17)], 2.0)
-    ups = tuple(Up(rank, GENERATION, ()) for rank in range(2, 16))
-    hellos = [word(1)] * 16
-    now = seen(partners=list(range(2, 16)), hellos=hellos, received=[0] * 16, acked=[0] * 16)
+    ups = tuple(Up(rank, SEQ, ()) for rank in range(2, 16))
+    handshakes = [word(1)] * 16
+    now = seen(partners=list(range(2, 16)), handshakes=handshakes, received=[0] * 16, acked=[0] * 16)
     text = words.gave_up(now, Verdict((), ups), 20, 2.0)
     assert "frames of h6 missing: 1 of 1; h3 is up, " in text
     assert "; h6 is up, in exchange 16; and 10 more ranks (" in text
@@ -108,4 +108,4 @@ def test_many_ranks_are_not_all_named() -> None:
     ],
 )
 def test_what_others_have_found_out(gone, late, why) -> None:
-    assert WORDS.ended(GENERATION, gone, late) == f"rank 1 (h2): the others have given up {why} (exchange 16)"
+    assert WORDS.ended(SEQ, gone, late) == f"rank 1 (h2): the others have given up {why} (exchange 16)"

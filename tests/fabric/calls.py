@@ -11,13 +11,13 @@ from tests.support.kept import kept
 ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 
 
-def redirect_bells(context: WorkerContext) -> None:
+def redirect_kicks(context: WorkerContext) -> None:
     """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own program."""
     if dispatcher := context.find(Dispatcher):
         dispatcher.detach()
     probe = context.resources.enter_context(BpfObject("probe"))
     probe.maps["ports"].update(0, socket.if_nametoindex("eth0"))
-    link = probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("bell1"))
+    link = probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("doorbell1"))
     context.resources.enter_context(link)
 
 
@@ -32,7 +32,7 @@ def ring(context: WorkerContext, mac: str, frames: int) -> None:
     addresses = [bytes.fromhex(address.replace(":", "")) for address in (mac, context.host.mac)]
     header = b"".join(addresses) + ETHERTYPE.to_bytes(2, "big")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
-        sender.bind(("bell0", 0))
+        sender.bind(("doorbell0", 0))
         for number in range(frames):
             sender.send(header + number.to_bytes(2, "big") + bytes(44))
 

@@ -66,7 +66,7 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
             assert not any(redirected)
         # Frames that XDP redirects arrive, too: across the switch, with no program at the far host.
         first, last = fabric.plan.hosts[0], fabric.plan.hosts[-1]
-        workers[first.name].call(calls.redirect_bells)
+        workers[first.name].call(calls.redirect_kicks)
         workers[last.name].call(calls.listen)
         workers[first.name].call(calls.ring, mac=last.mac, frames=50)
         arrived = workers[last.name].call(calls.receive, frames=50, timeout=10.0)
@@ -78,9 +78,9 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
 def test_interfaces_are_as_planned(star: Fabric) -> None:
     for host in star.plan.hosts:
         links = {link["ifname"]: link for link in ip(star, host.name, "link")}
-        assert links.keys() == {"lo", "eth0", "bell0", "bell1"}
+        assert links.keys() == {"lo", "eth0", "doorbell0", "doorbell1"}
         assert links["eth0"]["address"] == host.mac
-        for name in ("eth0", "bell0", "bell1"):
+        for name in ("eth0", "doorbell0", "doorbell1"):
             link = links[name]
             assert (link["mtu"], link["num_tx_queues"], link["num_rx_queues"]) == (2000, 2, 2)
             assert {"UP", "LOWER_UP"} <= set(link["flags"])
@@ -124,7 +124,7 @@ def test_idle_links_are_silent(star: Fabric) -> None:
 
 def test_nothing_shows_in_the_root_namespace(star: Fabric) -> None:
     names = {name for _, name in socket.if_nameindex()}
-    assert not {name for name in names if re.match(r"s1-|bell|h\d", name)}
+    assert not {name for name in names if re.match(r"s1-|kick|h\d", name)}
 
 
 def features(fabric: Fabric, node: str, ifname: str) -> dict[str, bool]:

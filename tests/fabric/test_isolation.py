@@ -15,7 +15,7 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.fabric import Fabric
 from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
-from testbed.protocol.ring.memory import COUNTERS, Order
+from testbed.protocol.ring.memory import COUNTERS, WrKind
 from testbed.protocol.wire import PORT, Endpoint, Frame, Header, Kind, encode, frame_seal
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.net
 SIZES = [100_003, 1]
 PLAN = plan_fabric(hosts=2)
 COOKIE = make_groups(PLAN.hosts)[0].cookie
-FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_generation"))
+FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_seq"))
 """What frames of another fabric would be counted as."""
 
 
@@ -73,7 +73,7 @@ def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
 def hostile() -> list[bytes]:
     """To both hosts, of all kinds, and of a group that there is not."""
     ways = ((0, 1), (1, 0))
-    return [frame(kind, *way, group=group, generation=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
+    return [frame(kind, *way, group=group, seq=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
 
 
 def raw_socket(device: str) -> Callable[[], socket.socket]:
@@ -151,33 +151,33 @@ def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
     check(all_reduce(others, PLAN.hosts, SIZES), SIZES, 32)
 
 
-def test_a_doorbell_is_rung_by_its_own_host_alone(fabrics) -> None:
-    """A bell by the link is no bell: no order is taken. One into the doorbell is, if it knows the group and its cookie."""
+def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
+    """A kick by the link takes no work request. One into the doorbell does, if it knows the group and its cookie."""
     fabric, workers = fabrics[0]
     names = [host.name for host in PLAN.hosts]
-    workers.call_all(order_in, names)
+    workers.call_all(post_in, names)
     before = counted(workers)
     with inside(fabric.hosts["h2"].namespace.fd, raw_socket("eth0")) as wire:
         for _ in range(100):
-            wire.send(frame(Kind.BELL, 1, 0))
+            wire.send(frame(Kind.DOORBELL, 1, 0))
     wait_until(lambda: counted(workers)[0]["bad_kind"] == before[0]["bad_kind"] + 100)
     assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
-    with inside(fabric.hosts["h1"].namespace.fd, raw_socket("bell0")) as bell:
-        bell.send(frame(Kind.BELL, 1, 0, group=9))
-        bell.send(encode(Frame(Header(Kind.BELL, cookie=COOKIE ^ 1), np.zeros(8, np.uint64))))
+    with inside(fabric.hosts["h1"].namespace.fd, raw_socket("doorbell0")) as kick:
+        kick.send(frame(Kind.DOORBELL, 1, 0, group=9))
+        kick.send(encode(Frame(Header(Kind.DOORBELL, cookie=COOKIE ^ 1), np.zeros(8, np.uint64))))
         wait_until(lambda: counted(workers)[0]["bad_cookie"] == before[0]["bad_cookie"] + 1)
         assert workers.call_all(waiting_in, names) == dict.fromkeys(names, 1)
-        bell.send(frame(Kind.BELL, 1, 0))
+        kick.send(frame(Kind.DOORBELL, 1, 0))
         wait_until(lambda: workers["h1"].call(waiting_in) == 0)
     assert workers["h2"].call(waiting_in) == 1
     check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)
 
 
-def order_in(context) -> None:
-    """Give an order without ringing for it: a probe."""
-    kept(context)[0]._port.order(Order.PROBE, 0, 1 - kept(context)[0].spec.rank)
+def post_in(context) -> None:
+    """Post a work request, a probe, without a kick."""
+    kept(context)[0]._port.post(WrKind.PROBE, 0, 1 - kept(context)[0].spec.rank)
 
 
 def waiting_in(context) -> int:
     control = kept(context)[0]._port.control
-    return control.ordered - control.taken & 0xFFFFFFFF
+    return control.sq_tail - control.sq_head & 0xFFFFFFFF

@@ -63,7 +63,7 @@ def test_words_are_taken_for_the_same_event(text: str) -> None:
         "delay delay=1.5us",
         "delay delay=0s",
         "drop link=*->h2,h3->h4 p=0.1",
-        "drop link=h1->h2 kind=reduce generation=3 chunk=17 attempt=0",
+        "drop link=h1->h2 kind=reduce seq=3 chunk=17 attempt=0",
         "duplicate p=0.02 copies=2",
         "reorder p=0.05 behind=3 within=20ms",
         "burst p=0.9 enter=0.005 leave=0.2",

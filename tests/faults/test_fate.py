@@ -155,7 +155,7 @@ def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
 def test_short_streams_lose_as_much_as_long_ones():
     """A stream begins in its stationary distribution: collectives of few chunks are no luckier."""
     rules = table("burst enter=0.02 leave=0.18")
-    losses = [verdict.drop for generation in range(3000) for verdict in stream(rules, 3, generation=generation)]
+    losses = [verdict.drop for seq in range(3000) for verdict in stream(rules, 3, seq=seq)]
     assert sum(losses) / len(losses) == pytest.approx(0.1, abs=4 * sqrt(0.09 / 3000))
 
 

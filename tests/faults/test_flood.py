@@ -195,7 +195,7 @@ def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Wo
 
 
 def judged(injector: Injector) -> "Counter[int]":
-    """How often each datagram of a first flow comes from h1 to h2, as the twin decides."""
+    """How often each datagram of a first flow comes from h1 to h2, as the reference model decides."""
     fates = [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD) for n in range(FRAMES)]
     return Counter({number: fate.copies + 1 for number, fate in enumerate(fates) if not fate.drop})
 

@@ -74,7 +74,7 @@ def program(request):
 
 def test_ring_frames_are_known_by_their_header(program):
     """Of frames that differ in one field each, a rule with exact fields drops one."""
-    exact = {"kind": KINDS["result"], "group": 7, "generation": 70_000, "chunk": 3, "hop": 2, "attempt": 1}
+    exact = {"kind": KINDS["result"], "group": 7, "seq": 70_000, "chunk": 3, "hop": 2, "attempt": 1}
     words = " ".join(f"{key}={value}" for key, value in exact.items() if key != "kind")
     programs = Programs(f"drop kind=result link=h2->h3 {words}")
     assert programs.run(program, ring(1, 2, **exact))[0] == DROPS[program]
@@ -96,7 +96,7 @@ FLOWS = {
 @pytest.mark.parametrize("kind", FLOWS)
 def test_other_frames_are_known_by_flow_and_index(program, kind):
     """The packet that is dropped is the fifth of its flow, in each of which packets are numbered from 0."""
-    programs = Programs(f"drop kind={kind} generation=1 chunk=4")
+    programs = Programs(f"drop kind={kind} seq=1 chunk=4")
     other = {"tcp": TCP(sport=1001, dport=2000), "udp": UDP(sport=1001, dport=2000), "icmp": ICMP()}[kind]
     first = bytes(between() / FLOWS[kind] / Raw(bytes(60)))
     second = bytes((between(0, 1) if kind != "icmp" else between()) / other / Raw(bytes(60)))
@@ -129,7 +129,7 @@ def test_an_unknown_receiver_takes_the_bridge():
     assert Programs("drop").run("impair_xdp", data) == (XDP_PASS, data)
 
 
-def test_bits_are_flipped_where_the_twin_says(program):
+def test_bits_are_flipped_where_the_reference_says(program):
     programs = Programs("corrupt bits=5", "corrupt p=0.5 bits=64", seed=9)
     for chunk in range(20):
         data = ring(chunk=chunk)

@@ -92,12 +92,12 @@ def is_listening(context):
 
 
 def fates(injector):
-    """What the twin decides about the datagrams of the first flow."""
+    """What the reference model decides about the datagrams of the first flow."""
     length = 42 + PAYLOAD
     return [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=number), length) for number in range(FRAMES)]
 
 
-def test_drops_and_copies_are_those_of_the_twin(fabric):
+def test_drops_and_copies_are_those_of_the_reference(fabric):
     fabric, workers = fabric
     with Injector(
         fabric, rules("drop p=0.1 link=h1->h2", "duplicate p=0.2 copies=3", "duplicate p=0.1"), 7, trace=True
@@ -116,7 +116,7 @@ def test_drops_and_copies_are_those_of_the_twin(fabric):
     assert numbers(exchange(workers, FRAMES)) == list(range(FRAMES))  # no fault any more
 
 
-def test_corrupted_bits_are_those_of_the_twin(fabric):
+def test_corrupted_bits_are_those_of_the_reference(fabric):
     """The datagram's checksum would hide them: what arrives whole was not touched, the kernel drops the rest."""
     fabric, workers = fabric
     with Injector(fabric, rules("corrupt p=0.3 link=h1->h2"), 3) as injector:
@@ -178,7 +178,7 @@ def reduce_ring(context, rank, times):
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 @pytest.mark.parametrize("name", ["xdp-ring", "tcp-ring"])
 def test_collectives_survive_losses(name, switch):
-    """Exact sums, faults that fired on every hop of the ring, and a log that the twin agrees with."""
+    """Exact sums, faults that fired on every hop of the ring, and a log that the reference model agrees with."""
     plan = plan_fabric(hosts=4, switch=switch)
     times = 10
     with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:

@@ -21,7 +21,7 @@ def test_records_say_which_rules_a_frame_has_met(tmp_path):
     programs = Programs("duplicate p=0.5 copies=2", "corrupt p=0.5", "drop p=0.3", trace=True)
     with Drain(programs.maps["records"], tmp_path / "log") as drain:
         for chunk in range(100):
-            programs.run("impair_tc", ring(1, 3, group=2, generation=9, chunk=chunk, hop=4, attempt=1))
+            programs.run("impair_tc", ring(1, 3, group=2, seq=9, chunk=chunk, hop=4, attempt=1))
         drain.flush()
         records = read_log([tmp_path / "log"])
     assert (np.diff(records["time"].astype(np.int64)) >= 0).all()

@@ -10,15 +10,15 @@ from scapy.packet import Raw
 
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import BLOCK, PORT, Header, Kind, Words, checksum, frame_seal
-from tests.kernel.twin import KernelRank
+from tests.kernel.reference import KernelRank
 from tests.native.process import NativeProcess
 from tests.protocol.network import COOKIE, GROUP, config, endpoints
 
 RANK, RANKS = 1, 3
-GENERATION, TOTAL, TAG = 5, 6, 0xBEEF
+SEQ, TOTAL, TAG = 5, 6, 0xBEEF
 CHUNKS = 8
 LENGTH = 2 * BLOCK
-WINDOW = 1  # slot 0, chunk 1, is launched by order; slot 1, chunk 4, by the first token
+WINDOW = 1  # slot 0, chunk 1, is launched by a work request; slot 1, chunk 4, by the first token
 PEERS = endpoints(RANKS)
 
 
@@ -41,7 +41,7 @@ def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK,
         "kind": 0,
         "group": GROUP,
         "cookie": COOKIE,
-        "generation": GENERATION,
+        "seq": SEQ,
         "sender": source,
         "receiver": to,
         "tag": TAG,
@@ -60,7 +60,7 @@ def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK,
 
 
 def reduce(chunk: int, **fields) -> bytes:
-    """Lap one as it reaches the rank: the inputs of all ranks from the owner on."""
+    """Reduce-scatter phase as it reaches the rank: the inputs of all ranks from the owner on."""
     owner = chunk % RANKS
     hops = (RANK - owner) % RANKS
     before = [input_of((owner + hop) % RANKS, chunk) for hop in range(hops)]
@@ -69,14 +69,14 @@ def reduce(chunk: int, **fields) -> bytes:
 
 
 def result(chunk: int, **fields) -> bytes:
-    """Lap two as it reaches the rank. It began behind the last of lap one, so it ends before that."""
+    """All-gather phase as it reaches the rank. It began behind the last of the reduce-scatter phase, so it ends before that."""
     hop = (RANK - (chunk % RANKS - 1)) % RANKS
     return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
 
 
-def request(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
+def nack(chunk: int, source: int = RANK + 1, **fields: int) -> bytes:
     """Of the rank behind this one, which lacks the partial sum."""
-    return packet(source=source, **{"kind": Kind.REQUEST, "chunk": chunk} | fields)
+    return packet(source=source, **{"kind": Kind.NACK, "chunk": chunk} | fields)
 
 
 def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:
@@ -84,31 +84,32 @@ def probe(source: int, kind: Kind = Kind.PROBE, **fields: int) -> bytes:
     return packet(np.zeros(0, np.uint64), source=source, **{"kind": kind, "tag": 0} | fields)
 
 
-def bell(**fields) -> bytes:
-    return packet(**{"kind": Kind.BELL, "generation": 0, "tag": 0, "length": 0} | fields)
+def kick(**fields) -> bytes:
+    return packet(**{"kind": Kind.DOORBELL, "seq": 0, "tag": 0, "length": 0} | fields)
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
     """Enter the collective with all input ready, the first own chunk launched and its token under way."""
-    kernel.reset(GENERATION - 1)
-    kernel.control.lossy = GENERATION - 1  # partial sums are kept
+    kernel.reset(SEQ - 1)
+    kernel.control.lossy = SEQ - 1  # partial sums are saved
     for chunk in range(TOTAL):
         kernel.inputs[chunk] = input_of(RANK, chunk)
         kernel.records["input_sum"][chunk] = checksum(input_of(RANK, chunk))
-    native.begin(GENERATION, TOTAL, LENGTH, TAG)
-    native.publish(GENERATION, TOTAL)
-    native.rings()
-    kernel.run("ring_order", bell())
+    native.begin(SEQ, TOTAL, LENGTH, TAG)
+    native.publish(SEQ, TOTAL)
+    native.kicks()
+    kernel.run("ring_execute", kick())
     counters = kernel.object.maps["ring_counters"]
     counters.update(0, bytes(counters.stride * counters.per_cpu))
 
 
 @contextmanager
 def loaded(
-    chunks: int = CHUNKS, upstream: bool = False, gap: int = 0, kept: int = 4, spare: int = 0
+    chunks: int = CHUNKS, upstream: bool = False, reorder_threshold: int = 0, retransmit_slots: int = 4, spare: int = 0
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, upstream=upstream, gap=gap, kept=kept)
+    terms = {"upstream": upstream, "reorder_threshold": reorder_threshold, "retransmit_slots": retransmit_slots}
+    setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, **terms)
     with closing(KernelRank(setting, spare)) as kernel:
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders")}
+        shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq")}
         with NativeProcess(RANK, RANKS, WINDOW, shared) as native:
             yield kernel, native

@@ -21,15 +21,15 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, 
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_twin as twin
+from tests.exchange import pinch_reference as reference
 
-__all__ = ["GENERATION", "Loaded", "ack", "bits", "first_bell", "frame", "hello", "meet", "received", "said"]
+__all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "handshake", "meet", "received", "said"]
 
-GENERATION = 5
-LANE = min(os.sched_getaffinity(1))
+SEQ = 5
+STREAM = min(os.sched_getaffinity(1))
 """The CPU that tests run on (`one_cpu`)."""
 ETH_P_ALL = 3
-DEVICES = (("eth0", "wire"), ("bell0", "bell1"))
+DEVICES = (("eth0", "wire"), ("doorbell0", "doorbell1"))
 
 
 @contextmanager
@@ -67,9 +67,9 @@ class Loaded(Closing):
         ranks: Sequence[int] = (0,),
         processing: Processing = "spread",
         mtu: int = 1500,
-        generation: int = GENERATION,
+        seq: int = SEQ,
     ) -> None:
-        self.graph, self.x, self.kind, self.generation = graph, x, kind, generation
+        self.graph, self.x, self.kind, self.seq = graph, x, kind, seq
         self.bits = 16 if lanes == "int16" else 32
         self.layout = RowLayout.plan(x.shape[1], self.bits, mtu)
         self.exponent = aggregates.magnitude(x[aggregates.sent(graph)])
@@ -84,7 +84,7 @@ class Loaded(Closing):
                 spec = ExchangeSpec(self.groups[rank], graph.halos[rank], x.shape[1], kind, processing=processing)
                 port = PinchPort(NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank))
                 self.ports[rank] = stack.enter_context(port)
-                self.open(rank, generation)
+                self.open(rank, seq)
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -93,15 +93,15 @@ class Loaded(Closing):
     def numbers(self, rank: int) -> Numbers:
         return Numbers(self.layout, self.kind, self.tables[rank].scale)
 
-    def open(self, rank: int, generation: int) -> None:
+    def open(self, rank: int, seq: int) -> None:
         """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
             port._receive.maps[f"pinch_{name}"].view()[:] = 0
-        port.control.progress = generation - 1 << 32 if generation > 1 else 0
+        port.control.progress = seq - 1 << 32 if seq > 1 else 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
-        port.open(generation)
+        port.open(seq)
         senders = [sender for sender, _ in self.numbers_to(rank)]
         meet(port, np.bincount(senders, minlength=self.graph.world))
         port.control.copies = 0  # until something is sent
@@ -124,11 +124,11 @@ class Loaded(Closing):
         one = Bundles(bundles.order[bundles.starts[which] : bundles.starts[which + 1]], np.arange(2), bundles.to[:1])
         one.starts[1] = len(one.order)
         mine = self.lanes[self.graph.halos[sender].owned]
-        return twin.payloads(self.layout, one, mine)[number % self.layout.parts]
+        return reference.payloads(self.layout, one, mine)[number % self.layout.parts]
 
     def embed(self, sender: int, number: int, to: int, /, **fields: int) -> bytes:
         """A rank's frame as it reaches another."""
-        fields = {"chunk": number, "generation": self.generation} | fields
+        fields = {"chunk": number, "seq": self.seq} | fields
         return frame(self.ports[to], self.payload(sender, number), sender, **fields)
 
     def frames_to(self, rank: int, /, **fields: int) -> list[bytes]:
@@ -141,7 +141,7 @@ class Loaded(Closing):
         mine = np.ascontiguousarray(self.x[self.graph.halos[rank].owned])
         self.numbers(rank).fill(mine, bundles, 0, count, port.payloads, port.frames, self.exponent)
         port.control.copies = int(port.frames["copies"][:count].sum())
-        port.control.progress = port.generation << 32 | count
+        port.control.progress = port.seq << 32 | count
         return count
 
     def program(self, rank: int, name: str) -> Program:
@@ -156,7 +156,7 @@ class Loaded(Closing):
 
     def work(self, rank: int) -> TestRun:
         """Go on with what has been set aside."""
-        return self.run(rank, "pinch_bell", self.ports[rank].doorbell._work)
+        return self.run(rank, "pinch_doorbell", self.ports[rank].doorbell._work)
 
     def counters(self, rank: int) -> dict[str, int]:
         """Those that are not zero."""
@@ -173,7 +173,7 @@ class Loaded(Closing):
         return aggregates.exact_aggregates(self.graph, self.x, self.kind, self.bits)[rank]
 
     def events(self, rank: int) -> list[int]:
-        """Generations that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
+        """Sequence numbers that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
         port = self.ports[rank]
         _, _, data = port._receive.maps["pinch_events"].ring_buffer()
         found = []
@@ -204,22 +204,22 @@ class Loaded(Closing):
 
 def meet(port: PinchPort, frames: np.ndarray) -> None:
     """Have all ranks entered, with so many frames each for this one."""
-    word = np.uint64(port.generation << 32)
-    port.peers["theirs"][:, port.generation & 1] = word | frames.astype(np.uint64) << np.uint64(EXPONENT_BITS)
-    port.control.met = port.generation << 32 | int(frames.sum())
+    word = np.uint64(port.seq << 32)
+    port.peers["theirs"][:, port.seq & 1] = word | frames.astype(np.uint64) << np.uint64(EXPONENT_BITS)
+    port.control.met = port.seq << 32 | int(frames.sum())
 
 
-def hello(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
-    """A rank's hello to a port's rank: frames that it has, and the exponent of its largest value."""
-    generation = fields.setdefault("generation", port.generation)
+def handshake(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
+    """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest value."""
+    seq = fields.setdefault("seq", port.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
-    word = np.array([generation << 32 | frames << EXPONENT_BITS | said], np.uint64)
-    return frame(port, word, sender, PinchKind.HELLO, **fields).ljust(LEAST_BYTES, b"\0")
+    word = np.array([seq << 32 | frames << EXPONENT_BITS | said], np.uint64)
+    return frame(port, word, sender, PinchKind.HANDSHAKE, **fields).ljust(LEAST_BYTES, b"\0")
 
 
-def first_bell(port: PinchPort) -> bytes:
-    """A bell as its process rings it."""
-    return bytes(port.doorbell.bells)[: port.doorbell.bell_bytes]
+def first_kick(port: PinchPort) -> bytes:
+    """A kick as its process rings it."""
+    return bytes(port.doorbell.kicks)[: port.doorbell.kick_bytes]
 
 
 def checksum(header: Header, payload: Words) -> int:
@@ -245,7 +245,7 @@ def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EM
     group = port.group
     tag, length = int(port.control.tag), 8 * payload.size
     good = {"kind": kind, "group": group.group_id, "cookie": group.cookie, "sender": sender, "receiver": group.rank}
-    header = Header(**good | {"tag": tag, "length": length, "lane": LANE} | fields)
+    header = Header(**good | {"tag": tag, "length": length, "stream": STREAM} | fields)
     if "checksum" not in fields:
         header.checksum = checksum(header, payload)
     ends = [Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)]
@@ -259,7 +259,7 @@ def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fiel
     for number in have:
         if 0 <= number // 32 - first < ACK_WORDS:
             words[number // 32 - first] |= np.uint64(1 << number % 32)
-    return frame(port, words, sender, PinchKind.ACK, chunk=chunk, **{"generation": port.generation} | fields)
+    return frame(port, words, sender, PinchKind.ACK, chunk=chunk, **{"seq": port.seq} | fields)
 
 
 def said(data: bytes) -> Frame:

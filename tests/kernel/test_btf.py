@@ -201,23 +201,23 @@ def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> N
 
 def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
     """Names of functions, maps and types carry their system's."""
-    program = '#include "ring_orders.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
+    program = '#include "ring_submission.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
     assert refusals([], program, *FLAGS) == ""
     assert "redefinition of 'ring_frame'" in refusals([], program + "struct ring_frame { int again; };\n", *FLAGS)
 
 
 def test_structs_as_attributes() -> None:
-    control = abi.Struct("ring_control", settled=5, progress=1 << 40)
+    control = abi.Struct("ring_control", verified=5, progress=1 << 40)
     control.tensors[1] = (2, 3, 4)
     other = abi.Struct(np.frombuffer(bytes(control), abi.dtype("ring_control")))
-    assert (other.settled, other.progress, other.tensors.tolist()) == (5, 1 << 40, [(0, 0, 0), (2, 3, 4)])
-    assert type(other.settled) is int
+    assert (other.verified, other.progress, other.tensors.tolist()) == (5, 1 << 40, [(0, 0, 0), (2, 3, 4)])
+    assert type(other.verified) is int
     with pytest.raises(AttributeError, match="no member 'nothing'"):
         control.nothing = 1
     with pytest.raises(AttributeError, match="no member 'nothing'"):
         _ = control.nothing
     with pytest.raises(OverflowError):
-        control.settled = 1 << 32
+        control.verified = 1 << 32
 
 
 @pytest.mark.parametrize(("counters", "system"), [(memory.COUNTERS, "RING"), (pinch_memory.COUNTERS, "PINCH")])

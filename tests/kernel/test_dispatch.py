@@ -8,13 +8,13 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import ARP, Ether
 
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, BpfObject
-from testbed.protocol.ring.memory import Order
-from tests.kernel.packets import GENERATION, bell, loaded, prepare, reduce
+from testbed.protocol.ring.memory import WrKind
+from tests.kernel.packets import SEQ, kick, loaded, prepare, reduce
 from tests.protocol.network import GROUP
 
 pytestmark = pytest.mark.kernel
 
-TABLES = {"groups": "ring_link", "bells": "ring_bell", "orders": "ring_order"}
+TABLES = {"groups": "ring_link", "doorbells": "ring_doorbell", "executors": "ring_execute"}
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +48,23 @@ OTHERS = {
 def test_other_traffic_goes_to_the_stack(run, name) -> None:
     """On the link. On the doorbell nothing else has business."""
     assert run("dispatch_link", OTHERS[name]) == XDP_PASS
-    assert run("dispatch_bell", OTHERS[name]) == XDP_DROP
-    assert run("dispatch_order", OTHERS[name]) == XDP_DROP
+    assert run("dispatch_doorbell", OTHERS[name]) == XDP_DROP
+    assert run("dispatch_execute", OTHERS[name]) == XDP_DROP
 
 
 def test_groups_frames_reach_its_programs(run, host) -> None:
     before = strangers(host)
     assert run("dispatch_link", reduce(0)) == XDP_TX
-    assert run("dispatch_bell", bell()) == XDP_DROP  # no order waits
-    host[2].order(Order.LAUNCH, GENERATION, 4)
-    assert run("dispatch_bell", bell()) == XDP_REDIRECT
-    assert run("dispatch_order", bell()) == XDP_REDIRECT
+    assert run("dispatch_doorbell", kick()) == XDP_DROP  # no work request waits
+    host[2].post(WrKind.LAUNCH, SEQ, 4)
+    assert run("dispatch_doorbell", kick()) == XDP_REDIRECT
+    assert run("dispatch_execute", kick()) == XDP_REDIRECT
     assert strangers(host) == before
     assert host[1].counters()["sent"] == 2
 
 
 @pytest.mark.parametrize("group", [0, GROUP + 1, 4095, 4096, 0xFFFF])
-@pytest.mark.parametrize("program", ["dispatch_link", "dispatch_bell", "dispatch_order"])
+@pytest.mark.parametrize("program", ["dispatch_link", "dispatch_doorbell", "dispatch_execute"])
 def test_frames_of_other_groups_are_counted(run, host, program, group) -> None:
     before = strangers(host)
     assert run(program, reduce(0, group=group)) == XDP_DROP

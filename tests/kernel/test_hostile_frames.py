@@ -17,12 +17,12 @@ from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, Program
 from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.lanes import Lanes
-from testbed.protocol.ring.memory import COUNTERS, PARKING, Order, ResultState, Stage, item_of
+from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of
 from testbed.protocol.wire import (
     FRAME_BYTES,
     RESTART,
     RESULT,
-    SETTLED,
+    VERIFIED,
     VERSION,
     Endpoint,
     Kind,
@@ -35,21 +35,21 @@ from testbed.protocol.wire import (
 from tests.kernel import packets
 from tests.kernel.packets import (
     CHUNKS,
-    GENERATION,
     LENGTH,
     RANK,
     RANKS,
+    SEQ,
     TAG,
     TOTAL,
-    bell,
+    kick,
     loaded,
+    nack,
     packet,
     probe,
     reduce,
-    request,
     result,
 )
-from tests.kernel.twin import KernelRank
+from tests.kernel.reference import KernelRank
 from tests.native.process import NativeProcess
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -58,10 +58,10 @@ FRAMES = int(os.environ.get("TESTBED_HOSTILE_FRAMES", "100_000"))
 BATCH = 250
 SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
-LATER = GENERATION + 1
+LATER = SEQ + 1
 
-WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "generation": 4, "chunk": 4, "checksum": 8}
-WIDTHS |= dict.fromkeys(("lane", "hop", "sender", "receiver", "flags", "round"), 1)
+WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "seq": 4, "chunk": 4, "checksum": 8}
+WIDTHS |= dict.fromkeys(("stream", "hop", "sender", "receiver", "flags", "round"), 1)
 WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
 FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
 """Offsets and widths of the fields of the ring's header."""
@@ -86,30 +86,30 @@ def relabel(data: bytes, **fields: int) -> bytes:
 
 ANEW = {"flags": RESTART}
 REFUSED = {
-    "cookie of another run, lap one": ("bad_cookie", reduce(2, cookie=1)),
-    "cookie of another run, lap two": ("bad_cookie", result(0, cookie=1)),
+    "cookie of another run, reduce-scatter": ("bad_cookie", reduce(2, cookie=1)),
+    "cookie of another run, all-gather": ("bad_cookie", result(0, cookie=1)),
     "cookie of another run, probe": ("bad_cookie", probe(0, cookie=1)),
     "another version": ("bad_cookie", result(0, version=VERSION - 1)),
-    "lap one for another rank": ("bad_receiver", reduce(2, receiver=2)),
-    "lap two for another rank": ("bad_receiver", result(0, receiver=0)),
-    "lap two to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
-    "request for another rank": ("bad_receiver", request(1, receiver=0)),
+    "reduce-scatter for another rank": ("bad_receiver", reduce(2, receiver=2)),
+    "all-gather for another rank": ("bad_receiver", result(0, receiver=0)),
+    "all-gather to another rank's address": ("bad_receiver", result(0, to=2, receiver=RANK)),
+    "nack for another rank": ("bad_receiver", nack(1, receiver=0)),
     "probe for another rank": ("bad_receiver", probe(0, receiver=2)),
     "answer for another rank": ("bad_receiver", probe(0, Kind.ALIVE, receiver=2)),
     "answer for a rank beyond all": ("bad_receiver", probe(0, Kind.ALIVE, receiver=255)),
-    "lap one of the collective before": ("bad_generation", reduce(2, generation=GENERATION - 1)),
-    "lap two of the collective before": ("bad_generation", result(0, generation=GENERATION - 1)),
-    "lap two of the next collective": ("bad_generation", result(0, generation=LATER)),
-    "lap one of the one after the next": ("bad_generation", reduce(2, generation=GENERATION + 2)),
-    "lap one of half the range away": ("bad_generation", reduce(2, generation=GENERATION + 0x80000000)),
-    "no generation": ("bad_generation", result(0, generation=0)),
-    "request, collective before": ("not_held", request(1, generation=GENERATION - 1)),
-    "request, next collective": ("not_held", request(1, generation=LATER)),
-    "request, a chunk never launched": ("not_held", request(4)),
-    "request to begin anew, next collective": ("not_held", request(1, generation=LATER, **ANEW)),
-    "request, a chunk beyond the tensor": ("bad_chunk", request(7)),
-    "request of a host outside": ("bad_rank", from_outside(request(1))),
-    "request to begin anew, another rank's chunk": ("bad_rank", request(0, **ANEW)),
+    "reduce-scatter of the collective before": ("bad_seq", reduce(2, seq=SEQ - 1)),
+    "all-gather of the collective before": ("bad_seq", result(0, seq=SEQ - 1)),
+    "all-gather of the next collective": ("bad_seq", result(0, seq=LATER)),
+    "reduce-scatter of the one after the next": ("bad_seq", reduce(2, seq=SEQ + 2)),
+    "reduce-scatter of half the range away": ("bad_seq", reduce(2, seq=SEQ + 0x80000000)),
+    "no sequence number": ("bad_seq", result(0, seq=0)),
+    "nack, collective before": ("not_held", nack(1, seq=SEQ - 1)),
+    "nack, next collective": ("not_held", nack(1, seq=LATER)),
+    "nack, a chunk never launched": ("not_held", nack(4)),
+    "nack to begin anew, next collective": ("not_held", nack(1, seq=LATER, **ANEW)),
+    "nack, a chunk beyond the tensor": ("bad_chunk", nack(7)),
+    "nack of a host outside": ("bad_rank", from_outside(nack(1))),
+    "nack to begin anew, another rank's chunk": ("bad_rank", nack(0, **ANEW)),
     "no payload": ("bad_length", result(0, length=0)),
     "half a block": ("bad_length", result(0, length=LENGTH - 32)),
     "payload of another tensor": ("bad_length", result(0, length=LENGTH // 2)),
@@ -119,56 +119,56 @@ REFUSED = {
     "lane type of another rank": ("bad_tensor", result(0, tag=tag_of(32))),
     "hop of another rank": ("bad_rank", reduce(2, hop=1)),
     "hop beyond the ring": ("bad_rank", result(0, hop=RANKS)),
-    "lap one of a rank that is not before": ("bad_rank", reduce(2, source=2)),
-    "lap one of a host outside": ("bad_rank", from_outside(reduce(2))),
-    "lap two of a host outside": ("bad_rank", from_outside(result(0))),
+    "reduce-scatter of a rank that is not before": ("bad_rank", reduce(2, source=2)),
+    "reduce-scatter of a host outside": ("bad_rank", from_outside(reduce(2))),
+    "all-gather of a host outside": ("bad_rank", from_outside(result(0))),
     "probe of a host outside": ("bad_rank", from_outside(probe(0))),
     "answer of a host outside": ("bad_rank", from_outside(probe(0, Kind.ALIVE))),
     "probe in this rank's own name": ("bad_rank", probe(RANK)),
     "answer in this rank's own name": ("bad_rank", probe(RANK, Kind.ALIVE)),
     "answer of a rank beyond the mask": ("bad_rank", probe(0, Kind.ALIVE, sender=255)),
     "chunk beyond the tensor": ("bad_chunk", reduce(TOTAL)),
-    "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, generation=LATER)),
+    "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, seq=LATER)),
     "chunk beyond everything": ("bad_chunk", result(0xFFFFFFFF)),
-    "a bell that comes by the link": ("bad_kind", bell()),
+    "a kick that comes by the link": ("bad_kind", kick()),
     "no kind": ("bad_kind", result(0, kind=0)),
     "another kind": ("bad_kind", result(0, kind=255)),
-    "wrong sum, lap one": ("bad_checksum", reduce(0, checksum=1)),
-    "wrong sum, the end of lap one": ("bad_checksum", reduce(2, checksum=1)),
-    "wrong sum, lap one of the next collective": ("bad_checksum", reduce(0, generation=LATER, checksum=1)),
-    "wrong sum, lap two": ("bad_checksum", result(0, checksum=1)),
-    "wrong sum, request": ("bad_checksum", request(1, checksum=1)),
-    "wrong sum, request to begin anew": ("bad_checksum", request(1, checksum=1, **ANEW)),
+    "wrong sum, reduce-scatter": ("bad_checksum", reduce(0, checksum=1)),
+    "wrong sum, the end of reduce-scatter": ("bad_checksum", reduce(2, checksum=1)),
+    "wrong sum, reduce-scatter of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
+    "wrong sum, all-gather": ("bad_checksum", result(0, checksum=1)),
+    "wrong sum, nack": ("bad_checksum", nack(1, checksum=1)),
+    "wrong sum, nack to begin anew": ("bad_checksum", nack(1, checksum=1, **ANEW)),
     "wrong sum, probe": ("bad_checksum", probe(0, checksum=1)),
     "wrong sum, answer": ("bad_checksum", probe(0, Kind.ALIVE, checksum=1)),
-    "lap one that says it is lap two": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
+    "reduce-scatter that says it is all-gather": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
     "the collective before, as if of this one": (
         "bad_checksum",
-        relabel(result(0, generation=GENERATION - 1), generation=GENERATION),
+        relabel(result(0, seq=SEQ - 1), seq=SEQ),
     ),
     "another chunk": ("bad_checksum", relabel(result(0), chunk=3)),
     "another round": ("bad_checksum", relabel(result(0), round=1)),
     "another frame before": ("bad_checksum", relabel(result(0), prev=item_of(3, 0, Stage.RESULT))),
-    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=SETTLED)),
-    "a request that wants more": ("bad_checksum", relabel(request(1), **ANEW)),
+    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=VERIFIED)),
+    "a nack that wants more": ("bad_checksum", relabel(nack(1), **ANEW)),
 }
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
     """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
-    tables = {name: kernel.object.maps[name] for name in ("ring_parking_data", "ring_kept", "ring_kept_data")}
+    tables = {name: kernel.object.maps[name] for name in ("ring_early_data", "ring_retransmit", "ring_retransmit_data")}
     found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
-    del shared["lanes"]
-    found |= {"lanes": b"".join(kernel.memory["lanes"][name].tobytes() for name in ("generation", "prev", "progress"))}
-    asks = [kernel.asks(cpu) for cpu in range(kernel.object.maps["ring_asks"].per_cpu)]
-    found |= {"asks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in asks)}
+    del shared["streams"]
+    found |= {"streams": b"".join(kernel.memory["streams"][name].tobytes() for name in ("seq", "prev", "progress"))}
+    nacks = [kernel.nacks(cpu) for cpu in range(kernel.object.maps["ring_nacks"].per_cpu)]
+    found |= {"nacks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in nacks)}
     return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
 
 
 @pytest.fixture(scope="module", params=[(False, 0), (True, 1)], ids=["origin", "upstream"])
 def both(request) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    upstream, gap = request.param
-    with loaded(upstream=upstream, gap=gap, spare=SPARE) as made:
+    upstream, reorder_threshold = request.param
+    with loaded(upstream=upstream, reorder_threshold=reorder_threshold, spare=SPARE) as made:
         yield made
 
 
@@ -190,16 +190,16 @@ def test_every_reason_is_met() -> None:
     assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {name for name in COUNTERS if name.startswith("bad_")}
 
 
-def test_requests_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
+def test_nacks_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
     """A straggler's: as long as the result is held, and with the number of the collective that it belongs to."""
     kernel, native = both
     packets.prepare(kernel, native)
     kernel.run("ring_link", result(1))
     native.begin(LATER, TOTAL, LENGTH, TAG)
-    run = kernel.run("ring_link", request(1))
+    run = kernel.run("ring_link", nack(1))
     assert run.retval == XDP_TX
     answer = decode(run.data)
-    assert (answer.header.kind, answer.header.generation) == (Kind.RESULT, GENERATION)
+    assert (answer.header.kind, answer.header.seq) == (Kind.RESULT, SEQ)
     np.testing.assert_array_equal(answer.payload, packets.total_of(1))
 
 
@@ -217,19 +217,19 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
-    made = [bell(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=SETTLED)]
-    made += [request(1), request(4), request(1, source=0), request(1, flags=RESULT, prev=0), request(1, **ANEW)]
-    made += [request(0), request(1, generation=GENERATION - 1)]
+    made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=VERIFIED)]
+    made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, prev=0), nack(1, **ANEW)]
+    made += [nack(0), nack(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
         owner = chunk % RANKS
         hops = (RANK - owner) % RANKS
         words = sum_of(range(RANKS), chunk)
-        lap_two = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
-        made += [packet(words, chunk=chunk, generation=each, **lap_two) for each in (GENERATION, GENERATION - 1)]
+        all_gather = {"kind": Kind.RESULT, "hop": (RANK - owner + 1) % RANKS}
+        made += [packet(words, chunk=chunk, seq=each, **all_gather) for each in (SEQ, SEQ - 1)]
         if hops:
             words = sum_of(range(owner, owner + hops), chunk)
-            lap_one = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
-            made += [packet(words, chunk=chunk, generation=each, **lap_one) for each in (GENERATION, LATER)]
+            reduce_scatter = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
+            made += [packet(words, chunk=chunk, seq=each, **reduce_scatter) for each in (SEQ, LATER)]
     return made
 
 
@@ -294,10 +294,10 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
         kernel.records["input_sum"][chunk] = checksum(kernel.inputs[chunk])
 
 
-def assert_sound(kernel: KernelRank, generation: int) -> int:
+def assert_sound(kernel: KernelRank, seq: int) -> int:
     """What is stored is the sum, or is refused by its check where it is read; nothing else is touched. How much is refused."""
     wrong = 0
-    done = kernel.records["result"][:TOTAL] >> np.uint64(32) == generation
+    done = kernel.records["result"][:TOTAL] >> np.uint64(32) == seq
     assert (kernel.records["result"][:TOTAL][done] & np.uint64(0xFF) == ResultState.DONE).all()
     assert kernel.control.stored == done.sum()
     for chunk in np.flatnonzero(done):
@@ -308,13 +308,13 @@ def assert_sound(kernel: KernelRank, generation: int) -> int:
         np.testing.assert_array_equal(kernel.inputs[chunk], input_of(RANK, chunk))
     for beyond in (kernel.inputs[TOTAL:], kernel.results[TOTAL:], kernel.records[TOTAL:].view(np.uint8)):
         assert not beyond.any()
-    assert (kernel.control.progress, kernel.control.ordered) == (generation << 32 | TOTAL, kernel.control.taken)
+    assert (kernel.control.progress, kernel.control.sq_tail) == (seq << 32 | TOTAL, kernel.control.sq_head)
     return wrong
 
 
-@pytest.mark.parametrize("program", ["ring_link", "ring_order", "ring_bell"])
+@pytest.mark.parametrize("program", ["ring_link", "ring_execute", "ring_doorbell"])
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
-    """And what they park does no harm in the collective that it is parked for.
+    """And what they leave as early frames does no harm in the collective that it is for.
 
     A plain sum of words does not see errors that cancel out: the chunk's check does, when its result is read.
     """
@@ -326,13 +326,13 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     for _ in range((FRAMES if program == "ring_link" else FRAMES // 10) // BATCH):
         prepare(kernel, native)
         verdicts |= run(*mutations.draw(BATCH))
-        refused += assert_sound(kernel, GENERATION)
+        refused += assert_sound(kernel, SEQ)
         native.begin(LATER, TOTAL, LENGTH, TAG)
         native.publish(LATER, TOTAL)
-        native.rings()
-        assert {order.kind for order in native.waiting()} <= {Order.REPLAY, Order.LAUNCH}
+        native.kicks()
+        assert {wr.kind for wr in native.waiting()} <= {WrKind.REPLAY, WrKind.LAUNCH}
         for _ in native.waiting():
-            verdicts.add(kernel.run("ring_order", bell()).retval)
+            verdicts.add(kernel.run("ring_execute", kick()).retval)
         refused += assert_sound(kernel, LATER)
         for name, count in kernel.counters().items():
             counted[name] += count
@@ -340,17 +340,17 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     if program == "ring_link":
         assert all(counted[reason] for reason, _ in REFUSED.values())
         assert counted["stored"] > refused > 0
-        assert counted["parked"] > 0
+        assert counted["early"] > 0
 
 
-def test_mutated_parking_stays_within_its_slots(both) -> None:
-    """However many frames come early: no state but free and parked, no slot for a chunk that is not its own."""
+def test_mutated_early_frames_stay_within_their_slots(both) -> None:
+    """However many frames come early: no state but free and waiting, no slot for a chunk that is not its own."""
     kernel, native = both
     prepare(kernel, native)
     Runner(kernel.object.programs["ring_link"])(*Mutations(seed=1).draw(20_000))
-    parked = [(slot, entry) for slot, entry in enumerate(kernel.parking) if entry.state]
-    assert parked
-    for slot, entry in parked:
+    early = [(slot, entry) for slot, entry in enumerate(kernel.early_frames) if entry.state]
+    assert early
+    for slot, entry in early:
         assert entry.state == 2
-        assert entry.generation == LATER or (entry.generation == GENERATION and entry.chunk >= TOTAL)
-        assert slot % (PARKING // 4) == entry.chunk % (PARKING // 4)
+        assert entry.seq == LATER or (entry.seq == SEQ and entry.chunk >= TOTAL)
+        assert slot % (EARLY_SLOTS // 4) == entry.chunk % (EARLY_SLOTS // 4)

@@ -12,10 +12,10 @@ import pytest
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_LANE, ORDER_ASK
+from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STREAM, WR_ASK
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import GENERATION, LANE, Loaded, ack, bits, first_bell, frame, meet, received, said
+from tests.kernel.pinch import SEQ, STREAM, Loaded, ack, bits, first_kick, frame, meet, received, said
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -70,7 +70,7 @@ def test_accumulators_are_those_of_numpy(kind, lanes, dim, mtu) -> None:
             assert loaded.events(0) == []
             last = sender not in {sender for sender, _ in numbers[place + 1 :]}
             assert loaded.link(0, loaded.embed(sender, number, 0)).retval == (XDP_TX if last else XDP_DROP)
-        assert loaded.events(0) == [GENERATION]
+        assert loaded.events(0) == [SEQ]
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
         halo, parts = GRAPH.halos[0], loaded.layout.parts
         carried = sum(len(np.flatnonzero(tables.masks & 1)) for tables in loaded.tables[1:]) * parts
@@ -116,7 +116,7 @@ def test_frames_are_handed_to_the_cpu_that_aggregates() -> None:
 
 
 def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
-    loaded.open(0, GENERATION)
+    loaded.open(0, SEQ)
     numbers = loaded.numbers_to(0)
     for sender, number in numbers:
         loaded.link(0, loaded.embed(sender, number, 0))
@@ -125,7 +125,7 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
         run = loaded.link(0, loaded.embed(sender, number, 0, attempt=1))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.sender, answer.header.chunk, answer.header.generation) == (0, number, GENERATION)
+        assert (answer.header.sender, answer.header.chunk, answer.header.seq) == (0, number, SEQ)
         assert answer.destination.ip == loaded.groups[0].members[sender].ip
         assert bits(answer) == {n for s, n in numbers if s == sender}
     assert changes(loaded, 0, before) == {"peers"}  # that they have been heard of
@@ -136,7 +136,7 @@ def test_duplicates_change_nothing_and_are_answered(loaded) -> None:
 
 def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
     """In any order, with holes: the words from twelve before the frame's to three behind it."""
-    long.open(0, GENERATION)
+    long.open(0, SEQ)
     random = np.random.default_rng(0)
     numbers = [number for _, number in long.numbers_to(0)]
     assert len(numbers) > 32 * 20
@@ -154,13 +154,13 @@ def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
 
 
 def test_frames_of_the_exchange_before_are_acknowledged_as_a_whole(loaded) -> None:
-    loaded.open(0, GENERATION)
+    loaded.open(0, SEQ)
     before = loaded.memory(0)
     for sender, number in loaded.numbers_to(0):
-        run = loaded.link(0, loaded.embed(sender, number, 0, generation=GENERATION - 1))
+        run = loaded.link(0, loaded.embed(sender, number, 0, seq=SEQ - 1))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert answer.header.generation == GENERATION - 1
+        assert answer.header.seq == SEQ - 1
         assert (answer.payload == 0xFFFFFFFF).all()
     assert changes(loaded, 0, before) == {"peers"}
 
@@ -172,8 +172,8 @@ def changes(loaded: Loaded, rank: int, before: dict[str, bytes]) -> set[str]:
 
 def test_nothing_comes_before_the_first_exchange(loaded) -> None:
     loaded.open(0, 1)
-    assert loaded.link(0, loaded.embed(1, 0, 0, generation=0)).retval == XDP_DROP
-    assert loaded.counters(0) == {"bad_generation": 1}
+    assert loaded.link(0, loaded.embed(1, 0, 0, seq=0)).retval == XDP_DROP
+    assert loaded.counters(0) == {"bad_seq": 1}
 
 
 def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
@@ -209,7 +209,7 @@ def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
             assert 0 < now - edges <= tables.slice
             edges = now
             assert port.control.owed == slices - done
-        assert loaded.events(0) == [GENERATION]
+        assert loaded.events(0) == [SEQ]
         assert loaded.counters(0)["slices"] == slices
         assert loaded.work(0).retval == XDP_DROP
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
@@ -221,7 +221,7 @@ def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
         run = loaded.link(0, loaded.embed(1, 0, 0, flags=ASK))
         assert run.retval == XDP_REDIRECT
         assert bits(said(run.data)) == {0}
-        copy = loaded.run(0, "pinch_bell", run.data)
+        copy = loaded.run(0, "pinch_doorbell", run.data)
         assert copy.retval == XDP_REDIRECT
         assert loaded.counters(0)["slices"] == 1
 
@@ -229,23 +229,23 @@ def test_a_hub_that_asks_is_acknowledged_and_gone_on_with() -> None:
 def test_hubs_of_an_exchange_that_is_over_are_left_alone() -> None:
     with hub(False) as loaded:
         loaded.link(0, loaded.embed(1, 0, 0))
-        loaded.ports[0].open(GENERATION + 1)
+        loaded.ports[0].open(SEQ + 1)
         loaded.ports[0].control.queued = 1
         before = loaded.memory(0)
         assert loaded.work(0).retval == XDP_DROP
         assert loaded.memory(0) == before
 
 
-def flying(loaded: Loaded, rank: int) -> int:
-    return int(loaded.ports[rank].flows["flying"].sum())
+def in_flight(loaded: Loaded, rank: int) -> int:
+    return int(loaded.ports[rank].flows["in_flight"].sum())
 
 
 def test_acknowledgements_at_the_sender(long) -> None:
     """Each frame counts once, whatever order they come in; what has been acknowledged is no longer under way."""
-    long.open(1, GENERATION)
+    long.open(1, SEQ)
     port, count = long.ports[1], long.publish(1)
     meet(port, np.zeros(2, np.int64))
-    port.flows["next"], port.flows["flying"] = count, count
+    port.flows["next"], port.flows["in_flight"] = count, count
     have: set[int] = set()
     for last in (40, 20, 900, count - 1):
         new = {number for number in range(last + 1) if number // 32 >= last // 32 - ACK_BEHIND and number % 7} | have
@@ -253,16 +253,16 @@ def test_acknowledgements_at_the_sender(long) -> None:
         window = {n for n in new if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16}
         have |= window
         assert port.control.acked == port.peers["acked"][0] == len(have)
-        assert flying(long, 1) == count - len(have)
+        assert in_flight(long, 1) == count - len(have)
         assert set(range(count)) - set(port.lacking(0).tolist()) == have
-        # There are holes before it, so it goes on as a bell.
+        # There are holes before it, so it goes on as a kick.
         assert run.retval == XDP_REDIRECT
-        assert decode(run.data).header.kind == PinchKind.BELL
+        assert decode(run.data).header.kind == PinchKind.DOORBELL
     assert long.events(1) == []
     for last in (*range(31, count, 32), count - 1):
         long.link(1, ack(port, 0, last, range(count)))
-    assert (port.control.acked, flying(long, 1), len(port.lacking(0))) == (count, 0, 0)
-    assert long.events(1) == [GENERATION]
+    assert (port.control.acked, in_flight(long, 1), len(port.lacking(0))) == (count, 0, 0)
+    assert long.events(1) == [SEQ]
     assert port.wait(0) is Waited.COMPLETE
     before = long.memory(1)
     before.pop("peers")
@@ -273,7 +273,7 @@ def test_acknowledgements_at_the_sender(long) -> None:
 
 
 def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> None:
-    loaded.open(1, GENERATION)
+    loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
     put_out(loaded, 1, range(count))
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
@@ -283,34 +283,34 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
     assert port.lacking(2).size == len([number for sender, number in loaded.numbers_to(2) if sender == 1])
 
 
-def test_bells_pass_and_grow(loaded) -> None:
-    loaded.open(1, GENERATION)
+def test_kicks_pass_and_grow(loaded) -> None:
+    loaded.open(1, SEQ)
     loaded.publish(1)
     loaded.ports[1].flows["next"] = 0
     mine = [number for sender, number in loaded.numbers_to(0) if sender == 1]
-    rung = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
-    assert rung.retval == XDP_REDIRECT
-    run = loaded.run(1, "pinch_bell", rung.data)
+    kicked = loaded.link(1, ack(loaded.ports[1], 0, mine[0], mine[:1]))
+    assert kicked.retval == XDP_REDIRECT
+    run = loaded.run(1, "pinch_doorbell", kicked.data)
     assert run.retval == XDP_PASS
     assert len(run.data) == FRAME_BYTES + max(loaded.layout.payload, 128)
 
 
-def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
+def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
     """All of them, whole and addressed, so that receivers sum up what they should."""
     for rank in range(3):
-        loaded.open(rank, GENERATION)
+        loaded.open(rank, SEQ)
     for rank, port in loaded.ports.items():
         count = loaded.publish(rank)
         with loaded.wire() as tap:
-            bell = first_bell(port)
+            kick = first_kick(port)
             while int(port.flows["next"].max()) < count:
                 before = int(port.flows["next"].max())
-                flying_before = flying(loaded, rank)
-                assert loaded.run(rank, "pinch_send", bell).retval == SHOT
+                in_flight_before = in_flight(loaded, rank)
+                assert loaded.run(rank, "pinch_send", kick).retval == SHOT
                 now = int(port.flows["next"].max())
                 assert before < now <= before + BATCH
-                assert flying(loaded, rank) - flying_before == int(port.frames["copies"][before:now].sum())
-                port.flows["flying"] = 0
+                assert in_flight(loaded, rank) - in_flight_before == int(port.frames["copies"][before:now].sum())
+                port.flows["in_flight"] = 0
             sent = received(tap)
         assert loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
         assert loaded.counters(rank)["sent_bytes"] == sum(map(len, sent))
@@ -328,16 +328,16 @@ def test_a_bell_becomes_frames_to_those_that_need_them(loaded) -> None:
 
 
 def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
-    long.open(1, GENERATION)
-    port, bell = long.ports[1], first_bell(long.ports[1])
+    long.open(1, SEQ)
+    port, kick = long.ports[1], first_kick(long.ports[1])
     count = long.publish(1)
     window = int(port.control.window)
     with long.wire() as tap:
         for _ in range(window):
-            long.run(1, "pinch_send", bell)
-        assert flying(long, 1) == len(received(tap)) == window < count
+            long.run(1, "pinch_send", kick)
+        assert in_flight(long, 1) == len(received(tap)) == window < count
         long.link(1, ack(port, 0, 4, range(5)))
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))
 
 
@@ -346,53 +346,53 @@ def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
-    """All frames have been sent, each once, with these numbers on the lane; negative ones are of before they wrapped."""
+    """All frames have been sent, each once, with these numbers on the stream; negative ones are of before they wrapped."""
     port, records = loaded.ports[rank], sent_records(loaded, rank)
     port.flows["next"] = len(serials)
-    records["generation"][: len(serials)] = port.generation
+    records["seq"][: len(serials)] = port.seq
     records["serial"][: len(serials)] = np.array(serials) & U32
-    records["lane"], records["attempt"], records["sent_us"] = LANE, 0, 1
+    records["stream"], records["attempt"], records["sent_us"] = STREAM, 0, 1
 
 
 def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
-    loaded.open(1, GENERATION)
-    port, bell = loaded.ports[1], first_bell(loaded.ports[1])
+    loaded.open(1, SEQ)
+    port, kick = loaded.ports[1], first_kick(loaded.ports[1])
     count = loaded.publish(1)
     to_both = next(number for number in range(count) if port.frames["to"][number] == 0b101)
     with loaded.wire() as tap:
         port.control.met = 0
-        for flag in (0, ORDER_ASK):
-            port.order(0, np.array([to_both | flag]))
-        loaded.run(1, "pinch_send", bell)
+        for flag in (0, WR_ASK):
+            port.post(0, np.array([to_both | flag]))
+        loaded.run(1, "pinch_send", kick)
         assert received(tap) == []  # what has not been sent is not sent again, nor asked for
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
-            for flag, kind in ((ORDER_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
-                port.order(0, np.array([to_both | flag]))
-                loaded.run(1, "pinch_send", bell)
+            for flag, kind in ((WR_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
+                port.post(0, np.array([to_both | flag]))
+                loaded.run(1, "pinch_send", kick)
                 sent = [decode(data) for data in received(tap)]
                 assert len(sent) == lacking
                 asked = 0 if flag else ASK
                 assert all((one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind) for one in sent)
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
-        assert port.flows["taken"].tolist() == port.flows["ordered"].tolist() == [8]
-        port.order(0, np.array([to_both]))  # of an exchange that is over
-        port.open(GENERATION + 1)
-        loaded.run(1, "pinch_send", bell)
+        assert port.flows["sq_head"].tolist() == port.flows["sq_tail"].tolist() == [8]
+        port.post(0, np.array([to_both]))  # of an exchange that is over
+        port.open(SEQ + 1)
+        loaded.run(1, "pinch_send", kick)
         assert received(tap) == []
     assert (loaded.counters(1)["asks"], loaded.counters(1)["resent"]) == (3, 3)
 
 
 def test_each_attempt_is_another(loaded) -> None:
     """Whether the frame is sent or asked for; also where their numbers begin anew, it is one sent again."""
-    loaded.open(1, GENERATION)
+    loaded.open(1, SEQ)
     port = loaded.ports[1]
     put_out(loaded, 1, range(loaded.publish(1)))
     sent_records(loaded, 1)["attempt"] = 253
     with loaded.wire() as tap:
         for attempt in (254, 255, 0, 1):
-            port.order(0, np.array([0 if attempt % 2 else ORDER_ASK]))
-            loaded.run(1, "pinch_send", first_bell(port))
+            port.post(0, np.array([0 if attempt % 2 else WR_ASK]))
+            loaded.run(1, "pinch_send", first_kick(port))
             assert {decode(data).header.attempt for data in received(tap)} == {attempt}
     assert loaded.counters(1)["asks"] == loaded.counters(1)["resent"] > 0
 
@@ -400,54 +400,54 @@ def test_each_attempt_is_another(loaded) -> None:
 @pytest.mark.parametrize("have", [False, True])
 def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
     """And changes nothing, but that the sender has been heard of; the answer is about the sending that asked."""
-    loaded.open(0, GENERATION)
+    loaded.open(0, SEQ)
     if have:
         loaded.link(0, loaded.embed(1, 0, 0))
     before, heard = loaded.memory(0), int(loaded.ports[0].peers["heard"][1])
-    for generation in (GENERATION, GENERATION - 1):
-        fields = {"chunk": 0, "generation": generation, "lane": 7, "prev": 77}
+    for seq in (SEQ, SEQ - 1):
+        fields = {"chunk": 0, "seq": seq, "stream": 7, "prev": 77}
         run = loaded.link(0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields))
         assert run.retval == XDP_TX
         answer = said(run.data)
-        assert (answer.header.chunk, answer.header.lane, answer.header.prev) == (0, 7, 77)
-        assert (answer.payload == 0xFFFFFFFF).all() if generation < GENERATION else bits(answer) == ({0} if have else set())
+        assert (answer.header.chunk, answer.header.stream, answer.header.prev) == (0, 7, 77)
+        assert (answer.payload == 0xFFFFFFFF).all() if seq < SEQ else bits(answer) == ({0} if have else set())
     assert changes(loaded, 0, before) == {"peers"}
     assert loaded.ports[0].peers["heard"][1] == heard + 2
 
 
-def test_what_was_overtaken_on_its_lane_is_lost(long) -> None:
-    """And sent again at once; what was sent after the frame that has come, or on another lane, is not."""
-    long.open(1, GENERATION)
+def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
+    """And sent again at once; what was sent after the frame that has come, or on another stream, is not."""
+    long.open(1, SEQ)
     port = long.ports[1]
     count = long.publish(1)
     put_out(long, 1, range(-60, count - 60))
     records = sent_records(long, 1)
-    records["serial"][30], records["lane"][40] = 2, LANE + 1
+    records["serial"][30], records["stream"][40] = 2, STREAM + 1
     have = set(range(64)) - {20, 30, 40, 50, 62}
     run = long.link(1, ack(port, 0, 63, sorted(have), prev=1))
     assert run.retval == XDP_REDIRECT
-    bell = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
+    kick = run.data.ljust(FRAME_BYTES + long.layout.payload, b"\0")
     with long.wire() as tap:
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         again = [decode(data).header for data in received(tap)]
         assert [(header.chunk, header.attempt, header.flags) for header in again] == [(20, 1, ASK), (50, 1, ASK)]
         assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
-        long.run(1, "pinch_send", bell)
+        long.run(1, "pinch_send", kick)
         assert received(tap) == []  # that was before they were sent again
         later = ack(port, 0, 63, sorted(have), prev=int(records["serial"][50]) + 1)
-        long.run(1, "pinch_send", long.link(1, later).data.ljust(len(bell), b"\0"))
+        long.run(1, "pinch_send", long.link(1, later).data.ljust(len(kick), b"\0"))
         assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]
 
 
 def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
-    long.open(1, GENERATION)
+    long.open(1, SEQ)
     port = long.ports[1]
     put_out(long, 1, range(10, 10 + long.publish(1)))
     now = time.monotonic_ns() // 1000 & 0xFFFFFFFF
     sent_records(long, 1)["sent_us"] = (now - 1_000_000) & 0xFFFFFFFF
     samples, total = int(port.control.rtt_samples), int(port.control.rtt_sum_us)
     long.link(1, ack(port, 0, 3, range(4), prev=9))
-    long.link(1, ack(port, 0, 4, range(5), prev=14, lane=LANE + 1))
+    long.link(1, ack(port, 0, 4, range(5), prev=14, stream=STREAM + 1))
     assert port.control.rtt_samples == samples
     long.link(1, ack(port, 0, 5, range(6), prev=15))
     assert port.control.rtt_samples == samples + 1
@@ -456,30 +456,30 @@ def test_round_trips_are_those_of_the_sending_that_was_answered(long) -> None:
 
 def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
     port = loaded.ports[0]
-    assert loaded.run(0, "pinch_order", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
+    assert loaded.run(0, "pinch_execute", frame(port, np.zeros(2, np.uint64), 1)).retval == XDP_DROP
 
 
 def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> None:
-    """Even where a program has looked at the generation before the process went on, and at what is wanted after it did."""
-    loaded.open(1, GENERATION)
+    """Even where a program has looked at the sequence number before the process went on, and at what is wanted after it did."""
+    loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
     acked = port._receive.maps["pinch_acked"].view(np.uint64)
-    port.open(GENERATION + 1)
+    port.open(SEQ + 1)
     port.address(loaded.bundles[1])
-    assert set((acked[: port.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {GENERATION + 1}
-    loaded.link(1, ack(port, 0, 0, range(count), generation=GENERATION))
+    assert set((acked[: port.acked_words * 3] >> np.uint64(32)).ravel().tolist()) == {SEQ + 1}
+    loaded.link(1, ack(port, 0, 0, range(count), seq=SEQ))
     assert port.control.acked == 0
 
 
 def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
-    loaded.open(1, GENERATION)
+    loaded.open(1, SEQ)
     port = loaded.ports[1]
     assert port.control.sending == 0
     port.control.sending = 1
-    opening = threading.Thread(target=port.open, args=(GENERATION + 1,))
+    opening = threading.Thread(target=port.open, args=(SEQ + 1,))
     opening.start()
     deadline = time.monotonic() + 10
-    while port.control.progress >> 32 != GENERATION + 1:
+    while port.control.progress >> 32 != SEQ + 1:
         assert time.monotonic() < deadline
     port.flows["next"] = 7  # what it does last
     assert opening.is_alive()
@@ -492,33 +492,33 @@ def test_who_opens_an_exchange_waits_for_programs_that_send(loaded) -> None:
 QUARTER = 1 << 30
 
 
-def walk(loaded: Loaded, rank: int, generation: int) -> None:
+def walk(loaded: Loaded, rank: int, seq: int) -> None:
     """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of the range matter."""
     port = loaded.ports[rank]
-    now = port.generation
-    while now // QUARTER != generation // QUARTER or now > generation:
+    now = port.seq
+    while now // QUARTER != seq // QUARTER or now > seq:
         now = (now // QUARTER + 1) % 4 * QUARTER
         port.open(now - 1 if now else 0xFFFFFFFF)
         now = max(now, 2)
         port.open(now)
-    if generation > now:
-        port.open(generation)
+    if seq > now:
+        port.open(seq)
 
 
 @pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
 def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None:
     """With a cache a word of a bitmap may not be used for half of all numbers, or for all of them."""
     loaded.open(0, 9)
-    loaded.generation = 9
+    loaded.seq = 9
     for data in loaded.frames_to(0):
         loaded.link(0, data)
     assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
     walk(loaded, 0, later)
-    loaded.generation = later
+    loaded.seq = later
     loaded.numbers(0).reset(loaded.ports[0].accumulators)
     for data in loaded.frames_to(0):
         loaded.link(0, data)
-    loaded.generation = GENERATION
+    loaded.seq = SEQ
     assert loaded.ports[0].control.received == len(loaded.numbers_to(0))
     np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
@@ -533,42 +533,42 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
         bitmap[0] = kept << 32 | 7
     port.peers["ours"], port.peers["theirs"] = [old << 32 | 3, kept << 32 | 3], [QUARTER << 32 | 3, 1 << 32]
     records = sent_records(loaded, 1)
-    records["generation"], records["generation"][0] = old, kept
+    records["seq"], records["seq"][0] = old, kept
     port.open(QUARTER)
     for bitmap in bitmaps:
         assert int(bitmap[0]) == kept << 32 | 7
         assert (bitmap[1:] == kept << 32).all()
     assert (port.peers["ours"] == [0, kept << 32 | 3]).all()
     assert (port.peers["theirs"] == [QUARTER << 32 | 3, 0]).all()
-    assert records["generation"].tolist() == [kept] + [0] * (len(records) - 1)
+    assert records["seq"].tolist() == [kept] + [0] * (len(records) - 1)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
 @pytest.mark.parametrize("asks", [False, True])
 def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
-    """Its acknowledgement names no lane, until those that were handed over are taken in, or the exchange is over."""
+    """Its acknowledgement names no stream, until those that were handed over are taken in, or the exchange is over."""
     home, other = sorted(os.sched_getaffinity(1))[:2]
     with small(ranks=(0,), processing="pinned") as loaded:
         port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]
         assert port.cpu == home
 
-        def lane() -> int:
-            data = loaded.embed(*second, 0, flags=ASK, lane=3)
+        def stream() -> int:
+            data = loaded.embed(*second, 0, flags=ASK, stream=3)
             if asks:
-                fields = {"chunk": second[1], "generation": GENERATION, "lane": 3}
+                fields = {"chunk": second[1], "seq": SEQ, "stream": 3}
                 data = frame(port, np.empty(0, np.uint64), second[0], PinchKind.ASK, **fields)
             run = loaded.link(0, data)
             assert run.retval == XDP_TX
-            return said(run.data).header.lane
+            return said(run.data).header.stream
 
-        assert lane() == 3
+        assert stream() == 3
         os.sched_setaffinity(0, {other})
         assert loaded.link(0, loaded.embed(*first, 0)).retval == XDP_REDIRECT
         os.sched_setaffinity(0, {home})
         assert (port.control.handed, port.control.taken) == (1, 0)
-        assert lane() == NO_LANE
+        assert stream() == NO_STREAM
         port.control.taken = 1  # as the program on the other CPU does, which has no test runs
-        assert lane() == 3
+        assert stream() == 3
         port.control.taken = 0
-        loaded.open(0, GENERATION)
-        assert lane() == 3
+        loaded.open(0, SEQ)
+        assert stream() == 3

@@ -13,7 +13,7 @@ import pytest
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, PinchKind, decode, encode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, frame, hello
+from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, frame, handshake
 from tests.kernel.test_hostile_frames import Runner
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
@@ -45,7 +45,7 @@ def fresh(loaded) -> Loaded:
 
 
 def enter(loaded: Loaded) -> None:
-    loaded.open(0, GENERATION)
+    loaded.open(0, SEQ)
     loaded.ports[0].flows["next"] = loaded.publish(0)
 
 
@@ -89,7 +89,7 @@ def embed(loaded: Loaded, **fields: int) -> bytes:
 
 def sized(loaded: Loaded, length: int) -> bytes:
     """A payload of another length, with the right checksum."""
-    return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, chunk=1, generation=GENERATION)
+    return frame(loaded.ports[0], np.zeros(length // 8, np.uint64), SENDER, chunk=1, seq=SEQ)
 
 
 def answer(loaded: Loaded, **fields: int) -> bytes:
@@ -97,30 +97,30 @@ def answer(loaded: Loaded, **fields: int) -> bytes:
 
 
 def greeting(loaded: Loaded, **fields: int) -> bytes:
-    return hello(loaded.ports[0], fields.pop("by", SENDER), 3, **fields)
+    return handshake(loaded.ports[0], fields.pop("by", SENDER), 3, **fields)
 
 
 REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "cookie of another run": ("bad_cookie", lambda on: embed(on, cookie=1)),
     "cookie of another run, acknowledgement": ("bad_cookie", lambda on: answer(on, cookie=1)),
     "another version": ("bad_cookie", lambda on: embed(on, version=1)),
-    "the exchange before the last": ("bad_generation", lambda on: embed(on, generation=GENERATION - 2)),
-    "the next exchange": ("bad_generation", lambda on: embed(on, generation=GENERATION + 1)),
-    "half the range away": ("bad_generation", lambda on: embed(on, generation=GENERATION + 0x80000000)),
-    "no generation": ("bad_generation", lambda on: embed(on, generation=0)),
-    "acknowledgement, exchange before": ("bad_generation", lambda on: answer(on, generation=GENERATION - 1)),
-    "acknowledgement, next exchange": ("bad_generation", lambda on: answer(on, generation=GENERATION + 1)),
+    "the exchange before the last": ("bad_seq", lambda on: embed(on, seq=SEQ - 2)),
+    "the next exchange": ("bad_seq", lambda on: embed(on, seq=SEQ + 1)),
+    "half the range away": ("bad_seq", lambda on: embed(on, seq=SEQ + 0x80000000)),
+    "no sequence number": ("bad_seq", lambda on: embed(on, seq=0)),
+    "acknowledgement, exchange before": ("bad_seq", lambda on: answer(on, seq=SEQ - 1)),
+    "acknowledgement, next exchange": ("bad_seq", lambda on: answer(on, seq=SEQ + 1)),
     "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
     "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
     "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
-    "hello without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
-    "hello of another length": ("bad_length", lambda on: greeting(on, length=16)),
-    "hello with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
-    "hello, its word is of another": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 4, GENERATION + 1)),
-    "hello that promises more": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 2, 1)),
-    "hello of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
-    "hello in another rank's name": ("bad_rank", lambda on: greeting(on, sender=2)),
-    "hello of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
+    "handshake without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
+    "handshake of another length": ("bad_length", lambda on: greeting(on, length=16)),
+    "handshake with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
+    "handshake, its word is of another": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 4, SEQ + 1)),
+    "handshake that promises more": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 2, 1)),
+    "handshake of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "handshake in another rank's name": ("bad_rank", lambda on: greeting(on, sender=2)),
+    "handshake of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
     "no payload": ("bad_length", lambda on: sized(on, 0)),
     "no row": ("bad_length", lambda on: sized(on, 8)),
     "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a host outside": ("bad_rank", lambda on: outside(embed(on))),
     "acknowledgement of a host outside": ("bad_rank", lambda on: outside(answer(on))),
     "acknowledgement in another rank's name": ("bad_rank", lambda on: answer(on, sender=2)),
-    "a bell that comes by the link": ("bad_kind", lambda on: embed(on, kind=PinchKind.BELL)),
+    "a kick that comes by the link": ("bad_kind", lambda on: embed(on, kind=PinchKind.DOORBELL)),
     "no kind": ("bad_kind", lambda on: embed(on, kind=0)),
     "another kind": ("bad_kind", lambda on: embed(on, kind=255)),
     "wrong sum": ("bad_checksum", lambda on: embed(on, checksum=1)),
@@ -148,16 +148,16 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "for another rank and host": ("bad_receiver", lambda on: flooded(on, embed(on, receiver=2))),
     "acknowledgement for another rank": ("bad_receiver", lambda on: answer(on, receiver=2)),
     "acknowledgement for another host": ("bad_receiver", lambda on: flooded(on, answer(on))),
-    "hello for another rank": ("bad_receiver", lambda on: greeting(on, receiver=2)),
-    "hello for another host": ("bad_receiver", lambda on: flooded(on, greeting(on))),
+    "handshake for another rank": ("bad_receiver", lambda on: greeting(on, receiver=2)),
+    "handshake for another host": ("bad_receiver", lambda on: flooded(on, greeting(on))),
     "another kind for another rank": ("bad_receiver", lambda on: embed(on, kind=255, receiver=2)),
     "another rank's, in name and address": ("bad_checksum", lambda on: renamed(on, on.embed(2, 0, 0))),
     "another rank's acknowledgement, in name and address": ("bad_checksum", lambda on: renamed(on, answer(on, by=2))),
-    "another rank's hello, in name and address": ("bad_checksum", lambda on: renamed(on, greeting(on, by=2))),
+    "another rank's handshake, in name and address": ("bad_checksum", lambda on: renamed(on, greeting(on, by=2))),
     "one that has come, but damaged": ("bad_checksum", lambda on: on.embed(SENDER, 0, 0, checksum=1)),
-    "late, and damaged": ("bad_checksum", lambda on: embed(on, generation=GENERATION - 1, checksum=1)),
+    "late, and damaged": ("bad_checksum", lambda on: embed(on, seq=SEQ - 1, checksum=1)),
     "another frame's number": ("bad_checksum", lambda on: changed(embed(on), 60, 2)),
-    "the next exchange, as if of this one": ("bad_checksum", lambda on: changed(embed(on, generation=9), 56, GENERATION)),
+    "the next exchange, as if of this one": ("bad_checksum", lambda on: changed(embed(on, seq=9), 56, SEQ)),
     "an acknowledgement that says it is a frame": ("bad_checksum", lambda on: changed(answer(on), 45, PinchKind.EMBED)),
 }
 
@@ -175,13 +175,13 @@ def test_every_reason_is_met(loaded) -> None:
     assert {reason for reason, _ in REFUSED.values()} == {name for name in loaded.ports[0].counters() if is_refusal(name)}
 
 
-@pytest.mark.parametrize("generation", [GENERATION - 2, GENERATION + 2])
-def test_who_is_far_away_is_heard_of_and_no_more(fresh, generation) -> None:
+@pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
+def test_who_is_far_away_is_heard_of_and_no_more(fresh, seq) -> None:
     counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].peers.copy()
-    assert fresh.link(0, greeting(fresh, generation=generation, prev=generation, chunk=0b101)).retval == XDP_DROP
-    assert fresh.counters(0) == counted | {"bad_generation": 1}
+    assert fresh.link(0, greeting(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
+    assert fresh.counters(0) == counted | {"bad_seq": 1}
     peers["heard"][SENDER] += 1
-    peers["at"][SENDER], peers["waits"][SENDER] = generation, 0b101
+    peers["at"][SENDER], peers["waits"][SENDER] = seq, 0b101
     assert (fresh.ports[0].peers == peers).all()
     after = fresh.memory(0)
     assert {name for name in after if after[name] != before[name]} == {"peers"}
@@ -199,26 +199,26 @@ def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("kind", ["embed", "ack", "hello"])
+@pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_flipped_bits_are_refused(fresh, kind) -> None:
     """Anywhere in the header, the addresses, or the payload: not even what has come before is answered then."""
     random = np.random.default_rng(0)
     header = [place + i for place, width in (*ADDRESSES, *FIELDS) for i in range(width)]
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "hello": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
     for turn in range(6000):
-        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "hello" else len(good)))
+        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "handshake" else len(good)))
         assert fresh.link(0, flip(random, good, places)).retval == XDP_DROP
     assert fresh.memory(0) == before
     reasons = {name for name in fresh.counters(0) if is_refusal(name)}
     assert reasons >= {"bad_kind", "bad_length", "bad_checksum", "bad_cookie", "bad_rank", "bad_receiver"}
-    assert kind == "hello" or reasons >= {"bad_generation", "bad_chunk"}
+    assert kind == "handshake" or reasons >= {"bad_seq", "bad_chunk"}
 
 
-@pytest.mark.parametrize("kind", ["embed", "ack", "hello"])
+@pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_every_single_bit_of_a_header(fresh, kind) -> None:
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "hello": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
     for place, width in (*ADDRESSES, *FIELDS):
         for bit in range(8 * width):
             data = bytearray(good)
@@ -227,11 +227,11 @@ def test_every_single_bit_of_a_header(fresh, kind) -> None:
     assert fresh.memory(0) == before
 
 
-def test_damaged_bells_send_nothing(fresh) -> None:
+def test_damaged_kicks_send_nothing(fresh) -> None:
     """All that the doorbell brings to the program that sends, from its kind on."""
     port = fresh.ports[0]
     before = fresh.memory(0)
-    for good in (first_bell(port), bytes(port.doorbell.greeting)):
+    for good in (first_kick(port), bytes(port.doorbell.greeting)):
         for place, width in FIELDS[2:]:
             for bit in range(8 * width):
                 data = bytearray(good)
@@ -240,7 +240,7 @@ def test_damaged_bells_send_nothing(fresh) -> None:
     assert fresh.memory(0) == before
     reasons = {name for name in fresh.counters(0) if is_refusal(name)}
     assert reasons == {"bad_cookie", "bad_kind", "bad_checksum", "bad_receiver"}
-    assert "hellos" not in fresh.counters(0)
+    assert "handshakes" not in fresh.counters(0)
 
 
 class Mutations:
@@ -249,10 +249,10 @@ class Mutations:
     def __init__(self, loaded: Loaded, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         port = loaded.ports[0]
-        made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, generation=GENERATION - 1)]
+        made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, seq=SEQ - 1)]
         made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
-        made += [hello(port, sender, 4, generation=GENERATION + late) for sender in (1, 2) for late in (-1, 0, 1)]
-        made += [first_bell(port), port.doorbell._work]
+        made += [handshake(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)]
+        made += [first_kick(port), port.doorbell._work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])
 
@@ -303,7 +303,7 @@ def test_mutated_frames_at_the_doorbell(loaded) -> None:
     mutations = Mutations(loaded, seed=2)
     enter(loaded)
     before = loaded.memory(0)
-    for name in ("pinch_bell", "pinch_order"):
+    for name in ("pinch_doorbell", "pinch_execute"):
         runner = Runner(loaded.program(0, name))
         assert runner(*mutations.draw(FRAMES // 10)) <= {XDP_DROP, XDP_PASS, XDP_REDIRECT}
         assert loaded.memory(0) == before

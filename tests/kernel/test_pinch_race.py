@@ -7,9 +7,9 @@ import pytest
 
 from testbed.kernel import XDP_TX
 from testbed.kernel.abi import dtype
-from testbed.protocol.pinch.packet import ORDERS
+from testbed.protocol.pinch.packet import SQ_ENTRIES
 from testbed.testing.graphs import Partitioned, embeddings
-from tests.kernel.pinch import GENERATION, Loaded, ack, first_bell, meet
+from tests.kernel.pinch import SEQ, Loaded, ack, first_kick, meet
 from tests.kernel.test_pinch import hub
 from tests.kernel.test_ring_race import PATIENCE, Pair
 
@@ -43,7 +43,7 @@ def test_a_frame_and_its_duplicate(kind) -> None:
         assert counters["received"] == port.control.received == port.peers["received"][1] == rounds
         assert counters["duplicate"] + counters.get("contended", 0) == rounds
         assert counters.get("bad_checksum", 0) == 0
-        assert set(loaded.events(0)) == {GENERATION}
+        assert set(loaded.events(0)) == {SEQ}
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
@@ -65,16 +65,16 @@ def test_different_frames_for_the_same_accumulators() -> None:
 
 def test_slices_of_hubs_are_added_once() -> None:
     with hub(True) as loaded:
-        for generation in range(GENERATION, GENERATION + 40):
-            loaded.generation = generation
-            loaded.open(0, generation)
+        for seq in range(SEQ, SEQ + 40):
+            loaded.seq = seq
+            loaded.open(0, seq)
             for data in loaded.frames_to(0):
                 loaded.link(0, data)
             slices = int(loaded.ports[0].control.owed)
             Pair(lambda _: loaded.work(0)).run(slices)
             assert loaded.ports[0].control.owed == 0
             assert loaded.counters(0)["slices"] == slices
-            assert set(loaded.events(0)) == {generation}
+            assert set(loaded.events(0)) == {seq}
             np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
 
 
@@ -82,27 +82,27 @@ def test_an_acknowledgement_and_its_duplicate() -> None:
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         meet(port, np.zeros(2, np.int64))
-        port.flows["next"], port.flows["flying"] = count, count
+        port.flows["next"], port.flows["in_flight"] = count, count
         answers = [ack(port, 0, number, range(number + 1)) for number in range(count)]
         Pair(lambda turn: loaded.link(1, answers[turn])).run(count)
         assert port.control.acked == port.peers["acked"][0] == count
-        assert int(port.flows["flying"].sum()) == 0
-        assert set(loaded.events(1)) == {GENERATION}
+        assert int(port.flows["in_flight"].sum()) == 0
+        assert set(loaded.events(1)) == {SEQ}
 
 
 def test_frames_and_orders_are_sent_once() -> None:
-    """Both CPUs serve bells: none is lost, none is sent twice."""
+    """Both CPUs serve kicks: none is lost, none is sent twice."""
     with frames_of_one_vertex(1, ranks=(1,)) as loaded:
         port, count = loaded.ports[1], loaded.publish(1)
         port.control.window = 1 << 30
-        bell = first_bell(port)
-        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(count // 32 + 10)
-        assert loaded.counters(1)["sent"] == int(port.flows["flying"].sum()) == count
-        port.order(0, np.arange(ORDERS))
-        Pair(lambda _: loaded.run(1, "pinch_send", bell)).run(ORDERS // 32 + 10)
-        assert port.flows["taken"].tolist() == [ORDERS]
-        assert loaded.counters(1)["resent"] == ORDERS
-        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:ORDERS] == 1).all()
+        kick = first_kick(port)
+        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(count // 32 + 10)
+        assert loaded.counters(1)["sent"] == int(port.flows["in_flight"].sum()) == count
+        port.post(0, np.arange(SQ_ENTRIES))
+        Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(SQ_ENTRIES // 32 + 10)
+        assert port.flows["sq_head"].tolist() == [SQ_ENTRIES]
+        assert loaded.counters(1)["resent"] == SQ_ENTRIES
+        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:SQ_ENTRIES] == 1).all()
 
 
 def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
@@ -110,14 +110,14 @@ def test_frames_that_come_while_the_process_enters_their_exchange() -> None:
     rounds, cpu = 1000, min(os.sched_getaffinity(0))
     with hub(False) as loaded:
         port, frames = loaded.ports[0], []
-        for generation in range(GENERATION + 1, GENERATION + 1 + rounds):
-            loaded.generation = generation
+        for seq in range(SEQ + 1, SEQ + 1 + rounds):
+            loaded.seq = seq
             frames.append(loaded.embed(1, 0, 0))
 
         def work(turn: int) -> None:
             if os.sched_getaffinity(0) == {cpu}:
                 assert not turn or port.control.received == port.peers["received"][1] == 1
-                port.open(GENERATION + 1 + turn)
+                port.open(SEQ + 1 + turn)
                 return
             for _ in range(PATIENCE):
                 if loaded.link(0, frames[turn]).retval == XDP_TX:  # it has come before

@@ -10,7 +10,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, EARLY_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
@@ -19,8 +19,8 @@ from testbed.protocol.wire import (
     PORT,
     RESTART,
     RESULT,
-    SETTLED,
-    TOLD,
+    VERIFIED,
+    VERIFIED_ACK,
     VERSION,
     Kind,
     checksum,
@@ -28,22 +28,22 @@ from testbed.protocol.wire import (
     frame_seal,
 )
 from tests.kernel.packets import (
-    GENERATION,
     LENGTH,
     PEERS,
     RANK,
     RANKS,
+    SEQ,
     TAG,
     TOTAL,
     WINDOW,
-    bell,
     input_of,
+    kick,
     loaded,
+    nack,
     packet,
     prepare,
     probe,
     reduce,
-    request,
     result,
     total_of,
 )
@@ -52,7 +52,7 @@ from tests.protocol.network import GROUP
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 SENT = {"sent": 1, "sent_bytes": FRAME_BYTES + LENGTH}
-TOLD_OF = {"sent": 1, "sent_bytes": FRAME_BYTES}
+SAID = {"sent": 1, "sent_bytes": FRAME_BYTES}
 LAUNCHED = item_of(1, 0, Stage.PARTIAL)
 """What the rank has sent when a row begins."""
 
@@ -92,7 +92,7 @@ class Row:
     :param words: Its payload.
     :param before: Packets that have come in before; what they count is not looked at.
     :param upstream: Way of recovery that this is true of; None: of both.
-    :param settled: Whether the process has verified its results.
+    :param verified: Whether the process has verified its results.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Row:
     words: np.ndarray | None = None
     before: tuple[bytes, ...] = ()
     upstream: bool | None = None
-    settled: bool = False
+    verified: bool = False
 
 
 def cut(data: bytes) -> bytes:
@@ -111,8 +111,8 @@ def cut(data: bytes) -> bytes:
 
 
 WRONG = np.uint64(1) + total_of(0)
-NEXT = GENERATION + 1
-EARLY = reduce(0, generation=NEXT)
+NEXT = SEQ + 1
+EARLY = reduce(0, seq=NEXT)
 ANEW = {"flags": RESTART}
 RELAUNCHED = {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 0, "attempt": 1, "prev": NOTHING}
 ANSWER = {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED, "flags": 0}
@@ -129,16 +129,16 @@ ROWS = [
     Row("said to be for another rank", reduce(0, receiver=2), {"bad_receiver": 1}),
     Row("no kind", reduce(0, kind=0), {"bad_kind": 1}),
     Row("an unknown kind", reduce(0, kind=6), {"bad_kind": 1}),
-    Row("a bell by the link", reduce(0, kind=Kind.BELL), {"bad_kind": 1}),
-    Row("no generation", reduce(0, generation=0), {"bad_generation": 1}),
-    Row("generation of long ago", reduce(0, generation=GENERATION - 2), {"bad_generation": 1}),
-    Row("generation before", reduce(0, generation=GENERATION - 1), {"bad_generation": 1}),
-    Row("generation after the next", reduce(0, generation=GENERATION + 2), {"bad_generation": 1}),
-    Row("result of the next generation", result(0, generation=NEXT), {"bad_generation": 1}),
-    Row("result of the last generation", result(0, generation=GENERATION - 1), {"bad_generation": 1}),
+    Row("a kick by the link", reduce(0, kind=Kind.DOORBELL), {"bad_kind": 1}),
+    Row("no sequence number", reduce(0, seq=0), {"bad_seq": 1}),
+    Row("sequence number of long ago", reduce(0, seq=SEQ - 2), {"bad_seq": 1}),
+    Row("sequence number before", reduce(0, seq=SEQ - 1), {"bad_seq": 1}),
+    Row("sequence number after the next", reduce(0, seq=SEQ + 2), {"bad_seq": 1}),
+    Row("result of the next sequence number", result(0, seq=NEXT), {"bad_seq": 1}),
+    Row("result of the last sequence number", result(0, seq=SEQ - 1), {"bad_seq": 1}),
     Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
-    Row("chunk beyond the maps", reduce(9, generation=NEXT), {"bad_chunk": 1}),
-    Row("request for a chunk beyond the tensor", request(7), {"bad_chunk": 1}),
+    Row("chunk beyond the maps", reduce(9, seq=NEXT), {"bad_chunk": 1}),
+    Row("nack for a chunk beyond the tensor", nack(7), {"bad_chunk": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
     Row("length of another tensor", reduce(0, length=LENGTH // 2), {"bad_length": 1}),
@@ -146,51 +146,51 @@ ROWS = [
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
     Row("length that is not there, of a result", cut(result(0)), {"bad_length": 1}),
-    Row("length that is not there, to be parked", cut(EARLY), {"bad_length": 1}),
+    Row("length that is not there, of an early frame", cut(EARLY), {"bad_length": 1}),
     Row("another tensor", reduce(0, tag=1), {"bad_tensor": 1}),
     Row("another tensor's result", result(0, tag=1), {"bad_tensor": 1}),
-    Row("another tensor's request", request(1, tag=1), {"bad_tensor": 1}),
+    Row("another tensor's nack", nack(1, tag=1), {"bad_tensor": 1}),
     Row("hop that skips a rank", reduce(0, hop=2), {"bad_rank": 1}),
-    Row("own chunk on its first lap", reduce(1, hop=3), {"bad_rank": 1}),
-    Row("lap one of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
+    Row("own chunk in its reduce-scatter phase", reduce(1, hop=3), {"bad_rank": 1}),
+    Row("reduce-scatter of a sender that is no neighbour", reduce(0, source=2), {"bad_rank": 1}),
     Row("a sender whose address is another rank's", result(0, sender=2), {"bad_rank": 1}),
     Row("a sender beyond the ring", result(0, sender=RANKS), {"bad_rank": 1}),
     Row("a sender beyond all", result(0, sender=255), {"bad_rank": 1}),
     Row("a frame of its own", result(0, source=RANK), {"bad_rank": 1}),
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
     Row("result of a chunk whose results come to be here", result(2, hop=0), {"bad_rank": 1}),
-    Row("request of a rank that is not behind", request(1, source=0), {"bad_rank": 1}),
-    Row("request that was passed on, for another rank's chunk", request(0, hop=1), {"bad_rank": 1}, upstream=False),
-    Row("request that was passed on, where nobody does so", request(1, hop=1), {"bad_rank": 1}, upstream=True),
-    Row("request to begin another rank's chunk anew", request(0, **ANEW), {"bad_rank": 1}),
+    Row("nack of a rank that is not behind", nack(1, source=0), {"bad_rank": 1}),
+    Row("nack that was passed on, for another rank's chunk", nack(0, hop=1), {"bad_rank": 1}, upstream=False),
+    Row("nack that was passed on, where nobody does so", nack(1, hop=1), {"bad_rank": 1}, upstream=True),
+    Row("nack to begin another rank's chunk anew", nack(0, **ANEW), {"bad_rank": 1}),
     Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
     Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
-    Row("wrong sum on lap one", reduce(0, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum at the end of lap one", reduce(2, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum on lap two", result(0, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum of what would be parked", reduce(0, generation=NEXT, checksum=1), {"bad_checksum": 1}),
-    Row("wrong sum of a request", request(1, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum in the reduce-scatter phase", reduce(0, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum at the end of reduce-scatter", reduce(2, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum in the all-gather phase", result(0, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of an early frame", reduce(0, seq=NEXT, checksum=1), {"bad_checksum": 1}),
+    Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
-    Row("wrong lanes on lap two", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
-    # Lap one.
+    Row("wrong all-gather", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
+    # Reduce-scatter phase.
     Row(
-        "lap one",
+        "reduce-scatter",
         reduce(0),
         SENT,
-        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "generation": GENERATION, "prev": LAUNCHED},
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "seq": SEQ, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
     ),
     Row(
-        "the end of lap one",
+        "the end of reduce-scatter",
         reduce(2),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "flags": 0, "attempt": 0, "prev": LAUNCHED},
         words=total_of(2),
     ),
-    Row("lap one once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
+    Row("reduce-scatter once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
     Row(
-        "lap one once more, which the owner has begun again for a rank behind",
+        "reduce-scatter once more, which the owner has begun again for a rank behind",
         reduce(0, attempt=1),
         SENT,
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 1, "round": 0},
@@ -199,17 +199,17 @@ ROWS = [
         upstream=False,
     ),
     Row(
-        "lap one of a later round",
+        "reduce-scatter of a later round",
         reduce(0, round=1),
         SENT,
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
         words=input_of(0, 0) + input_of(1, 0),
         before=(reduce(0),),
     ),
-    Row("lap one of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
-    Row("the end of lap one once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
+    Row("reduce-scatter of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
+    Row("the end of reduce-scatter once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
     Row(
-        "lap one of a chunk that is done",
+        "reduce-scatter of a chunk that is done",
         reduce(0, attempt=1),
         SENT | {"answered": 1, "resent": 1},
         {"kind": Kind.RESULT, "chunk": 0, "hop": 1, "flags": 0, "attempt": 1, "prev": NOTHING},
@@ -218,28 +218,28 @@ ROWS = [
         before=(result(0),),
         upstream=False,
     ),
-    Row("lap one of the next generation", EARLY, {"parked": 1}),
-    Row("a frame that is parked already", EARLY, {"duplicate": 1}, before=(EARLY,)),
-    # Lap two.
+    Row("reduce-scatter of the next sequence number", EARLY, {"early": 1}),
+    Row("an early frame that is there already", EARLY, {"duplicate": 1}, before=(EARLY,)),
+    # All-gather phase.
     Row(
-        "lap two ends, and the token becomes the next chunk",
+        "all-gather ends, and the token becomes the next chunk",
         result(0),
         SENT | {"stored": 1},
         {"kind": Kind.REDUCE, "chunk": 4, "hop": 1, "attempt": 0, "flags": 0, "prev": LAUNCHED},
         words=input_of(RANK, 4),
     ),
     Row(
-        "lap two goes on",
+        "all-gather goes on",
         result(1),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "flags": 0, "prev": LAUNCHED},
         words=total_of(1),
     ),
-    Row("lap two ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
-    Row("lap two of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
-    Row("lap two of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
+    Row("all-gather ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
+    Row("all-gather of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
+    Row("all-gather of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
     Row(
-        "lap two of a rank further off, which was asked for it",
+        "all-gather of a rank further off, which was asked for it",
         result(1, source=2),
         SENT | {"stored": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2},
@@ -262,29 +262,29 @@ ROWS = [
         {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 1},
         words=total_of(1),
         before=(result(1),),
-        settled=True,
+        verified=True,
     ),
-    # Requests.
-    Row("request for an own chunk under way", request(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
+    # Nacks.
+    Row("nack for an own chunk under way", nack(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
     Row(
-        "request for a chunk that is done",
-        request(1),
+        "nack for a chunk that is done",
+        nack(1),
         SENT | {"resent": 1, "answered": 1},
         ANSWER,
         words=total_of(1),
         before=(result(1),),
     ),
     Row(
-        "request for the result of a chunk that is done",
-        request(1, flags=RESULT, prev=0),
+        "nack for the result of a chunk that is done",
+        nack(1, flags=RESULT, prev=0),
         SENT | {"resent": 1, "answered": 1},
         ANSWER,
         words=total_of(1),
         before=(result(1),),
     ),
     Row(
-        "request of the rank where the result came to be, which has refused it",
-        request(1, source=2, hop=1, prev=LAUNCHED),
+        "nack of the rank where the result came to be, which has refused it",
+        nack(1, source=2, hop=1, prev=LAUNCHED),
         SENT | {"answered": 1, "resent": 1},
         {"kind": Kind.RESULT, "chunk": 1, "hop": RANKS, "attempt": 1, "prev": LAUNCHED},
         to=0,
@@ -293,8 +293,8 @@ ROWS = [
         upstream=False,
     ),
     Row(
-        "request for a partial sum that is kept",
-        request(0),
+        "nack for a partial sum that is kept",
+        nack(0),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED},
         words=input_of(0, 0) + input_of(1, 0),
@@ -302,102 +302,102 @@ ROWS = [
         upstream=True,
     ),
     Row(
-        "request for a partial sum that the owner is to send again",
-        request(0),
+        "nack for a partial sum that the owner is to send again",
+        nack(0),
         SENT | {"resent": 1},
-        {"kind": Kind.REQUEST, "chunk": 0, "hop": 1, "round": 0, "prev": NOTHING},
+        {"kind": Kind.NACK, "chunk": 0, "hop": 1, "round": 0, "prev": NOTHING},
         to=0,
         before=(reduce(0),),
         upstream=False,
     ),
     Row(
-        "request for a result that the owner is to send again",
-        request(2, flags=RESULT, prev=0),
+        "nack for a result that the owner is to send again",
+        nack(2, flags=RESULT, prev=0),
         SENT | {"resent": 1},
-        {"kind": Kind.REQUEST, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
+        {"kind": Kind.NACK, "chunk": 2, "hop": 1, "flags": RESULT, "prev": LAUNCHED},
         before=(reduce(2),),
         upstream=False,
     ),
     Row(
-        "request that was passed on for what came meanwhile",
-        request(1, source=0, hop=1),
+        "nack that was passed on for what came meanwhile",
+        nack(1, source=0, hop=1),
         {"duplicate": 1},
         before=(result(1),),
         upstream=False,
     ),
-    Row("request for a partial sum that was never sent", request(0), {"not_held": 1}),
-    Row("request for a result that is not here", request(0, flags=RESULT, prev=0), {"not_held": 1}),
+    Row("nack for a partial sum that was never sent", nack(0), {"not_held": 1}),
+    Row("nack for a result that is not here", nack(0, flags=RESULT, prev=0), {"not_held": 1}),
     Row(
-        "request for a result that is not here, of a rank that has the partial sum",
-        request(0, flags=RESULT, prev=0),
+        "nack for a result that is not here, of a rank that has the partial sum",
+        nack(0, flags=RESULT, prev=0),
         {"not_held": 1},
         before=(reduce(0),),
     ),
     Row(
-        "request for a result, of a rank that lacks the partial sum of a later round",
-        request(0, flags=RESULT, prev=0),
+        "nack for a result, of a rank that lacks the partial sum of a later round",
+        nack(0, flags=RESULT, prev=0),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "round": 1},
         words=input_of(0, 0) + input_of(1, 0),
         before=(reduce(0), reduce(0, round=1)),
         upstream=True,
     ),
-    Row("request for a chunk not launched", request(4), {"not_held": 1}),
-    Row("request of the collective before", request(1, generation=GENERATION - 1), {"not_held": 1}),
-    Row("request of the next collective", request(1, generation=NEXT), {"not_held": 1}),
-    # Requests to begin anew.
+    Row("nack for a chunk not launched", nack(4), {"not_held": 1}),
+    Row("nack of the collective before", nack(1, seq=SEQ - 1), {"not_held": 1}),
+    Row("nack of the next collective", nack(1, seq=NEXT), {"not_held": 1}),
+    # Nacks to begin anew.
     Row(
-        "request to begin anew",
-        request(1, **ANEW),
+        "nack to begin anew",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1, "attempt": 1},
         words=input_of(RANK, 1),
     ),
     Row(
         "the same of any rank once more, which has not seen the new round",
-        request(1, source=0, **ANEW),
+        nack(1, source=0, **ANEW),
         SENT | {"resent": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
-        before=(request(1, **ANEW),),
+        before=(nack(1, **ANEW),),
     ),
     Row(
-        "request to begin anew after another round",
-        request(1, round=1, **ANEW),
+        "nack to begin anew after another round",
+        nack(1, round=1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 2, "attempt": 2},
         words=input_of(RANK, 1),
-        before=(request(1, **ANEW),),
+        before=(nack(1, **ANEW),),
     ),
     Row(
-        "request to begin anew what is done, before the process has looked",
-        request(1, **ANEW),
+        "nack to begin anew what is done, before the process has looked",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
         before=(result(1),),
     ),
     Row(
-        "request to begin anew what was verified",
-        request(1, **ANEW),
+        "nack to begin anew what was verified",
+        nack(1, **ANEW),
         SENT | {"resent": 1, "answered": 1},
         ANSWER | {"round": 1},
         words=total_of(1),
         before=(result(1),),
-        settled=True,
+        verified=True,
     ),
-    Row("request to begin anew a chunk not launched", request(4, **ANEW)),
-    Row("request to begin anew in another collective", request(1, generation=NEXT, **ANEW), {"not_held": 1}),
+    Row("nack to begin anew a chunk not launched", nack(4, **ANEW)),
+    Row("nack to begin anew in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
     # Probes.
     Row(
         "probe of the rank behind",
-        probe(2, generation=GENERATION - 1),
-        TOLD_OF,
-        {"kind": Kind.ALIVE, "generation": GENERATION, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
+        probe(2, seq=SEQ - 1),
+        SAID,
+        {"kind": Kind.ALIVE, "seq": SEQ, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
     ),
-    Row("probe of another rank", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
-    Row("probe of a rank that is done", probe(0, flags=SETTLED), TOLD_OF, {"kind": Kind.ALIVE, "flags": TOLD}, to=0),
-    Row("probe of a rank that waits", probe(0), TOLD_OF, {"kind": Kind.ALIVE, "flags": SETTLED}, to=0, settled=True),
+    Row("probe of another rank", probe(0), SAID, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
+    Row("probe of a rank that is done", probe(0, flags=VERIFIED), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED_ACK}, to=0),
+    Row("probe of a rank that waits", probe(0), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED}, to=0, verified=True),
     Row("answer of a rank", probe(0, Kind.ALIVE)),
 ]
 
@@ -431,8 +431,8 @@ def cases() -> Iterator:
 def test_packet(kernel, row) -> None:
     for data in row.before:
         kernel.run("ring_link", data)
-    if row.settled:
-        kernel.control.settled = GENERATION
+    if row.verified:
+        kernel.control.verified = SEQ
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)
@@ -448,11 +448,11 @@ def test_every_reason_has_a_row() -> None:
 
 
 KINDS = {
-    "lap one": reduce,
-    "lap two": result,
-    "request": request,
+    "reduce-scatter": reduce,
+    "all-gather": result,
+    "nack": nack,
     "probe": lambda chunk, **fields: probe(2, **fields),
-    "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=SETTLED | TOLD, **fields),
+    "answer": lambda chunk, **fields: probe(0, Kind.ALIVE, flags=VERIFIED | VERIFIED_ACK, **fields),
 }
 
 
@@ -460,63 +460,63 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
-    chunk = 1 if kind == "request" else 0
-    before = kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()
+    chunk = 1 if kind == "nack" else 0
+    before = kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
     assert changes(kernel.counters()) == {"bad_receiver": 1}
-    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) == before
+    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) == before
     # The same for this rank is not refused.
     kernel.run("ring_link", KINDS[kind](chunk))
-    assert (kernel.snapshot(), kernel.memory["lanes"].tobytes(), kernel.memory["ranks"].tobytes()) != before
+    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) != before
     assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
 
 
-ASKED = {"kind": Kind.REQUEST, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
-ORDERED = [
+ASKED = {"kind": Kind.NACK, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
+POSTED = [
     (None, None, XDP_DROP, {}, None, None),
-    (None, (Order.LAUNCH, GENERATION, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
-    (None, (Order.LAUNCH, GENERATION, 1), XDP_DROP, {}, None, None),  # it is on its way
-    (None, (Order.LAUNCH, GENERATION - 1, 1), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.LAUNCH, GENERATION, TOTAL), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.REQUEST, GENERATION - 1, 3), XDP_DROP, {"bad_generation": 1}, None, None),
-    (None, (Order.REQUEST, GENERATION, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
-    (None, (Order.REQUEST, GENERATION, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
-    (None, (Order.REQUEST, GENERATION, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
-    (None, (Order.REQUEST, GENERATION, 4), XDP_DROP, {}, None, None),  # not launched yet
+    (None, (WrKind.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
+    (None, (WrKind.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
+    (None, (WrKind.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.NACK, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
+    (None, (WrKind.NACK, SEQ, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
+    (None, (WrKind.NACK, SEQ, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
+    (None, (WrKind.NACK, SEQ, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (None, (WrKind.NACK, SEQ, 4), XDP_DROP, {}, None, None),  # not launched yet
     (
         None,
-        (Order.RESTART, GENERATION, 1, 0, 0),
+        (WrKind.RESTART, SEQ, 1, 0, 0),
         XDP_REDIRECT,
         SENT | {"resent": 1, "restarted": 1},
         2,
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
     ),
-    (None, (Order.RESTART, GENERATION, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
+    (None, (WrKind.RESTART, SEQ, 1, 0, 7), XDP_DROP, {}, None, None),  # of another round
     (
         None,
-        (Order.RESTART, GENERATION, 2, 0, 3),
+        (WrKind.RESTART, SEQ, 2, 0, 3),
         XDP_REDIRECT,
         SENT | {"resent": 1},
         2,
-        {"kind": Kind.REQUEST, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
+        {"kind": Kind.NACK, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
     ),
-    (None, (Order.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, TOLD_OF, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
-    (None, (Order.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, TOLD_OF, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
-    (None, (Order.REPLAY, GENERATION, 0), XDP_DROP, {}, None, None),
-    (None, (Order.REPLAY, GENERATION, PARKING), XDP_DROP, {"bad_chunk": 1}, None, None),
-    (None, (9, GENERATION, 0), XDP_DROP, {"bad_kind": 1}, None, None),
+    (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, SAID, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
+    (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, SAID, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
+    (None, (WrKind.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
+    (None, (WrKind.REPLAY, SEQ, EARLY_SLOTS), XDP_DROP, {"bad_chunk": 1}, None, None),
+    (None, (9, SEQ, 0), XDP_DROP, {"bad_kind": 1}, None, None),
 ]
 
 
 @pytest.mark.parametrize(
-    ("both", "order", "verdict", "counted", "to", "reply"),
-    [(upstream, *row) for upstream in (False, True) for only, *row in ORDERED if only in (None, upstream)],
+    ("both", "work", "verdict", "counted", "to", "reply"),
+    [(upstream, *row) for upstream in (False, True) for only, *row in POSTED if only in (None, upstream)],
     indirect=["both"],
 )
-def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
-    if order is not None:
-        native.order(*order)
-    run = kernel.run("ring_order", bell())
+def test_work_requests(kernel, native, work, verdict, counted, to, reply) -> None:
+    if work is not None:
+        native.post(*work)
+    run = kernel.run("ring_execute", kick())
     assert run.retval == verdict
     assert changes(kernel.counters()) == counted
     assert native.waiting() == []
@@ -525,56 +525,56 @@ def test_order(kernel, native, order, verdict, counted, to, reply) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "counted"), [(bell(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (bell()[: FRAME_BYTES - 1], {})]
+    ("data", "counted"), [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})]
 )
-def test_what_is_no_bell_takes_no_order(kernel, native, data, counted) -> None:
+def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) -> None:
     """A frame that is none comes back to ask for what is missing, and here nothing is."""
-    native.order(Order.LAUNCH, GENERATION, 4)
-    assert kernel.run("ring_order", data).retval == XDP_DROP
+    native.post(WrKind.LAUNCH, SEQ, 4)
+    assert kernel.run("ring_execute", data).retval == XDP_DROP
     assert changes(kernel.counters()) == counted
     assert len(native.waiting()) == 1
 
 
 @pytest.mark.parametrize(("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)])
-def test_a_bell_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
+def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
     for _ in range(waiting):
-        native.order(Order.PROBE, 0, 0)
-    assert kernel.run("ring_bell", bell()).retval == verdict
-    assert kernel.run("ring_bell", bell(cookie=0)).retval == XDP_DROP
+        native.post(WrKind.PROBE, 0, 0)
+    assert kernel.run("ring_doorbell", kick()).retval == verdict
+    assert kernel.run("ring_doorbell", kick(cookie=0)).retval == XDP_DROP
 
 
-def test_parked_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
+def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> None:
     words = input_of(0, 0)
-    assert kernel.run("ring_link", reduce(0, generation=GENERATION + 1, attempt=2)).retval == XDP_DROP
-    native.begin(GENERATION + 1, TOTAL, LENGTH, 0xBEEF)
-    native.publish(GENERATION + 1, 1)  # chunk 0, and none of this rank's own
-    assert [entry.kind for entry in native.waiting()] == [Order.REPLAY]
-    run = kernel.run("ring_order", bell())
+    assert kernel.run("ring_link", reduce(0, seq=SEQ + 1, attempt=2)).retval == XDP_DROP
+    native.begin(SEQ + 1, TOTAL, LENGTH, 0xBEEF)
+    native.publish(SEQ + 1, 1)  # chunk 0, and none of this rank's own
+    assert [entry.kind for entry in native.waiting()] == [WrKind.REPLAY]
+    run = kernel.run("ring_execute", kick())
     assert run.retval == XDP_REDIRECT
     assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2}, words + input_of(1, 0))
-    assert all(parked.state == 0 for parked in kernel.parking)
+    assert all(early.state == 0 for early in kernel.early_frames)
 
 
-def test_full_parking_drops() -> None:
+def test_full_early_buffer_drops() -> None:
     """A chunk has a few slots to wait in; here all of one sort meet in them."""
-    step = PARKING // PARKING_TRIES
-    chunks = range(0, 3 * step * (PARKING_TRIES + 2), 3 * step)
+    step = EARLY_SLOTS // EARLY_TRIES
+    chunks = range(0, 3 * step * (EARLY_TRIES + 2), 3 * step)
     with loaded(chunks=1 + max(chunks)) as both:
         kernel, _ = both
         prepare(*both)
         for chunk in chunks:
-            assert kernel.run("ring_link", reduce(chunk, generation=GENERATION + 1)).retval == XDP_DROP
-        assert changes(kernel.counters()) == {"parked": PARKING_TRIES, "parking_full": 2}
+            assert kernel.run("ring_link", reduce(chunk, seq=SEQ + 1)).retval == XDP_DROP
+        assert changes(kernel.counters()) == {"early": EARLY_TRIES, "early_full": 2}
 
 
-def test_full_queue_of_orders_is_served_in_order(kernel, native) -> None:
-    native.control.ordered = native.control.taken = 0xFFFFFFFF - ORDERS // 2
-    for index in range(ORDERS):
-        native.order(Order.PROBE, 0, 0, index, ANYWHERE)
-    for index in range(ORDERS):
-        run = kernel.run("ring_order", bell())
+def test_full_submission_queue_is_served_in_order(kernel, native) -> None:
+    native.control.sq_tail = native.control.sq_head = 0xFFFFFFFF - SQ_ENTRIES // 2
+    for index in range(SQ_ENTRIES):
+        native.post(WrKind.PROBE, 0, 0, index, ANYWHERE)
+    for index in range(SQ_ENTRIES):
+        run = kernel.run("ring_execute", kick())
         assert Ether(run.data)[RingHeader].attempt == index
-    assert kernel.run("ring_order", bell()).retval == XDP_DROP
+    assert kernel.run("ring_execute", kick()).retval == XDP_DROP
 
 
 def test_process_is_woken_when_enough_is_stored(kernel) -> None:
@@ -582,55 +582,55 @@ def test_process_is_woken_when_enough_is_stored(kernel) -> None:
     kernel.run("ring_link", result(0))
     assert kernel.events() == []
     kernel.run("ring_link", result(1))
-    assert kernel.events() == [GENERATION]
+    assert kernel.events() == [SEQ]
     kernel.run("ring_link", result(3))
     assert kernel.events() == []
 
 
 def said_of(kernel, rank: int) -> tuple[int, ...]:
     peer = kernel.ranks[rank]
-    return peer.generation, peer.settled, peer.told, peer.front
+    return peer.seq, peer.verified, peer.verified_acked, peer.front
 
 
 def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     """In probes and in answers; what is older than what was known is not."""
-    assert kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=77)).retval == XDP_DROP
+    assert kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=77)).retval == XDP_DROP
     assert said_of(kernel, 2) == (9, 0, 0, 77)
-    assert kernel.run("ring_link", probe(2, generation=9, chunk=78, flags=SETTLED)).retval == XDP_TX
+    assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=VERIFIED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
-    kernel.control.settled = GENERATION
-    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD))
-    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
-    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=8, chunk=5))
-    assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
+    kernel.control.verified = SEQ
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK))
+    assert said_of(kernel, 2) == (9, 9, SEQ, 78)
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
+    assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     assert said_of(kernel, 0) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("data", "flushed"),
     [
-        (probe(0, Kind.ALIVE, lane=5), 1 << 5),
-        (probe(0, Kind.ALIVE, lane=5, generation=NEXT), 1 << 5),
-        (probe(0, Kind.ALIVE, lane=63), 1 << 63),
-        (probe(0, Kind.ALIVE, lane=64), 0),
-        (probe(0, Kind.ALIVE, lane=5, generation=GENERATION - 1), 0),  # it answers a probe of another collective
-        (probe(2, Kind.ALIVE, lane=5), 0),  # not the rank before
-        (probe(0, lane=5), 0),  # not an answer
+        (probe(0, Kind.ALIVE, stream=5), 1 << 5),
+        (probe(0, Kind.ALIVE, stream=5, seq=NEXT), 1 << 5),
+        (probe(0, Kind.ALIVE, stream=63), 1 << 63),
+        (probe(0, Kind.ALIVE, stream=64), 0),
+        (probe(0, Kind.ALIVE, stream=5, seq=SEQ - 1), 0),  # it answers a probe of another collective
+        (probe(2, Kind.ALIVE, stream=5), 0),  # not the rank before
+        (probe(0, stream=5), 0),  # not an answer
     ],
 )
-def test_answers_of_the_rank_before_flush_its_lanes(kernel, data, flushed) -> None:
+def test_answers_of_the_rank_before_flush_its_streams(kernel, data, flushed) -> None:
     kernel.run("ring_link", data)
     assert kernel.control.flushed == flushed
 
 
 def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
     """Of frames for this rank, from who it says: also of those that bring nothing new."""
-    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), request(1)):
+    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), nack(1)):
         kernel.run("ring_link", data)
     kernel.run("ring_link", reduce(0, cookie=1))
     kernel.run("ring_link", reduce(0, receiver=2))
     kernel.run("ring_link", result(0, sender=2))
-    assert kernel.memory["lanes"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
+    assert kernel.memory["streams"]["heard"][:, :RANKS].sum(axis=0).tolist() == [4, 0, 2]
 
 
 LOST = {
@@ -643,16 +643,16 @@ LOST = {
 def naming(carrier: str, item: int) -> bytes:
     """A frame of the rank before that was sent behind another."""
     made = {
-        "lap one": lambda: reduce(3, prev=item),
-        "lap two": lambda: result(3, prev=item),
+        "reduce-scatter": lambda: reduce(3, prev=item),
+        "all-gather": lambda: result(3, prev=item),
         "answer": lambda: probe(0, Kind.ALIVE, prev=item),
-        "parked": lambda: reduce(3, generation=NEXT, flags=EARLIER, prev=item),
-        "answer of the next collective": lambda: probe(0, Kind.ALIVE, generation=NEXT, flags=EARLIER, prev=item),
+        "early": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
+        "answer of the next collective": lambda: probe(0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item),
     }
     return made[carrier]()
 
 
-CARRIERS = ("lap one", "lap two", "answer", "parked", "answer of the next collective")
+CARRIERS = ("reduce-scatter", "all-gather", "answer", "early", "answer of the next collective")
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -661,8 +661,8 @@ def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrie
     item, _, chunk, stage = LOST[what]
     kernel.run("ring_link", naming(carrier, item))
     assert kernel.counters()["lost"] == 1
-    assert kernel.records["lost"][chunk].tolist() == [GENERATION * (stage == each) for each in Stage]
-    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no gap
+    assert kernel.records["lost"][chunk].tolist() == [SEQ * (stage == each) for each in Stage]
+    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no reorder threshold
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -685,82 +685,82 @@ def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) ->
 
 
 WANTED = item_of(0, 0, Stage.PARTIAL)
-ASKS = {"kind": Kind.REQUEST, "chunk": 0, "flags": 0, "round": 0}
+NACK_ENTRIES = {"kind": Kind.NACK, "chunk": 0, "flags": 0, "round": 0}
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3])
+@pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
 @pytest.mark.parametrize("upstream", [False, True])
-def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, gap) -> None:
+def test_a_frame_goes_on_and_its_copy_asks_for_what_is_lost(upstream, reorder_threshold) -> None:
     """When so many have come behind it."""
-    with loaded(upstream=upstream, gap=gap) as both:
+    with loaded(upstream=upstream, reorder_threshold=reorder_threshold) as both:
         kernel, _ = both
         prepare(*both)
-        kernel.control.holdoff_us = 60_000_000
-        *before, last = [result(1, prev=WANTED), reduce(3), reduce(2)][:gap]
+        kernel.control.nack_holdoff_us = 60_000_000
+        *before, last = [result(1, prev=WANTED), reduce(3), reduce(2)][:reorder_threshold]
         for data in before:
             assert kernel.run("ring_link", data).retval == XDP_TX
         run = kernel.run("ring_link", last)
         assert run.retval == XDP_REDIRECT  # to the link and to the doorbell
         assert decode(run.data).header.kind in (Kind.RESULT, Kind.REDUCE)
         assert kernel.counters()["resent"] == 0
-        run = kernel.run("ring_order", run.data)
+        run = kernel.run("ring_execute", run.data)
         assert run.retval == XDP_REDIRECT
-        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
         assert kernel.run("ring_link", reduce(3, round=1)).retval == XDP_TX  # not again at once
         assert kernel.counters()["resent"] == 1
 
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
-    with loaded(upstream=upstream, gap=1) as both:
+    with loaded(upstream=upstream, reorder_threshold=1) as both:
         kernel, _ = both
         prepare(*both)
         run = kernel.run("ring_link", probe(0, Kind.ALIVE, prev=WANTED))
         assert run.retval == XDP_TX
-        assert_sent(run.data, 0, ASKS | {"attempt": 1}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 1}, None)
         # No time has to pass here between two requests: each frame asks again, until it comes.
         run = kernel.run("ring_link", probe(0, Kind.ALIVE))
-        assert_sent(run.data, 0, ASKS | {"attempt": 2}, None)
+        assert_sent(run.data, 0, NACK_ENTRIES | {"attempt": 2}, None)
         assert kernel.run("ring_link", reduce(0)).retval == XDP_TX
         assert kernel.run("ring_link", probe(0, Kind.ALIVE)).retval == XDP_DROP
         assert kernel.counters()["resent"] == 2
 
 
-@pytest.mark.parametrize("lossy", [0, GENERATION - 256 & 0xFFFFFFFF])
-def test_partial_sums_are_kept_after_losses_only(lossy) -> None:
-    """The request for what is not kept is a sign of loss itself, and so is a round."""
+@pytest.mark.parametrize("lossy", [0, SEQ - 256 & 0xFFFFFFFF])
+def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
+    """A nack for a partial sum that was not saved is itself a sign of loss, and so is a later round."""
     with loaded(upstream=True) as both:
         kernel, _ = both
         prepare(*both)
         kernel.control.lossy = lossy
         kernel.run("ring_link", reduce(0))
-        run = kernel.run("ring_link", request(0))
-        assert_sent(run.data, 0, {"kind": Kind.REQUEST, "chunk": 0, "flags": RESTART, "round": 0}, None)
-        assert kernel.control.lossy == GENERATION
+        run = kernel.run("ring_link", nack(0))
+        assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 0, "flags": RESTART, "round": 0}, None)
+        assert kernel.control.lossy == SEQ
         kernel.control.lossy = lossy
         kernel.run("ring_link", reduce(0, round=1))
-        assert kernel.control.lossy == GENERATION
-        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.REDUCE
+        assert kernel.control.lossy == SEQ
+        assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
 
 
 def test_partial_sums_are_kept_until_their_result_is_here() -> None:
     """Slots are shared: what may still be needed is not pushed out, and what has no slot is made anew when asked for."""
-    with loaded(upstream=True, kept=1) as both:
+    with loaded(upstream=True, retransmit_slots=1) as both:
         kernel, _ = both
         prepare(*both)
         kernel.run("ring_link", reduce(0))
         kernel.run("ring_link", reduce(3))
-        assert kernel.counters()["unkept"] == 1
-        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.REDUCE
-        run = kernel.run("ring_link", request(3))
-        assert_sent(run.data, 0, {"kind": Kind.REQUEST, "chunk": 3, "flags": RESTART, "round": 0}, None)
+        assert kernel.counters()["unsaved"] == 1
+        assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
+        run = kernel.run("ring_link", nack(3))
+        assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 3, "flags": RESTART, "round": 0}, None)
         kernel.run("ring_link", result(0))
         kernel.run("ring_link", reduce(3, round=1))
-        assert kernel.counters()["unkept"] == 1
-        run = kernel.run("ring_link", request(3))
+        assert kernel.counters()["unsaved"] == 1
+        run = kernel.run("ring_link", nack(3))
         assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
         # Whoever asks for the other one now has got it, as without it there would be no result: so that is the answer.
-        assert decode(kernel.run("ring_link", request(0)).data).header.kind == Kind.RESULT
+        assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.RESULT
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
@@ -768,37 +768,37 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
     kernel.run("ring_link", result(1))
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
-    native.rings()
+    native.kicks()
     held, record = kernel.results[1].copy(), kernel.records[1].copy()
-    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, generation=NEXT, checksum=checksum_of(result(1)))
+    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, seq=NEXT, checksum=checksum_of(result(1)))
     assert kernel.run("ring_link", late).retval == XDP_DROP
     assert kernel.counters()["bad_checksum"] == 1
     np.testing.assert_array_equal(kernel.results[1], held)
     assert kernel.records[1] == record
-    run = kernel.run("ring_link", request(1))
+    run = kernel.run("ring_link", nack(1))
     assert run.retval == XDP_TX
-    assert_sent(run.data, 2, ANSWER | {"generation": GENERATION}, total_of(1))
+    assert_sent(run.data, 2, ANSWER | {"seq": SEQ}, total_of(1))
 
 
 OLD = {
-    "lap one": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
-    "lap two": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
-    "requests": [request(1), request(1, flags=RESTART), request(1, flags=RESULT, prev=0), request(1, flags=RESTART, round=255)],
+    "reduce-scatter": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
+    "all-gather": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
+    "nacks": [nack(1), nack(1, flags=RESTART), nack(1, flags=RESULT, prev=0), nack(1, flags=RESTART, round=255)],
 }
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("what", OLD)
-def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, settled) -> None:
+def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, verified) -> None:
     """However late it comes, of whichever round: what says which result is there only goes forward."""
     for data in (reduce(2), result(0), result(1)):
         kernel.run("ring_link", data)
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
-    native.rings()
-    for data in (reduce(2, generation=NEXT), result(0, generation=NEXT), result(1, generation=NEXT)):
+    native.kicks()
+    for data in (reduce(2, seq=NEXT), result(0, seq=NEXT), result(1, seq=NEXT)):
         kernel.run("ring_link", data)
-    kernel.control.settled = NEXT if settled else 0
+    kernel.control.verified = NEXT if verified else 0
     before = kernel.records["result"].copy(), kernel.records["reduced"].copy(), kernel.results.copy()
     assert kernel.control.stored == 3
     for data in OLD[what]:
@@ -810,29 +810,29 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
 
 
 @pytest.mark.parametrize("both", [False], indirect=True)
-def test_requests_of_many_ranks_are_answered_once(kernel) -> None:
+def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
     """Of several that reach a chunk's owner at once; later on it answers again."""
-    kernel.control.holdoff_us = 60_000_000
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
-    assert kernel.run("ring_link", request(1, source=2, hop=1)).retval == XDP_DROP
+    kernel.control.nack_holdoff_us = 60_000_000
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1, source=2, hop=1)).retval == XDP_DROP
     assert changes(kernel.counters()) == SENT | {"resent": 1}
     kernel.records["resent_us"][1] -= 61_000_000
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
     # Who asks for a result from now on can have it.
     kernel.run("ring_link", result(1))
-    assert kernel.run("ring_link", request(1)).retval == XDP_TX
-    assert kernel.run("ring_link", request(1)).retval == XDP_DROP
+    assert kernel.run("ring_link", nack(1)).retval == XDP_TX
+    assert kernel.run("ring_link", nack(1)).retval == XDP_DROP
 
 
 @pytest.mark.parametrize("both", [True], indirect=True)
-def test_upstream_every_request_is_answered(kernel) -> None:
+def test_upstream_every_nack_is_answered(kernel) -> None:
     """There is one rank behind, and it holds itself back."""
-    kernel.control.holdoff_us = 60_000_000
+    kernel.control.nack_holdoff_us = 60_000_000
     for _ in range(3):
-        assert kernel.run("ring_link", request(1)).retval == XDP_TX
+        assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 
 
-ACCEPTED = {"lap one": reduce(0), "end of lap one": reduce(2), "lap two": result(0), "parked": EARLY}
+ACCEPTED = {"reduce-scatter": reduce(0), "end of reduce-scatter": reduce(2), "all-gather": result(0), "early": EARLY}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -850,7 +850,7 @@ def test_cut_frames_change_nothing(kernel, name) -> None:
 PROTECTED = [12, 13, 14, 23, *range(26, 34), 36, 37, *range(42, FRAME_BYTES + LENGTH)]
 
 
-@pytest.mark.parametrize("name", ["lap one", "end of lap one", "lap two"])
+@pytest.mark.parametrize("name", ["reduce-scatter", "end of reduce-scatter", "all-gather"])
 def test_damaged_frames_change_nothing(kernel, name) -> None:
     """Up to eight bits anywhere in one word: 4,000 frames, none stored, none sent.
 
@@ -872,4 +872,4 @@ def test_damaged_frames_change_nothing(kernel, name) -> None:
 
 def test_window_of_the_fixture_leaves_a_chunk_to_launch(kernel) -> None:
     """What the rows above rely on."""
-    assert kernel.control.next == GENERATION << 32 | WINDOW
+    assert kernel.control.next == SEQ << 32 | WINDOW

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from testbed.protocol.ring.memory import ANYWHERE, ORDERS, Order, ResultState
+from testbed.protocol.ring.memory import ANYWHERE, SQ_ENTRIES, ResultState, WrKind
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Kind, checksum
-from tests.kernel.packets import GENERATION, LENGTH, RANKS, TAG, bell, loaded, packet
+from tests.kernel.packets import LENGTH, RANKS, SEQ, TAG, kick, loaded, packet
 
 pytestmark = [
     pytest.mark.kernel,
@@ -63,7 +63,7 @@ class Pair:
 
 
 def frames(kind: Kind) -> list[bytes]:
-    """Of one chunk each: those that this rank ends lap one of, or is the last on lap two of."""
+    """Of one chunk each: those that this rank ends the reduce-scatter phase of, or is the last in the all-gather phase of."""
     made = []
     for index in range(ROUNDS):
         chunk = RANKS * index + (2 if kind == Kind.REDUCE else 0)
@@ -79,30 +79,31 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         ones = np.ones(LENGTH // 8, np.uint64)
         kernel.inputs[:] = ones
         kernel.records["input_sum"] = checksum(ones)
-        native.begin(GENERATION, total, LENGTH, TAG)
-        native.control.progress = GENERATION << 32 | total
+        native.begin(SEQ, total, LENGTH, TAG)
+        native.control.progress = SEQ << 32 | total
         batch = frames(kind)
         Pair(lambda turn: kernel.run("ring_link", batch[turn])).run(ROUNDS)
         counters = kernel.counters()
         assert counters["stored"] == kernel.control.stored == ROUNDS
         chunks = np.arange(RANKS * ROUNDS)[2 if kind == Kind.REDUCE else 0 :: RANKS]
-        done = kernel.records["result"] == word_of(GENERATION, ResultState.DONE)
+        done = kernel.records["result"] == word_of(SEQ, ResultState.DONE)
         assert done.sum() == ROUNDS
         assert done[chunks].all()
         expected = chunks + (1 if kind == Kind.REDUCE else 0)
         assert (kernel.results[chunks] == expected[:, None]).all()
-        # The other CPU's was a duplicate: of lap one it is dropped, or answered from the result that was there by then.
+        # The other CPU's was a duplicate: of the reduce-scatter phase it is dropped, or answered from the result that was there
+        # by then.
         assert counters["duplicate"] + counters["answered"] == ROUNDS
         assert counters["bad_checksum"] == 0
 
 
 def test_orders_are_taken_once() -> None:
-    """Both CPUs serve bells: no order is lost, none is carried out twice."""
+    """Both CPUs serve kicks: no work request is lost, none is carried out twice."""
     with loaded() as (kernel, native):
-        for _ in range(ORDERS):
-            native.order(Order.PROBE, 0, 0, 0, ANYWHERE)
-        data = bell()
-        Pair(lambda turn: kernel.run("ring_order", data)).run(ORDERS // 2 + 100)
+        for _ in range(SQ_ENTRIES):
+            native.post(WrKind.PROBE, 0, 0, 0, ANYWHERE)
+        data = kick()
+        Pair(lambda turn: kernel.run("ring_execute", data)).run(SQ_ENTRIES // 2 + 100)
         assert native.waiting() == []
-        assert kernel.control.taken == ORDERS
-        assert kernel.counters()["sent"] == ORDERS
+        assert kernel.control.sq_head == SQ_ENTRIES
+        assert kernel.counters()["sent"] == SQ_ENTRIES

@@ -130,7 +130,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
 def assert_only_foreign_frames_are_dropped(before, after):
     """Of what was sent each copy may have come to two ranks that it is not for."""
     found = {name: after[name] - before[name] for name in after}
-    assert 0 < found["bad_receiver"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "hellos"))
+    assert 0 < found["bad_receiver"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "handshakes"))
     assert {name: found[name] for name in REFUSED} == dict.fromkeys(REFUSED, 0)
 
 
@@ -179,6 +179,6 @@ def test_next_to_nothing_is_sent_again_without_faults(fabric, workers, switch, l
     ):
         exchange.check([embeddings(turn, graph, 64) for turn in range(4)], times=6)
         found = exchange.measures()
-    print({name: found[name] for name in ("sent", "resent", "asks", "acks", "hellos", "duplicate")})
+    print({name: found[name] for name in ("sent", "resent", "asks", "acks", "handshakes", "duplicate")})
     assert found["sent"] > 10_000
     assert found["resent"] < found["sent"] / 1000

@@ -1,6 +1,7 @@
 """The ring under faults: a small matrix in which every pair of values occurs, and what happens to links and hosts meanwhile.
 
-Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the twin says, and nothing left.
+Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the reference model says, and
+nothing left.
 """
 
 import time
@@ -151,7 +152,7 @@ def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=14, datapath="xdp")
 def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
-    """The more ranks, the longer the way on which a lap may break: it goes on from there, or it would never end."""
+    """The more ranks, the longer the way on which a phase may break: it goes on from there, or it would never end."""
     with Group(fabric, lanes=lanes, recovery=recovery, timeout=30.0) as group:
         with faults("drop p=0.3", seed=14) as injected:
             for size in (2, 70, 1000, 5000):

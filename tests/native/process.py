@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
-from testbed.protocol.ring.memory import ORDERS, PARKING, Order, OrderEntry
+from testbed.protocol.ring.memory import EARLY_SLOTS, SQ_ENTRIES, WorkRequest, WrKind
 from testbed.protocol.wire import MAX_RANKS
 
-__all__ = ["STRUCTS", "NativeProcess", "orders_waiting"]
+__all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
 
 RECORDS = 64
 Memory = Mapping[str, NDArray[Any]]
@@ -23,13 +23,13 @@ U16, U32 = ctypes.c_uint16, ctypes.c_uint32
 #: Maps that the process shares with its programs, and the struct that each is an array of.
 STRUCTS = {
     "control": "ring_control",
-    "parking": "ring_parked",
-    "orders": "ring_order",
+    "early_frames": "ring_early",
+    "sq": "ring_wr",
     "chunks": "ring_chunk",
-    "lanes": "ring_lane",
+    "streams": "ring_stream",
     "ranks": "ring_rank",
 }
-SIZES = {"control": 1, "parking": PARKING, "orders": ORDERS, "chunks": RECORDS, "lanes": 1, "ranks": MAX_RANKS}
+SIZES = {"control": 1, "early_frames": EARLY_SLOTS, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
 
 
 class NativeProcess:
@@ -42,31 +42,32 @@ class NativeProcess:
         self.window = window
         self.memory = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()} | dict(shared)
         self.control = Struct(self.memory["control"])
-        self.parking, self.records, self.peers = (Struct.each(self.memory[name]) for name in ("parking", "chunks", "ranks"))
+        records = (Struct.each(self.memory[name]) for name in ("early_frames", "chunks", "ranks"))
+        self.early_frames, self.records, self.peers = records
         self.quiet = Struct("ring_quiet")
-        self.bell = ctypes.create_string_buffer(16)
+        self.kick = ctypes.create_string_buffer(16)
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.far.setblocking(False)
         self.ring = Struct(
             "ring",
             control=self.control.address,
-            parking=self.memory["parking"].ctypes.data,
-            orders=self.memory["orders"].ctypes.data,
+            early_frames=self.memory["early_frames"].ctypes.data,
+            sq=self.memory["sq"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
-            cpus=self.memory["lanes"].ctypes.data,
+            cpus=self.memory["streams"].ctypes.data,
             peers=self.memory["ranks"].ctypes.data,
             cpu_count=1,
             quiet=self.quiet.address,
             window=window,
-            bell=ctypes.addressof(self.bell),
-            bell_length=len(self.bell),
+            kick=ctypes.addressof(self.kick),
+            kick_length=len(self.kick),
             doorbell=self.near.fileno(),
             rank=rank,
             ranks=ranks,
         )
         self.pointer = ctypes.c_void_p(self.ring.address)
         self.library = load("ring")
-        self.library.ring_order.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
+        self.library.ring_post.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
         self.library.ring_refuse.restype = self.library.ring_probe.restype = None
 
     def __enter__(self):
@@ -79,14 +80,14 @@ class NativeProcess:
     def call(self, function: str, *arguments: int) -> int:
         return getattr(self.library, f"ring_{function}")(self.pointer, *arguments) or 0
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        self.library.ring_begin(self.pointer, U32(generation), U32(total), U16(length), U16(tag), U32(self.window))
+    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
+        self.library.ring_begin(self.pointer, U32(seq), U32(total), U16(length), U16(tag), U32(self.window))
 
-    def publish(self, generation: int, ready: int) -> None:
-        assert self.call("publish", U32(generation), U32(ready)) == 0
+    def publish(self, seq: int, ready: int) -> None:
+        assert self.call("publish", U32(seq), U32(ready)) == 0
 
-    def replay(self, generation: int, ready: int) -> None:
-        self.call("replay", U32(generation), U32(ready))
+    def replay(self, seq: int, ready: int) -> None:
+        self.call("replay", U32(seq), U32(ready))
 
     def refuse(self, chunk: int) -> None:
         self.call("refuse", U32(chunk))
@@ -94,17 +95,17 @@ class NativeProcess:
     def stall(self, total: int, now_us: int, still: bool) -> None:
         self.library.ring_stall(self.pointer, U32(total), U32(now_us), ctypes.c_bool(still))
 
-    def probe(self, generation: int, cpu: int) -> None:
-        self.call("probe", U32(generation), U32(cpu))
+    def probe(self, seq: int, cpu: int) -> None:
+        self.call("probe", U32(seq), U32(cpu))
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        self.call("order", U32(kind), U32(generation), U32(chunk), U32(attempt), U32(extra))
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        self.call("post", U32(kind), U32(seq), U32(chunk), U32(attempt), U32(extra))
 
-    def waiting(self) -> list[OrderEntry]:
-        return orders_waiting(self.control, self.memory["orders"])
+    def waiting(self) -> list[WorkRequest]:
+        return sq_pending(self.control, self.memory["sq"])
 
-    def rings(self) -> int:
-        """Bells since the last call."""
+    def kicks(self) -> int:
+        """Kicks since the last call."""
         count = 0
         try:
             while self.far.recv(64):
@@ -113,7 +114,7 @@ class NativeProcess:
             return count
 
 
-def orders_waiting(control: Struct, orders: NDArray[Any]) -> list[OrderEntry]:
-    """The orders that are given and not taken."""
-    count = control.ordered - control.taken & 0xFFFFFFFF
-    return [OrderEntry(*orders[(control.taken + index) % ORDERS].item()) for index in range(count)]
+def sq_pending(control: Struct, sq: NDArray[Any]) -> list[WorkRequest]:
+    """The work requests that are posted and not taken."""
+    count = control.sq_tail - control.sq_head & 0xFFFFFFFF
+    return [WorkRequest(*sq[(control.sq_head + index) % SQ_ENTRIES].item()) for index in range(count)]

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.ring.memory import ANYWHERE, EARLY_SLOTS, SQ_ENTRIES, Memory, ResultState, Stage, WorkRequest, WrKind
 from testbed.protocol.ring.process import Process
-from testbed.protocol.sequence import NEWEST, generation_after, word_of
+from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.native.process import NativeProcess
 from tests.protocol.network import config
 
-FAN = constant("RING_FAN_LARGE")  # frames that one bell can become
+FAN = constant("RING_FAN_LARGE")  # frames that one kick can become
 WINDOW = 2
 CHUNKS = 16
-FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")
+FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")
 NOW = 5_000_000  # microseconds
 
 CHUNK = st.integers(0, CHUNKS - 1)
@@ -45,57 +45,57 @@ class Both:
 
     def __init__(self, native: NativeProcess, memory: Memory, window: int = WINDOW) -> None:
         self.native, self.memory, self.process = native, memory, Process(memory, window)
-        self.parked = 0
-        # Counters of orders wrap as well.
-        native.control.ordered = native.control.taken = 0xFFFFFFF0
-        native.control.progress = memory.generation << 32
-        native.control.holdoff_us = memory.holdoff_us
+        self.slot = 0
+        # Head and tail wrap as well.
+        native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
+        native.control.progress = memory.seq << 32
+        native.control.nack_holdoff_us = memory.nack_holdoff_us
 
     def begin(self, total: int, tag: int) -> None:
-        generation = generation_after(self.memory.generation)
-        self.process.begin(generation, total, BLOCK, tag)
-        self.native.begin(generation, total, BLOCK, tag)
+        seq = seq_after(self.memory.seq)
+        self.process.begin(seq, total, BLOCK, tag)
+        self.native.begin(seq, total, BLOCK, tag)
 
     def publish(self, value: int, _) -> None:
-        generation = self.memory.generation
-        ready = max(self.memory.ready, min(value, self.memory.tensors[generation & 1].total))
+        seq = self.memory.seq
+        ready = max(self.memory.ready, min(value, self.memory.tensors[seq & 1].total))
         self.process.publish(ready)
-        self.native.publish(generation, ready)
-        assert self.native.rings() == -(-len(self.memory.orders) // FAN)
+        self.native.publish(seq, ready)
+        assert self.native.kicks() == -(-len(self.memory.sq) // FAN)
 
     def park(self, later: int, chunk: int) -> None:
-        frame = Frame(Header(Kind.REDUCE, generation=self.memory.generation + later & 0xFFFFFFFF, chunk=chunk))
-        self.memory.parking[self.parked] = frame
-        parked = self.native.parking[self.parked]
-        parked.state, parked.generation, parked.chunk = PARKED, frame.header.generation, chunk
-        self.parked = (self.parked + 1) % PARKING
+        frame = Frame(Header(Kind.REDUCE, seq=self.memory.seq + later & 0xFFFFFFFF, chunk=chunk))
+        self.memory.early_frames[self.slot] = frame
+        early = self.native.early_frames[self.slot]
+        early.state, early.seq, early.chunk = WAITING, frame.header.seq, chunk
+        self.slot = (self.slot + 1) % EARLY_SLOTS
 
     def launched(self, count: int, _) -> None:
         self.memory.next_slot += count
         self.native.control.next += count
 
     def taken(self, count: int, _) -> None:
-        for _ in range(min(count, len(self.memory.orders))):
-            self.memory.orders.popleft()
-            self.native.control.taken = self.native.control.taken + 1 & 0xFFFFFFFF
+        for _ in range(min(count, len(self.memory.sq))):
+            self.memory.sq.popleft()
+            self.native.control.sq_head = self.native.control.sq_head + 1 & 0xFFFFFFFF
 
     def result(self, chunk: int, state: ResultState) -> None:
         """The programs have come to this state of a chunk, one round later than before."""
-        record, generation = self.memory.chunks[chunk], self.memory.generation
-        was = record.result & 0xFF if record.result >> 32 == generation else ResultState.NONE
-        record.result = word_of(generation, (record.result + 0x100 & 0xFF00) | state)
+        record, seq = self.memory.chunks[chunk], self.memory.seq
+        was = record.result & 0xFF if record.result >> 32 == seq else ResultState.NONE
+        record.result = word_of(seq, (record.result + 0x100 & 0xFF00) | state)
         self.native.records[chunk].result = record.result
         self.memory.stored += (state == ResultState.DONE) - (was == ResultState.DONE)
         self.native.control.stored = self.memory.stored
 
     def reduced(self, chunk: int, round_: int) -> None:
-        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.generation, round_)
+        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.seq, round_)
 
     def lost(self, chunk: int, stage: Stage) -> None:
-        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.generation
+        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.seq
 
     def asked(self, chunk: int, ago_us: int) -> None:
-        self.memory.chunks[chunk].asked_us = self.native.records[chunk].asked_us = NOW - ago_us
+        self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = NOW - ago_us
 
     def refuse(self, chunk: int, _) -> None:
         self.process.refuse(chunk)
@@ -104,11 +104,11 @@ class Both:
     def flushed(self, all_: int, _) -> None:
         self.memory.flushed = self.native.control.flushed = all_
 
-    def said(self, later: int, settled: bool) -> None:
+    def said(self, later: int, verified: bool) -> None:
         """The rank before has said that it is in this collective, or a neighbouring one."""
         peer, before = self.memory.ranks[self.memory.config.before], self.memory.config.before
-        peer.generation = self.native.peers[before].generation = self.memory.generation + later & 0xFFFFFFFF
-        peer.settled = self.native.peers[before].settled = peer.generation if settled else 0
+        peer.seq = self.native.peers[before].seq = self.memory.seq + later & 0xFFFFFFFF
+        peer.verified = self.native.peers[before].verified = peer.seq if verified else 0
 
     def stall(self, still: bool, _=0) -> None:
         self.process.stall(NOW, still)
@@ -117,18 +117,18 @@ class Both:
 
     def probe(self, cpu: int, _=0) -> None:
         self.process.probe(cpu)
-        self.native.probe(self.memory.generation, cpu)
+        self.native.probe(self.memory.seq, cpu)
 
     def assert_same(self) -> None:
         native, memory = self.native, self.memory
-        assert native.waiting() == list(memory.orders)
+        assert native.waiting() == list(memory.sq)
         control = native.control
-        assert control.progress == memory.generation << 32 | memory.ready
-        assert control.next == memory.next_generation << 32 | memory.next_slot
+        assert control.progress == memory.seq << 32 | memory.ready
+        assert control.next == memory.next_seq << 32 | memory.next_slot
         assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
-        assert [entry.state for entry in native.parking] == [FREE if p is None else PARKED for p in memory.parking]
+        assert [entry.state for entry in native.early_frames] == [FREE if p is None else WAITING for p in memory.early_frames]
         results = [chunk.result for chunk in memory.chunks]
         assert [native.records[index].result for index in range(len(results))] == results
 
@@ -140,9 +140,9 @@ class Both:
     st.sampled_from((0, 200)),
     st.lists(OPERATIONS, min_size=1, max_size=40),
 )
-def test_same_orders_and_the_same_memory(who, generation, upstream, holdoff_us, operations) -> None:
+def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, operations) -> None:
     ranks, rank = who
-    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), generation=generation, holdoff_us=holdoff_us)
+    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), seq=seq, nack_holdoff_us=nack_holdoff_us)
     with NativeProcess(rank, ranks, WINDOW) as native:
         both = Both(native, memory)
         for name, value, other in operations:
@@ -153,23 +153,23 @@ def test_same_orders_and_the_same_memory(who, generation, upstream, holdoff_us, 
 @pytest.fixture
 def both():
     """Rank 0 of 2, all input published: the even chunks are its own, and those of its window are launched."""
-    memory = Memory(config(0, 2, chunks=CHUNKS), holdoff_us=200)
+    memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=200)
     with NativeProcess(0, 2, WINDOW) as native:
         made = Both(native, memory)
         made.begin(CHUNKS, 0)
         made.publish(CHUNKS, 0)
-        for entry in memory.orders:
+        for entry in memory.sq:
             made.reduced(entry.chunk, 0)
-        made.taken(ORDERS, 0)
+        made.taken(SQ_ENTRIES, 0)
         yield made
         made.assert_same()
 
 
-def asked(both: Both) -> list[tuple[Order, int]]:
+def asked(both: Both) -> list[tuple[WrKind, int]]:
     """Orders since the last call."""
-    found = [(Order(entry.kind), entry.chunk) for entry in both.memory.orders]
-    assert both.native.waiting() == list(both.memory.orders)
-    both.taken(ORDERS, 0)
+    found = [(WrKind(entry.kind), entry.chunk) for entry in both.memory.sq]
+    assert both.native.waiting() == list(both.memory.sq)
+    both.taken(SQ_ENTRIES, 0)
     return found
 
 
@@ -178,14 +178,14 @@ def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -
     both.lost(2, Stage.RESULT)
     both.asked(2, ago_us=100)
     both.stall(False)
-    assert asked(both) == [(Order.REQUEST, 3)]
+    assert asked(both) == [(WrKind.NACK, 3)]
     both.asked(2, ago_us=200)
     both.stall(False)
-    assert asked(both) == [(Order.REQUEST, 2)]  # half as many as the last time
+    assert asked(both) == [(WrKind.NACK, 2)]  # half as many as the last time
 
 
-def test_what_is_lost_of_another_lap_is_not_asked_for(both) -> None:
-    """Of lap two, the partial sum; of lap one, before this rank has added its input, the result."""
+def test_what_is_lost_of_another_phase_is_not_asked_for(both) -> None:
+    """In all-gather the partial sum; in reduce-scatter, before this rank has added its input, the result."""
     both.lost(2, Stage.PARTIAL)
     both.lost(3, Stage.RESULT)
     both.stall(False)
@@ -193,10 +193,10 @@ def test_what_is_lost_of_another_lap_is_not_asked_for(both) -> None:
 
 
 def test_launches_are_repeated_for_slots_that_are_taken(both) -> None:
-    """An order or its frame was lost on the way to the doorbell."""
+    """A work request or its frame was lost on the way to the doorbell."""
     both.memory.chunks[2].reduced = both.native.records[2].reduced = 0
     both.stall(False)
-    assert asked(both) == [(Order.LAUNCH, 2)]
+    assert asked(both) == [(WrKind.LAUNCH, 2)]
 
 
 def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) -> None:
@@ -208,7 +208,7 @@ def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) 
     both.stall(False)  # something still comes on a CPU
     assert asked(both) == []
     both.stall(True)
-    assert asked(both) == [(Order.REQUEST, 0)]  # the allowance has come down to one
+    assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has come down to one
 
 
 def test_blind_requests_are_few(both) -> None:
@@ -220,7 +220,7 @@ def test_blind_requests_are_few(both) -> None:
         both.result(chunk, ResultState.DONE)
     both.stall(True)
     blind = asked(both)
-    assert len([entry for entry in blind if entry[0] == Order.REQUEST]) == 4
+    assert len([entry for entry in blind if entry[0] == WrKind.NACK]) == 4
 
 
 def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
@@ -231,15 +231,15 @@ def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
         both.result(chunk, ResultState.DONE)
     both.stall(True)
     # Those of this rank's own that it has not launched yet are not on their way.
-    assert asked(both) == [(Order.REQUEST, chunk) for chunk in (0, 1, 2, 3)]
+    assert asked(both) == [(WrKind.NACK, chunk) for chunk in (0, 1, 2, 3)]
 
 
 def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     both.result(1, ResultState.DONE)
     both.refuse(1, 0)
-    assert asked(both) == [(Order.RESTART, 1)]
+    assert asked(both) == [(WrKind.RESTART, 1)]
     both.stall(False)
-    assert asked(both)[-1:] == [(Order.RESTART, 1)]
+    assert asked(both)[-1:] == [(WrKind.RESTART, 1)]
 
 
 def test_probes_name_their_cpu_and_are_told_apart() -> None:
@@ -251,8 +251,8 @@ def test_probes_name_their_cpu_and_are_told_apart() -> None:
         both.probe(0)
         assert memory.flushed == 0
         both.assert_same()
-        probe = OrderEntry(Order.PROBE, 0, 0, 0, ANYWHERE)
-        assert list(memory.orders) == [probe, probe._replace(attempt=1)]
+        probe = WorkRequest(WrKind.PROBE, 0, 0, 0, ANYWHERE)
+        assert list(memory.sq) == [probe, probe._replace(attempt=1)]
 
 
 def test_a_silent_process_asks_for_less_and_less() -> None:
@@ -267,7 +267,7 @@ def test_a_silent_process_asks_for_less_and_less() -> None:
         for chunk in range(total):
             both.reduced(chunk, 0)
             both.lost(chunk, Stage.RESULT)
-        both.taken(ORDERS, 0)
+        both.taken(SQ_ENTRIES, 0)
         for come in (1, 0, 0, 0, 0, 0, 0, 0, 3, 5, 0):
             for chunk in range(memory.stored, memory.stored + come):
                 both.result(chunk, ResultState.DONE)
@@ -276,19 +276,19 @@ def test_a_silent_process_asks_for_less_and_less() -> None:
     assert counts == [32, 16, 8, 4, 2, 1, 1, 1, 4, 9, 4]
 
 
-def test_a_full_queue_takes_no_more_orders() -> None:
+def test_a_full_queue_takes_no_more_work_requests() -> None:
     memory = Memory(config(0, 2))
     process = Process(memory, WINDOW)
     with NativeProcess(0, 2, WINDOW) as native:
-        for chunk in range(ORDERS + 1):
-            process.order(Order.REQUEST, 1, chunk)
-            native.order(Order.REQUEST, 1, chunk)
-        assert native.waiting() == list(memory.orders)
-        assert len(memory.orders) == ORDERS
+        for chunk in range(SQ_ENTRIES + 1):
+            process.post(WrKind.NACK, 1, chunk)
+            native.post(WrKind.NACK, 1, chunk)
+        assert native.waiting() == list(memory.sq)
+        assert len(memory.sq) == SQ_ENTRIES
 
 
 def test_a_doorbell_that_is_gone_is_an_error() -> None:
     with NativeProcess(0, 2, WINDOW) as native:
-        native.order(Order.PROBE, 0, 1)
+        native.post(WrKind.PROBE, 0, 1)
         native.far.close()
         assert native.call("flush") == errno.ECONNREFUSED

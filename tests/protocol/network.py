@@ -8,7 +8,7 @@ import numpy as np
 from testbed.protocol.ring.memory import Config
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import BLOCK, Endpoint, Frame, Words, weigh
 
 COOKIE = 0x5EED_C0DE_F00D_D00D
@@ -21,16 +21,24 @@ def endpoints(ranks: int) -> tuple[Endpoint, ...]:
 
 
 def config(
-    rank: int, ranks: int, *, chunk_bytes: int = BLOCK, chunks: int = 8, upstream: bool = True, gap: int = 1, kept: int = 4
+    rank: int,
+    ranks: int,
+    *,
+    chunk_bytes: int = BLOCK,
+    chunks: int = 8,
+    upstream: bool = True,
+    reorder_threshold: int = 1,
+    retransmit_slots: int = 4,
 ) -> Config:
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, endpoints(ranks), upstream, gap, kept)
+    peers = endpoints(ranks)
+    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, peers, upstream, reorder_threshold, retransmit_slots)
 
 
 @dataclass(frozen=True)
 class Collective:
     """One all-reduce: the words that each rank brings, ``(ranks, total, words of a chunk)``."""
 
-    generation: int
+    seq: int
     inputs: Words
 
     @property
@@ -52,7 +60,7 @@ def collectives(ranks: int, totals: Sequence[int], *, after: int = 0, words: int
     random = np.random.default_rng(seed)
     made = []
     for total in totals:
-        after = generation_after(after)
+        after = seq_after(after)
         shape = (ranks, total, words if total > 1 else BLOCK // 8)
         halves = random.integers(0, (1 << 32) // ranks, (*shape[:2], 2 * shape[2]), dtype=np.uint32)
         inputs = halves.view(np.uint64)
@@ -84,7 +92,7 @@ class Member:
 
     def progressed(self) -> bool:
         """Has something new come since the last call?"""
-        before, self._progress = self._progress, sum(lane.progress for lane in self.rank.lanes)
+        before, self._progress = self._progress, sum(stream.progress for stream in self.rank.streams)
         return self._progress != before
 
     def step(self, chunks: int = 1) -> None:
@@ -93,8 +101,8 @@ class Member:
             if self.todo:
                 self.current = self.todo.pop(0)
                 current = self.current
-                tag = current.generation & 0xFFFF
-                self.process.begin(current.generation, current.total, current.length, tag)
+                tag = current.seq & 0xFFFF
+                self.process.begin(current.seq, current.total, current.length, tag)
         elif self.rank.ready < self.current.total:
             ready = min(self.rank.ready + chunks, self.current.total)
             for chunk in range(self.rank.ready, ready):
@@ -116,44 +124,52 @@ class Network:
         todo: Sequence[Collective],
         *,
         window: int = 2,
-        holdoff_us: int = 0,
+        nack_holdoff_us: int = 0,
         chunk_bytes: int = BLOCK,
-        generation: int = 0,
+        seq: int = 0,
         upstream: bool = True,
-        gap: int = 1,
-        kept: int = 4,
+        reorder_threshold: int = 1,
+        retransmit_slots: int = 4,
     ) -> None:
         capacity = max(collective.total for collective in todo)
         self.members = []
         for rank in range(ranks):
-            setting = config(rank, ranks, chunk_bytes=chunk_bytes, chunks=capacity, upstream=upstream, gap=gap, kept=kept)
-            self.members.append(Member(Rank(setting, generation=generation, holdoff_us=holdoff_us), window, todo))
-        self.flying: list[Frame] = []
+            setting = config(
+                rank,
+                ranks,
+                chunk_bytes=chunk_bytes,
+                chunks=capacity,
+                upstream=upstream,
+                reorder_threshold=reorder_threshold,
+                retransmit_slots=retransmit_slots,
+            )
+            self.members.append(Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo))
+        self.in_flight: list[Frame] = []
         self.now_us = 0
 
     def emit(self, frame: Frame | None) -> None:
         if frame is not None:
-            self.flying.append(frame)
+            self.in_flight.append(frame)
 
     def emit_all(self, rank: Rank, frame: Frame | None) -> None:
         """A frame, and what its copies ask for that come back by the doorbell."""
         while frame is not None:
             self.emit(frame)
-            frame = rank.on_order(frame, self.now_us) if rank.asking else None
+            frame = rank.on_wr(frame, self.now_us) if rank.nack_due else None
 
     def deliver(self, index: int = 0) -> None:
         self.now_us += TICK_US
-        frame = self.flying.pop(index)
+        frame = self.in_flight.pop(index)
         to = int(frame.destination.ip.rpartition(".")[2]) - 1
         assert frame.destination == self.members[to].rank.config.peers[to]
         rank = self.members[to].rank
         self.emit_all(rank, rank.on_frame(frame, self.now_us))
 
     def serve(self, index: int) -> None:
-        """A bell of this rank's has come back."""
+        """A kick of this rank's has come back."""
         self.now_us += TICK_US
         member = self.members[index]
-        self.emit_all(member.rank, member.rank.on_order(member.process.bell(), self.now_us))
+        self.emit_all(member.rank, member.rank.on_wr(member.process.kick(), self.now_us))
 
     @property
     def finished(self) -> bool:
@@ -164,12 +180,12 @@ class Network:
         for _ in range(rounds):
             if self.finished:
                 return
-            quiet = not self.flying
+            quiet = not self.in_flight
             for index, member in enumerate(self.members):
                 member.step(1 << 30)
-                while member.rank.orders:
+                while member.rank.sq:
                     self.serve(index)
-            while self.flying:
+            while self.in_flight:
                 self.deliver()
                 for member in self.members:
                     member.process.stalls = 0 if member.progressed() else member.process.stalls

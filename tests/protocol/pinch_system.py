@@ -21,7 +21,7 @@ from testbed.protocol.pinch.packet import NOBODY, U32, Packet
 from testbed.protocol.pinch.policy import Policy
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import PinchKind
 from tests.support.explore import FAULT, System
 
@@ -41,13 +41,13 @@ class Scene:
     :param frames: For each rank and each of the others, how many frames it sends there, exchange by exchange.
     :param faults: How many of all kinds there may be, `kinds`: which; `flips`: the fields that bits flip in.
     :param holds: For each exchange, whether the scale holds.
-    :param odd: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
+    :param nonfinite: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
     :param partners: Ranks that share frames are the only ones that meet.
-    :param generation: Of the first exchange.
+    :param seq: Of the first exchange.
     :param crash: One rank may die.
     :param hubs: Frames have a vertex of many neighbours.
     :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one before the first.
-    :param brisk: Ranks say hello and have their frames ready at once.
+    :param brisk: Ranks send a handshake and have their frames ready at once.
     :param only: Kinds of frames that faults meet.
     """
 
@@ -56,9 +56,9 @@ class Scene:
     kinds: frozenset[str] = frozenset()
     flips: Sequence[str] = ()
     holds: Sequence[bool] = ()
-    odd: int = NOBODY
+    nonfinite: int = NOBODY
     partners: bool = False
-    generation: int = 5
+    seq: int = 5
     crash: bool = False
     hubs: bool = False
     before: int | None = None
@@ -170,51 +170,51 @@ class Ranks:
         scene, rank = self.scene, self.ranks[index]
         rank.__init__(rank.config, rank.sink)  # type: ignore[misc]
         self.sinks[index].values = ()
-        rank.window, rank.generation = 8, scene.generation - 1
+        rank.window, rank.seq = 8, scene.seq - 1
         if scene.partners:
             rank.partners = sum(1 << other for other in range(scene.ranks) if other == index or self._share(index, other))
         for peer in rank.peers:  # the exchange before is over
             for words in (peer.ours, peer.theirs):
-                words[rank.generation & 1] = rank.generation << 32
-        before = scene.generation - 1 if scene.before is None else scene.before
+                words[rank.seq & 1] = rank.seq << 32
+        before = scene.seq - 1 if scene.before is None else scene.before
         rank.seen = [before << 32] * len(rank.seen)
-        self.processes[index].open(scene.generation)
+        self.processes[index].open(scene.seq)
         return self._save(index, "opened", 0, None)
 
     def _share(self, one: int, other: int) -> bool:
         return any(turn[one][other] or turn[other][one] for turn in self.scene.frames)
 
     def react(
-        self, number: int, index: int, event: str, packet: int = -1, lose_bells: bool = False
+        self, number: int, index: int, event: str, packet: int = -1, lose_kicks: bool = False
     ) -> tuple[int, tuple[int, ...]]:
         """What a rank in some state does on an event: its state then, and the frames that it sends."""
-        key = number, index, event, packet, lose_bells
+        key = number, index, event, packet, lose_kicks
         if key not in self._known:
             self._known[key] = self._react(*key)
         return self._known[key]
 
-    def _react(self, number: int, index: int, event: str, packet: int, lose_bells: bool) -> tuple[int, tuple[int, ...]]:
+    def _react(self, number: int, index: int, event: str, packet: int, lose_kicks: bool) -> tuple[int, tuple[int, ...]]:
         parts, rank = self.parts[number], self.ranks[index]
         rank.restore(parts.memory)
         self.sinks[index].values = parts.added
         policy = self.policy(index, parts)
         out: list[Packet] = []
-        phase, turn, wrong, bells = parts.phase, parts.turn, parts.wrong, list[tuple[Next, Packet | None]]()
+        phase, turn, wrong, kicks = parts.phase, parts.turn, parts.wrong, list[tuple[Next, Packet | None]]()
         if event == "link":
-            bells.append(rank.on_link(self.packets[packet], 1))
+            kicks.append(rank.on_link(self.packets[packet], 1))
         elif event == "claim":
-            bells.append(rank.claim(self.packets[packet], late=False))
+            kicks.append(rank.claim(self.packets[packet], late=False))
         elif event == "timer":
             self._renumber(rank)
-            bells += self._on_timer(index, phase, policy)
+            kicks += self._on_timer(index, phase, policy)
         else:
-            phase, turn, policy, wrong, rung = getattr(self, f"_{event}")(index, parts, policy)
-            bells += [] if lose_bells else [(Next.BELL, bell) for bell in rung]
-        self._ring(rank, bells, out, lose_bells)
+            phase, turn, policy, wrong, kicked = getattr(self, f"_{event}")(index, parts, policy)
+            kicks += [] if lose_kicks else [(Next.DOORBELL, kick) for kick in kicked]
+        self._ring(rank, kicks, out, lose_kicks)
         return self._save(index, phase, turn, policy, wrong), tuple(map(self.packet, out))
 
     @staticmethod
-    def _ring(rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_bells: bool) -> None:
+    def _ring(rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_kicks: bool) -> None:
         """Carry out what rings within the host."""
         while todo:
             where, packet = todo.pop(0)
@@ -222,15 +222,15 @@ class Ranks:
                 continue
             if where in (Next.LINK, Next.BOTH):
                 out.append(packet)
-            if where in (Next.BELL, Next.BOTH) and not lose_bells:
-                todo.append(rank.on_bell(packet))
-            if where is Next.FAN and not lose_bells:
-                todo += [rank.on_bell(packet)] * len(rank.config.fan)
+            if where in (Next.DOORBELL, Next.BOTH) and not lose_kicks:
+                todo.append(rank.on_doorbell(packet))
+            if where is Next.FAN and not lose_kicks:
+                todo += [rank.on_doorbell(packet)] * len(rank.config.fan)
             if where is Next.SEND:
                 todo += rank.on_send(packet, 1)
 
     def _renumber(self, rank: Rank) -> None:
-        """Number what was put on the lane anew, if nothing under way has numbers of it: only their order counts."""
+        """Number what was put on the stream anew, if nothing under way has numbers of it: only their order counts."""
         if self.scene.kinds & {"hold", "early"}:
             return
         order = sorted(sent.serial for sent in rank.sent.values())
@@ -240,34 +240,34 @@ class Ranks:
     def _on_timer(self, index: int, phase: str, policy: Policy | None) -> list[tuple[Next, Packet | None]]:
         process = self.processes[index]
         if phase == "lingering":
-            return [(Next.BELL, process.greeting(1))]
+            return [(Next.DOORBELL, process.greeting(1))]
         assert policy is not None
         seen = process.seen()
         policy.look(seen)
-        rung = process.act(policy.act(seen))
+        kicked = process.act(policy.act(seen))
         policy.attempt = min(policy.attempt, CAP)
         policy.asked = {rank: (heard, min(times, policy.tries)) for rank, (heard, times) in policy.asked.items()}
-        return [(Next.BELL, bell) for bell in rung]
+        return [(Next.DOORBELL, kick) for kick in kicked]
 
-    # What a process does: its phase, turn, policy, what is wrong, and bells.
+    # What a process does: its phase, turn, policy, what is wrong, and kicks.
 
     def _enter(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         scene, process, turn = self.scene, self.processes[index], parts.turn
         bodies = [(0, scene.value(turn, index, number)) for number in range(len(scene.to(turn, index)))]
         process.address(list(zip(scene.to(turn, index), bodies, strict=True)))
         holds = not scene.holds or scene.holds[turn]
-        rung = [process.enter(3, 0 if holds else 4, 9)]
+        kicked = [process.enter(3, 0 if holds else 4, 9)]
         if not scene.brisk:
-            return "entered", turn, None, "", rung
+            return "entered", turn, None, "", kicked
         phase, turn, policy, wrong, more = self._send(index, parts, policy)
-        return phase, turn, policy, wrong, rung + more
+        return phase, turn, policy, wrong, kicked + more
 
     def _send(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         process = self.processes[index]
-        if self.scene.odd == index and parts.turn == len(self.scene.frames) - 1:
-            return "lingering", parts.turn, None, "", [process.end(odd=1 << index)]
-        rung = process.send()
-        return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", rung
+        if self.scene.nonfinite == index and parts.turn == len(self.scene.frames) - 1:
+            return "lingering", parts.turn, None, "", [process.end(nonfinite=1 << index)]
+        kicked = process.send()
+        return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
 
     def _finish(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         """Take the sums, and open what comes next: another exchange, or the last, in which all linger."""
@@ -278,7 +278,7 @@ class Ranks:
             wrong = f"rank {index} has {[hex(value) for value in sink.values]}, not {[hex(value) for value in expected]}"
         sink.values = ()
         rank.sent, rank.serials, rank.hubs, rank.hub_queue = {}, {}, {}, {}  # nothing of it is looked at any more
-        process.open(generation_after(rank.generation))
+        process.open(seq_after(rank.seq))
         if turn + 1 < len(self.scene.frames):
             return "opened", turn + 1, None, wrong, []
         if not self.linger:
@@ -287,9 +287,9 @@ class Ranks:
         return "lingering", turn, None, wrong, [process.linger()]
 
     def _fail(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Exchanges have ended, as somebody says: a rank with odd values lingers as well, until all know."""
+        """Exchanges have ended, as somebody says: a rank with nonfinite values lingers as well, until all know."""
         rank = self.ranks[index]
-        return ("lingering" if rank.odd else "failed"), parts.turn, None, parts.wrong, []
+        return ("lingering" if rank.nonfinite else "failed"), parts.turn, None, parts.wrong, []
 
     def _give_up(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         """Time is up: name who is to blame, and tell the others."""
@@ -321,7 +321,7 @@ class Ranks:
         rank = self.ranks[index]
         rank.events.clear()
         if phase in GONE:  # what it was is of no interest, but for what it has said of others
-            parts = Parts((rank.gone, rank.late, rank.odd), (), phase, turn, None, wrong)
+            parts = Parts((rank.gone, rank.late, rank.nonfinite), (), phase, turn, None, wrong)
         else:
             self._forget_counts(rank, policy)
             plain = policy and (policy.news, policy.heard, policy.attempt, *map(_items, (policy.asked, policy.open)))
@@ -336,10 +336,10 @@ class Ranks:
         """Count what was heard only as far as the policy compares it with what it has noted."""
         for peer in rank.peers:
             peer.at = peer.waits = 0
-        rank.told = rank.told if rank.has_ended else 0
+        rank.end_acked = rank.end_acked if rank.has_ended else 0
         rank.fanned = {}
         for flow in rank.flows:
-            flow.taken = 0
+            flow.sq_head = 0
         rank.sent = {key: sent._replace(attempt=min(sent.attempt, CAP)) for key, sent in rank.sent.items()}
         if policy is None:
             for peer in rank.peers:
@@ -373,7 +373,7 @@ class State(NamedTuple):
     """Numbers of ranks' states; of frames, as they fly, as they are held back, and as CPUs have verified them; faults left."""
 
     ranks: tuple[int, ...]
-    flying: tuple[int, ...]
+    in_flight: tuple[int, ...]
     held: tuple[int, ...]
     verified: tuple[tuple[int, int], ...]
     faults: int
@@ -403,11 +403,11 @@ class Exchanges(System[State]):
             if each.wrong:
                 return each.wrong
             if each.phase == "failed":
-                gone, _, odd = each.memory
+                gone, _, nonfinite = each.memory
                 if gone & ~left:
                     return f"rank {rank} says that {gone:b} have gone, while {left:b} have"
-                if odd & ~(1 << self.scene.odd if self.scene.odd != NOBODY else 0):
-                    return f"rank {rank} says that {odd:b} have odd values"
+                if nonfinite & ~(1 << self.scene.nonfinite if self.scene.nonfinite != NOBODY else 0):
+                    return f"rank {rank} says that {nonfinite:b} have nonfinite values"
         return None
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
@@ -416,12 +416,12 @@ class Exchanges(System[State]):
             yield name, self._settle(after)
 
     def _settle(self, state: State) -> State:
-        flying, held = (
+        in_flight, held = (
             tuple(number for number in frames if not self._is_over(number, state.ranks))
-            for frames in (state.flying, state.held)
+            for frames in (state.in_flight, state.held)
         )
         verified = tuple(each for each in state.verified if self.ranks.parts[state.ranks[each[0]]].phase not in GONE)
-        return State(state.ranks, flying, held, verified, state.faults)
+        return State(state.ranks, in_flight, held, verified, state.faults)
 
     def _is_over(self, number: int, ranks: tuple[int, ...]) -> bool:
         """Whether a frame is for a rank that has left, or is past all that it could be of interest for."""
@@ -434,17 +434,17 @@ class Exchanges(System[State]):
             self._over[key] = there.phase in GONE or self._is_past(packet, there.memory[0][0])
         return self._over[key]
 
-    def _is_past(self, packet: Packet, generation: int) -> bool:
+    def _is_past(self, packet: Packet, seq: int) -> bool:
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK):
-            return packet.generation + 1 < generation
+            return packet.seq + 1 < seq
         if self.scene.flips or self.scene.crash:  # one that is damaged, or that says no more than that its sender lives
             return False
-        return packet.generation < generation and not packet.flags
+        return packet.seq < seq and not packet.flags
 
     def _moves(self, state: State) -> Iterator[tuple[str, State]]:
         parts = [self.ranks.parts[number] for number in state.ranks]
-        for place, number in enumerate(state.flying):
-            if place and number == state.flying[place - 1]:
+        for place, number in enumerate(state.in_flight):
+            if place and number == state.in_flight[place - 1]:
                 continue
             yield from self._frame(state, place, number, parts)
         for place, number in enumerate(state.held):
@@ -461,12 +461,12 @@ class Exchanges(System[State]):
         packet = self.ranks.packets[number]
         kind = PinchKind(packet.kind).name.lower() if packet.kind in set(PinchKind) else str(packet.kind)
         asks = f" asks({packet.attempt})" if packet.flags else ""
-        return f"{kind} {packet.chunk} of {packet.generation}: {packet.sender} to {packet.receiver}{asks}"
+        return f"{kind} {packet.chunk} of {packet.seq}: {packet.sender} to {packet.receiver}{asks}"
 
     def _do(self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False) -> tuple[str, State]:
         number, sent = self.ranks.react(state.ranks[rank], rank, event, packet, lose)
-        flying = tuple(sorted((*state.flying, *sent))) if sent else state.flying
-        return name, state._replace(ranks=_with(state.ranks, rank, number), flying=flying)
+        in_flight = tuple(sorted((*state.in_flight, *sent))) if sent else state.in_flight
+        return name, state._replace(ranks=_with(state.ranks, rank, number), in_flight=in_flight)
 
     def _deliver(self, state: State, name: str, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
         to = self.ranks.packets[number].destination
@@ -477,7 +477,7 @@ class Exchanges(System[State]):
 
     def _frame(self, state: State, place: int, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
         """What can become of a frame."""
-        gone = state._replace(flying=_without(state.flying, place))
+        gone = state._replace(in_flight=_without(state.in_flight, place))
         yield from self._deliver(gone, self.say(number), number, parts)
         packet = self.ranks.packets[number]
         if not state.faults or packet.kind not in self.scene.only:
@@ -488,17 +488,17 @@ class Exchanges(System[State]):
         if "lose" in kinds:
             yield f"{FAULT}lose {say}", faulty
         if "duplicate" in kinds:
-            yield f"{FAULT}duplicate {say}", faulty._replace(flying=tuple(sorted((*state.flying, number))))
+            yield f"{FAULT}duplicate {say}", faulty._replace(in_flight=tuple(sorted((*state.in_flight, number))))
         if "hold" in kinds:
             yield f"{FAULT}hold back {say}", faulty._replace(held=tuple(sorted((*state.held, number))))
-        if "bell" in kinds and alive:
-            yield self._do(faulty, f"{FAULT}{say}, and its bell is lost", packet.destination, "link", number, True)
+        if "kick" in kinds and alive:
+            yield self._do(faulty, f"{FAULT}{say}, and its kick is lost", packet.destination, "link", number, True)
         if "stall" in kinds and alive and packet.kind == PinchKind.EMBED:
             yield from self._stall(faulty, packet, number, parts)
         if "flood" in kinds:
             for rank, each in enumerate(parts):
                 if rank not in (packet.destination, packet.sender) and each.phase not in GONE:
-                    flooded = faulty._replace(flying=state.flying)
+                    flooded = faulty._replace(in_flight=state.in_flight)
                     yield self._do(flooded, f"{FAULT}{say} comes to {rank} as well", rank, "link", number)
         for name in self.scene.flips:
             damaged = self.ranks.packet(packet._replace(**{name: getattr(packet, name) ^ 1}))
@@ -516,7 +516,7 @@ class Exchanges(System[State]):
         """A CPU has verified the frame, and is held up then."""
         rank = self.ranks.ranks[packet.destination]
         rank.restore(parts[packet.destination].memory)
-        if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.generation):
+        if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.seq):
             verified = tuple(sorted((*state.verified, (packet.destination, number))))
             yield f"{FAULT}rank {packet.destination} verifies {self.say(number)}", state._replace(verified=verified)
 
@@ -531,13 +531,13 @@ class Exchanges(System[State]):
         if each.phase in ("opened", "entered"):
             event = "enter" if each.phase == "opened" else "send"
             yield self._do(state, f"rank {rank}: {event}", rank, event)
-            if state.faults and "bell" in self.scene.kinds:
+            if state.faults and "kick" in self.scene.kinds:
                 lost = state._replace(faults=state.faults - 1)
-                yield self._do(lost, f"{FAULT}rank {rank}: {event}, and its bells are lost", rank, event, lose=True)
+                yield self._do(lost, f"{FAULT}rank {rank}: {event}, and its kicks are lost", rank, event, lose=True)
             return
         memory.restore(each.memory)
         process = self.ranks.processes[rank]
-        quiet = not state.flying
+        quiet = not state.in_flight
         if each.phase == "waiting":
             if process.is_done or (process.is_unfit and not memory.has_ended):
                 yield self._do(state, f"rank {rank} is done", rank, "finish")

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from testbed.protocol.ring.liveness import silent, unsettled, untold
-from testbed.protocol.ring.memory import Ask, Asks, Chunk, Config, Kept, Lane, Order, Peer, Queue, Stage, Tensor
+from testbed.protocol.ring.liveness import silent, unacknowledged, unverified
+from testbed.protocol.ring.memory import Chunk, Config, Nack, NackQueue, Nacks, Peer, Saved, Stage, Stream, Tensor, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
 from tests.protocol.network import COOKIE, GROUP, endpoints
 from tests.support.explore import FAULT, System
@@ -87,8 +87,8 @@ class TinyRank(Rank):
         w.frame.header.attempt = 0
         super()._enlist(w, index, stage)
 
-    def _put(self, queue: Queue, ask: Ask) -> None:
-        super()._put(queue, ask._replace(due_frame=0, due_us=0, tries=0))
+    def _put(self, queue: NackQueue, nack: Nack) -> None:
+        super()._put(queue, nack._replace(due_frame=0, due_us=0, tries=0))
 
     def __post_init__(self) -> None:
         """Nothing: `_thaw` sets all."""
@@ -99,15 +99,15 @@ class TinyProcess(Process):
 
     def replay(self) -> None:
         memory = self.memory
-        for slot, parked in sorted(memory.parking.items()):
-            if parked.header.generation == memory.generation and parked.header.chunk < memory.ready:
-                self.order(Order.REPLAY, memory.generation, slot)
-            elif parked.header.generation < memory.generation:
-                memory.parking[slot] = None
+        for slot, early in sorted(memory.early_frames.items()):
+            if early.header.seq == memory.seq and early.header.chunk < memory.ready:
+                self.post(WrKind.REPLAY, memory.seq, slot)
+            elif early.header.seq < memory.seq:
+                memory.early_frames[slot] = None
 
-    def bell(self) -> Frame:
+    def kick(self) -> Frame:
         config = self.memory.config
-        return TinyFrame(Header(Kind.BELL, group=config.group, cookie=config.cookie), 0)
+        return TinyFrame(Header(Kind.DOORBELL, group=config.group, cookie=config.cookie), 0)
 
     def probe(self, cpu: int) -> None:
         super().probe(cpu)
@@ -123,23 +123,23 @@ class TinyProcess(Process):
 class RankState(NamedTuple):
     """All that a rank is, frozen."""
 
-    generation: int = 1
+    seq: int = 1
     ready: int = 0
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
     lossy: int = 0
     stored: int = 0
-    settled: int = 1
+    verified: int = 1
     tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
     inputs: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
     chunks: tuple[tuple[Any, ...], ...] = ()
-    kept: tuple[tuple[int, ...], ...] = ()
-    lane: tuple[int, int] = (0, 0)
-    fresh: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
-    again: tuple[tuple[Ask, ...], tuple[Ask, ...]] = ((), ())
+    retransmit: tuple[tuple[int, ...], ...] = ()
+    stream: tuple[int, int] = (0, 0)
+    fresh: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
+    again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
-    parking: tuple[tuple[int, Any], ...] = ()
+    early_frames: tuple[tuple[int, Any], ...] = ()
     #: The process: what it does, with which collective; whether it has looked since something came, and its total.
     phase: str = "idle"
     turn: int = 0
@@ -194,7 +194,7 @@ class Scene:
     upstream: bool = True
     budget: Budget = ANY_TWO
     faults: tuple[str, ...] = ("lose", "duplicate", "delay", "flip", "stray", "unseen", "crash", "hold", "early")
-    flips: tuple[str, ...] = ("kind", "generation", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
+    flips: tuple[str, ...] = ("kind", "seq", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
     data: bool = False
     eager: bool = False
     late_looks: bool = False
@@ -202,7 +202,7 @@ class Scene:
 
 FLIPS = {
     "kind": 3,  # a partial sum becomes a result
-    "generation": 1,
+    "seq": 1,
     "chunk": 1,
     "hop": 3,
     "sender": 1,
@@ -241,7 +241,7 @@ class RingSystem(System[State]):
                 inputs=(0,) * self.chunks,
                 results=(0,) * self.chunks,
                 chunks=((0, 0, 0, 0, (0, 0), (0, 0)),) * self.chunks,
-                kept=((0, 0, 0, 0, 0),),
+                retransmit=((0, 0, 0, 0, 0),),
                 peers=((1, 1, 1, 0),) * self.scene.ranks,
             )
             for _ in range(self.scene.ranks)
@@ -352,7 +352,7 @@ class RingSystem(System[State]):
     def _enter(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         total = self.scene.totals[state.ranks[index].turn]
-        process.begin(generation_after(rank.generation), total, BLOCK, TAG)
+        process.begin(seq_after(rank.seq), total, BLOCK, TAG)
         return self._freeze(state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks)
 
     def _publish(self, state: State, index: int) -> State:
@@ -384,7 +384,7 @@ class RingSystem(System[State]):
         for chunk in wrong:
             process.refuse(chunk)
         if not wrong:
-            process.settle()
+            process.mark_verified()
         return not wrong
 
     def _timer(self, state: State, index: int) -> State:
@@ -393,7 +393,7 @@ class RingSystem(System[State]):
         process.on_timer(0)
         for other in range(self.scene.ranks):
             if other not in (index, rank.config.before):
-                process.order(Order.PROBE, 0, other)
+                process.post(WrKind.PROBE, 0, other)
         rounds = min(state.ranks[index].rounds + 1, self.rounds)
         ages = tuple(min(age + 1, self.rounds) for age in state.ranks[index].ages)
         return self._serve(state, index, rank, process, rounds=rounds, ages=ages)
@@ -421,7 +421,7 @@ class RingSystem(System[State]):
         rank = state.ranks[index]
         peers = [Peer(*peer) for peer in rank.peers]
         askers, askees = self._neighbours(index)
-        return {*unsettled(askers, rank.generation, peers), *untold(askees, rank.generation, peers)}
+        return {*unverified(askers, rank.seq, peers), *unacknowledged(askees, rank.seq, peers)}
 
     def _may_leave(self, state: State, index: int) -> bool:
         """Those who are gone are not waited for: they are silent."""
@@ -430,7 +430,7 @@ class RingSystem(System[State]):
     def _ask_around(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         for other in sorted(self._waits_for(state, index)):
-            process.order(Order.PROBE, 0, other)
+            process.post(WrKind.PROBE, 0, other)
         return self._serve(state, index, rank, process)
 
     # What programs do.
@@ -445,11 +445,11 @@ class RingSystem(System[State]):
 
     def _act(self, state: State, to: int, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any) -> State:
         sent = [rank.act(work)]
-        while rank.asking and sent[-1] is not None:
-            sent.append(rank.on_order(sent[-1]))
-        if rank.lanes[0].progress:
+        while rank.nack_due and sent[-1] is not None:
+            sent.append(rank.on_wr(sent[-1]))
+        if rank.streams[0].progress:
             changes |= {"rounds": 0, "stalled": False}
-        heard = rank.lanes[0].heard
+        heard = rank.streams[0].heard
         changes["ages"] = tuple(0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages))
         return self._send(self._freeze(state, to, rank, process, **changes), to, sent)
 
@@ -457,22 +457,22 @@ class RingSystem(System[State]):
         rank, _ = self._thaw(state, to)
         work = rank.look(_thaw_frame(frame))
         assert work is not None
-        held = (_freeze_frame(work.frame), work.generation, work.ready, work.index, work.length, work.reduced, work.result)
+        held = (_freeze_frame(work.frame), work.seq, work.ready, work.index, work.length, work.reduced, work.result)
         return self._set(state, to, held=held)
 
     def _resume(self, state: State, to: int) -> State:
         held = state.ranks[to].held
         assert held is not None
         rank, process = self._thaw(state, to)
-        frame, generation, ready, index, length, reduced, result = held
-        work = Work(_thaw_frame(frame), 0, 0, generation, ready, index, length, reduced, result)
+        frame, seq, ready, index, length, reduced, result = held
+        work = Work(_thaw_frame(frame), 0, 0, seq, ready, index, length, reduced, result)
         return self._act(state, to, rank, process, work, held=None)
 
     def _serve(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
-        """Carry out all orders; they come by the doorbell, which does not lose any here."""
+        """Carry out all work requests; they come by the doorbell, which does not lose any here."""
         sent = []
-        while rank.orders:
-            sent.append(rank.on_order(process.bell()))
+        while rank.sq:
+            sent.append(rank.on_wr(process.kick()))
         return self._send(self._freeze(state, index, rank, process, **changes), index, sent)
 
     def _send(self, state: State, sender: int, frames: Iterable[Frame | None]) -> State:
@@ -512,47 +512,47 @@ class RingSystem(System[State]):
         s = state.ranks[index]
         rank = object.__new__(self.rank_class)
         rank.config = self.configs[index]
-        rank.generation, rank.ready, rank.settled = s.generation, s.ready, s.settled
+        rank.seq, rank.ready, rank.verified = s.seq, s.ready, s.verified
         rank.flushed, rank.lossy, rank.stored = s.flushed, s.lossy, s.stored
-        rank.next_generation, rank.next_slot = s.next
-        rank.wake_at = rank.holdoff_us = rank.front = 0
+        rank.next_seq, rank.next_slot = s.next
+        rank.wake_at = rank.nack_holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
-        rank.orders, rank.events = _Orders(), []
+        rank.sq, rank.events = _Sq(), []
         rank.inputs, rank.results = list(s.inputs), list(s.results)
         rank.chunks = [Chunk(a, b, c, d, list(e), list(f)) for a, b, c, d, e, f in s.chunks]
-        rank.kept = [Kept(*kept) for kept in s.kept]
-        rank.lanes = [Lane(*s.lane)]
-        rank.asks = [Asks(0, _queue(s.fresh), _queue(s.again))]
+        rank.retransmit = [Saved(*kept) for kept in s.retransmit]
+        rank.streams = [Stream(*s.stream)]
+        rank.nacks = [Nacks(0, _queue(s.fresh), _queue(s.again))]
         rank.ranks = [Peer(*peer) for peer in s.peers]
-        rank.parking = Parking()
-        for slot, frame in s.parking:
-            rank.parking[slot] = _thaw_frame(frame)
+        rank.early_frames = Parking()
+        for slot, frame in s.early_frames:
+            rank.early_frames[slot] = _thaw_frame(frame)
         process = self.process_class(rank, self.scene.window)
         process.total, process.stalls = s.total, STALLED if s.stalled else 0
         return rank, process
 
     def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
-        lane = rank.lanes[0]
+        stream = rank.streams[0]
         frozen = state.ranks[index]._replace(
-            generation=rank.generation,
+            seq=rank.seq,
             ready=rank.ready,
-            next=(rank.next_generation, rank.next_slot),
+            next=(rank.next_seq, rank.next_slot),
             flushed=rank.flushed,
             lossy=rank.lossy,
             stored=rank.stored,
-            settled=rank.settled,
+            verified=rank.verified,
             tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
             inputs=tuple(rank.inputs),
             results=tuple(rank.results),
             chunks=tuple(
                 (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
             ),
-            kept=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.kept),
-            lane=(lane.generation, lane.prev),
-            fresh=_frozen(rank.asks[0].fresh),
-            again=_frozen(rank.asks[0].again),
-            peers=tuple((peer.generation, peer.settled, peer.told, 0) for peer in rank.ranks),
-            parking=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.parking.items())),
+            retransmit=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.retransmit),
+            stream=(stream.seq, stream.prev),
+            fresh=_frozen(rank.nacks[0].fresh),
+            again=_frozen(rank.nacks[0].again),
+            peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
+            early_frames=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())),
             stalled=process.stalls > 0,
             total=process.total,
         )
@@ -561,19 +561,19 @@ class RingSystem(System[State]):
         return state._replace(ranks=tuple(ranks))
 
 
-class _Orders(list):
+class _Sq(list):
     def popleft(self) -> Any:
         return self.pop(0)
 
 
-def _queue(frozen: tuple[tuple[Ask, ...], tuple[Ask, ...]]) -> Queue:
-    queue = Queue()
+def _queue(frozen: tuple[tuple[Nack, ...], tuple[Nack, ...]]) -> NackQueue:
+    queue = NackQueue()
     queue.carried.extend(frozen[0])
     queue.waiting.extend(frozen[1])
     return queue
 
 
-def _frozen(queue: Queue) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
+def _frozen(queue: NackQueue) -> tuple[tuple[Nack, ...], tuple[Nack, ...]]:
     return tuple(queue.carried), tuple(queue.waiting)
 
 
@@ -596,5 +596,5 @@ def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
 def _show(frame: tuple[Any, ...]) -> str:
     header = Header(*frame[0])
     kind = Kind(header.kind).name if header.kind in list(Kind) else header.kind
-    return f"{kind} {header.generation}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
+    return f"{kind} {header.seq}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
 

@@ -22,7 +22,7 @@ SCENES = {
     "two ranks, asking owners": Scene(upstream=False, budget=Budget(2), eager=True),
     "three ranks, any fault": Scene(ranks=3, budget=Budget(1), eager=True),
     "three ranks, two losses": Scene(ranks=3, eager=True, data=True, faults=("lose",)),
-    "three ranks, strays and losses": Scene(ranks=3, eager=True, data=True, flips=("generation",), faults=("stray", "lose")),
+    "three ranks, strays and losses": Scene(ranks=3, eager=True, data=True, flips=("seq",), faults=("stray", "lose")),
     "three ranks, two chunks": Scene(ranks=3, totals=(2, 2), budget=Budget(1), eager=True, faults=("lose", "delay", "unseen")),
     "three ranks, sums that hide errors": Scene(
         ranks=3, totals=(1,), eager=True, late_looks=True, data=True, faults=("unseen",)
@@ -45,7 +45,7 @@ class WritesFirst(TinyRank):
     def _on_result(self, w: Work) -> Frame | None:
         chunk, header = self.chunks[w.index], w.frame.header
         expected = self._expected(w)
-        if header.generation == w.generation and w.index < w.ready and chunk.result >> 32 != w.generation:
+        if header.seq == w.seq and w.index < w.ready and chunk.result >> 32 != w.seq:
             self.results[w.index] = w.frame.take(w.length)
             if w.frame.sum(w.length) != expected:
                 chunk.result = 0
@@ -53,7 +53,7 @@ class WritesFirst(TinyRank):
 
 
 class ClaimsBackwards(TinyRank):
-    """Whatever is there is replaced, as long as it is of another generation; and nobody looks again."""
+    """Whatever is there is replaced, as long as it is of another sequence number; and nobody looks again."""
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         if getattr(chunk, name) >> 32 == after >> 32:
@@ -67,18 +67,18 @@ class TrustsTheHeader(TinyRank):
 
     def _expected(self, w: Work) -> int:
         header = w.frame.header
-        kept = header.generation
+        kept = header.seq
         expected = {super()._expected(w)}
-        for generation in (2, 3):
-            header.generation = generation
+        for seq in (2, 3):
+            header.seq = seq
             expected.add(super()._expected(w))
-        header.generation = kept
+        header.seq = kept
         good = w.frame.sum(w.length)
         return good if good in expected else super()._expected(w)
 
 
 class ForgetsRounds(TinyRank):
-    """A first lap that begins anew is not told from the one before."""
+    """A reduce-scatter phase that begins anew is not told from the one before."""
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         return self._launch(w, round_, again=True)
@@ -87,8 +87,8 @@ class ForgetsRounds(TinyRank):
 class SaysNothing(TinyRank):
     """Answers to probes do not name what was sent last."""
 
-    def _name_latest(self, w: Work, generation: int) -> None:
-        super()._name_latest(w, generation)
+    def _name_latest(self, w: Work, seq: int) -> None:
+        super()._name_latest(w, seq)
         if w.frame.header.kind == Kind.ALIVE:
             w.frame.header.prev = 0xFFFFFFFF
 
@@ -116,7 +116,7 @@ def mutant(rank: type[TinyRank] = TinyRank, process: type[TinyProcess] = TinyPro
     return type("Mutant", (RingSystem,), {"rank_class": rank, "process_class": process})
 
 
-STRAYS = Scene(ranks=3, eager=True, data=True, flips=("generation",), faults=("stray", "lose"))
+STRAYS = Scene(ranks=3, eager=True, data=True, flips=("seq",), faults=("stray", "lose"))
 MUTANTS = {
     "written before it is verified": (mutant(WritesFirst), STRAYS),
     "claims that go backwards": (mutant(ClaimsBackwards), Scene(data=True, faults=("hold", "duplicate"))),

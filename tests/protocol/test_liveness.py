@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
+from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
 from testbed.protocol.ring.memory import Peer
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.sequence import NEWEST, generation_after, is_before
+from testbed.protocol.sequence import NEWEST, is_before, seq_after
 from testbed.protocol.wire import Kind
 from tests.protocol.network import Network, collectives
 
@@ -38,7 +38,7 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
     network.serve(1)
     network.serve(0)
     assert lost
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     ages = [0.0 if frames else 1.0 for frames in heard(observer)]
     assert silent(2, ages, 1.0) == [1]
@@ -46,44 +46,44 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
     ages = [0.0 if frames else 1.0 for frames in heard(observer)]
     assert silent(2, ages, 1.0) == []
     # What it has said of itself it has said in probes and answers, which nobody has got.
-    assert [peer.generation for peer in observer.ranks][1] == 0
+    assert [peer.seq for peer in observer.ranks][1] == 0
 
 
 def heard(rank: Rank) -> list[int]:
-    return [sum(lane.heard.get(other, 0) for lane in rank.lanes) for other in range(rank.config.ranks)]
+    return [sum(stream.heard.get(other, 0) for stream in rank.streams) for other in range(rank.config.ranks)]
 
 
 def test_who_has_not_entered_is_absent() -> None:
     """Who has gone on has been here; who has said nothing has not."""
-    peers = [Peer(), Peer(generation=NOW), Peer(generation=NOW - 1), Peer(generation=NOW + 1), Peer()]
+    peers = [Peer(), Peer(seq=NOW), Peer(seq=NOW - 1), Peer(seq=NOW + 1), Peer()]
     assert absent(0, NOW, peers) == [2, 4]
 
 
 @given(st.integers(2, NEWEST), st.sampled_from((0, 1)))
-def test_generations_wrap_for_who_is_absent_or_unsettled(generation, later) -> None:
-    following = generation_after(generation)
-    here = Peer(generation=following if later else generation, settled=generation)
-    behind = Peer(generation=generation, settled=generation)
-    assert absent(0, generation, [Peer(), here]) == []
+def test_sequence_numbers_wrap_for_who_is_absent_or_unsettled(seq, later) -> None:
+    following = seq_after(seq)
+    here = Peer(seq=following if later else seq, verified=seq)
+    behind = Peer(seq=seq, verified=seq)
+    assert absent(0, seq, [Peer(), here]) == []
     assert absent(0, following, [Peer(), behind]) == [1]
-    assert unsettled([1], generation, [Peer(), here]) == []
-    assert unsettled([1], following, [Peer(), behind]) == [1]
-    assert is_before(generation, following)
+    assert unverified([1], seq, [Peer(), here]) == []
+    assert unverified([1], following, [Peer(), behind]) == [1]
+    assert is_before(seq, following)
 
 
 def test_who_is_done_or_has_gone_on_needs_nothing_more() -> None:
     peers = [
-        Peer(generation=NOW, settled=NOW),
-        Peer(generation=NOW, settled=NOW - 1),
-        Peer(generation=NOW + 1, settled=NOW - 1),
-        Peer(generation=NOW - 1, settled=NOW - 1),
+        Peer(seq=NOW, verified=NOW),
+        Peer(seq=NOW, verified=NOW - 1),
+        Peer(seq=NOW + 1, verified=NOW - 1),
+        Peer(seq=NOW - 1, verified=NOW - 1),
         Peer(),
     ]
-    assert unsettled(range(5), NOW, peers) == [1, 3, 4]
-    assert unsettled([0, 3], NOW, peers) == [3]
+    assert unverified(range(5), NOW, peers) == [1, 3, 4]
+    assert unverified([0, 3], NOW, peers) == [3]
 
 
 def test_who_has_not_been_told_may_wait() -> None:
-    peers = [Peer(told=NOW), Peer(told=NOW - 1), Peer()]
-    assert untold(range(3), NOW, peers) == [1, 2]
-    assert untold([0], NOW, peers) == []
+    peers = [Peer(verified_acked=NOW), Peer(verified_acked=NOW - 1), Peer()]
+    assert unacknowledged(range(3), NOW, peers) == [1, 2]
+    assert unacknowledged([0], NOW, peers) == []

@@ -16,7 +16,7 @@ from testbed.protocol.pinch.policy import Actions, Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Rank
 from testbed.protocol.pinch.work import DROP, Claim, Out
-from testbed.protocol.sequence import generation_of
+from testbed.protocol.sequence import seq_of
 from testbed.protocol.wire import PinchKind, frame_seal
 from tests.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 from tests.support.explore import Counterexample, depth, explore
@@ -40,20 +40,20 @@ def kinds(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-MOST = kinds("lose", "duplicate", "hold", "bell", "stall", "damage", "rename")
+MOST = kinds("lose", "duplicate", "hold", "kick", "stall", "damage", "rename")
 
 SCENES = {
     "two frames are lost": Scene([PAIR, PAIR], 2, kinds("lose")),
     "anything goes wrong, but timers": Scene([PAIR, PAIR], 1, MOST, brisk=True),
     "a timer is early": Scene([ONE_WAY, ONE_WAY], 1, kinds("early")),
-    "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, generation=4),
-    "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), generation=0xFFFFFFFF),
-    "a twin is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
-    "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "bell", "damage")),
-    "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "bell", "stall"), hubs=True),
-    "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "bell"), holds=(False, True)),
-    "words that half the range has gone by": Scene([PAIR, PAIR], 1, kinds("lose"), generation=1 << 30, before=(1 << 31) + 9),
-    "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), odd=0, partners=True),
+    "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, seq=4),
+    "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), seq=0xFFFFFFFF),
+    "a duplicate is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
+    "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "kick", "damage")),
+    "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
+    "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
+    "words that half the range has gone by": Scene([PAIR, PAIR], 1, kinds("lose"), seq=1 << 30, before=(1 << 31) + 9),
+    "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), nonfinite=0, partners=True),
     "a rank dies, and a frame is lost": Scene([PAIR, PAIR], 1, kinds("lose"), crash=True),
     "one of a chain dies": Scene([CHAIN], crash=True, partners=True, brisk=True),
     "a switch floods": Scene([CHAIN], 1, kinds("flood"), partners=True, brisk=True, only=EMBED),
@@ -64,14 +64,14 @@ DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
     "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
     "two frames each way": Scene([TWO], 1, MOST | {"early"}),
-    "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), generation=0xFFFFFFFF),
-    "a twin is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
+    "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF),
+    "a duplicate is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
     "a ring, and a frame is lost": Scene([RING], 1, kinds("lose"), brisk=True),
-    "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), odd=0, partners=True, brisk=True),
+    "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True),
     "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
-    "three ranks, one dies, and a hello is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
-    "a late twin, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("generation",), generation=4),
+    "three ranks, one dies, and a handshake is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
+    "a late duplicate, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4),
     "a ring, twice": Scene([RING, RING], brisk=True),
 }
 
@@ -99,10 +99,10 @@ class TakesWhatIsForOthers(Rank):
 
 class ClaimsBeforeItVerifies(Rank):
     def verify(self, packet: Packet) -> bool:
-        if not self._is_expected(packet) or self.is_late(packet.generation):
+        if not self._is_expected(packet) or self.is_late(packet.seq):
             return super().verify(packet)
         index = self.config.sources[packet.sender].seen + packet.chunk // 32
-        claim, _ = self._add_bits(self.seen, index, packet.generation, 1 << packet.chunk % 32)
+        claim, _ = self._add_bits(self.seen, index, packet.seq, 1 << packet.chunk % 32)
         self._claimed = claim
         return super().verify(packet)
 
@@ -113,11 +113,11 @@ class ClaimsBeforeItVerifies(Rank):
 
 
 class ClaimsBackwards(Rank):
-    def _add_bits(self, bitmap: list[int], index: int, generation: int, bits: int) -> tuple[Claim, int]:
-        fresh = bits & ~bits_of(bitmap[index], generation)
+    def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
+        fresh = bits & ~bits_of(bitmap[index], seq)
         if not fresh:
             return Claim.TAKEN, 0
-        bitmap[index] = generation << 32 | bits_of(bitmap[index], generation) | bits
+        bitmap[index] = seq << 32 | bits_of(bitmap[index], seq) | bits
         return Claim.CLAIMED, fresh
 
 
@@ -146,7 +146,7 @@ def seal_without(name: str) -> Callable[..., Rank]:
 
 
 class KeepsStaleWords(Process):
-    def forget(self, before: int, generation: int) -> None:
+    def forget(self, before: int, seq: int) -> None:
         return
 
 
@@ -155,22 +155,22 @@ class AnswersNoLateFrames(Rank):
         return DROP if late else super().claim(packet, late)
 
     def _on_ask(self, packet: Packet) -> bool:
-        return super()._on_ask(packet) and not self.is_late(packet.generation)
+        return super()._on_ask(packet) and not self.is_late(packet.seq)
 
 
 class AnswersOnlyOfItsOwn(Rank):
-    def _answer(self, peer: Peer, generation: int) -> int:
-        return word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1]
+    def _answer(self, peer: Peer, seq: int) -> int:
+        return word_in(peer.ours, self.seq) or peer.ours[~self.seq & 1]
 
 
 class GoesOnUnacknowledged(Rank):
-    def is_complete(self, generation: int) -> bool:
-        return generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
+    def is_complete(self, seq: int) -> bool:
+        return seq_of(self.met) == seq and self.received == self.met & U32 and not self.owed
 
 
 class GoesOnWithoutItsHubs(Rank):
-    def is_complete(self, generation: int) -> bool:
-        return generation_of(self.met) == generation and self.received == self.met & U32 and self.acked == self.copies
+    def is_complete(self, seq: int) -> bool:
+        return seq_of(self.met) == seq and self.received == self.met & U32 and self.acked == self.copies
 
 
 class SendsBeforeAllHaveCome(Rank):
@@ -183,7 +183,7 @@ class SendsBeforeAllHaveCome(Rank):
 
 
 class TellsNobody(Rank):
-    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+    def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
         super()._note_end(sender, 0, 0, 0)
 
 
@@ -225,7 +225,7 @@ MUTANTS = {
         {"make": TakesWhatIsForOthers, "linger": False}, Scene([CHAIN], 1, kinds("flood"), brisk=True, only=EMBED), WRONG
     ),
     "claims before it verifies": Mutant({"make": ClaimsBeforeItVerifies}, Scene([PAIR], 1, kinds("damage"))),
-    "claims backwards": Mutant({"make": ClaimsBackwards}, SCENES["a twin is claimed late"]),
+    "claims backwards": Mutant({"make": ClaimsBackwards}, SCENES["a duplicate is claimed late"]),
     "verifies nothing": Mutant({"make": VerifiesNothing}, Scene([PAIR], 1, kinds("damage")), WRONG),
     "does not seal the sender": Mutant(
         {"make": seal_without("sender"), "linger": False},
@@ -233,9 +233,9 @@ MUTANTS = {
         WRONG,
     ),
     "does not seal the number": Mutant({"make": seal_without("chunk")}, Scene([TWO_ONE_WAY], 1, flips=("chunk",)), WRONG),
-    "does not seal the generation": Mutant(
-        {"make": seal_without("generation")},
-        Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate"), flips=("generation",), generation=4),
+    "does not seal the sequence number": Mutant(
+        {"make": seal_without("seq")},
+        Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate"), flips=("seq",), seq=4),
         WRONG,
     ),
     "forgets nothing": Mutant({"make_process": KeepsStaleWords}, SCENES["words that half the range has gone by"]),
@@ -243,13 +243,13 @@ MUTANTS = {
     "answers no late frames": Mutant({"make": AnswersNoLateFrames}, Scene([PAIR, PAIR], 1, kinds("lose"))),
     "answers only of its own exchange": Mutant({"make": AnswersOnlyOfItsOwn}, Scene([NOTHING] * 3, 1, kinds("lose"))),
     "goes on unacknowledged": Mutant({"make": GoesOnUnacknowledged}, Scene([PAIR, PAIR], 1, kinds("lose")), "."),
-    "goes on without its hubs": Mutant({"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("bell"), hubs=True), WRONG),
+    "goes on without its hubs": Mutant({"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("kick"), hubs=True), WRONG),
     "sends before all have come": Mutant({"make": SendsBeforeAllHaveCome}, Scene([PAIR, PAIR]), "."),
     "does not pass the end on": Mutant({"make": TellsNobody}, SCENES["a value is too large"]),
-    "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("bell"))),
+    "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("kick"))),
     "asks for no acknowledgement": Mutant({"make_policy": AsksForNoAcknowledgement}, Scene([PAIR], 1, kinds("lose"))),
     "believes the last answer alone": Mutant(
-        {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a hello is lost"], "have gone, while"
+        {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a handshake is lost"], "have gone, while"
     ),
 }
 

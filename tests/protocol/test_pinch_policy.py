@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, ack_first
 from testbed.protocol.pinch.policy import TRIES, Policy, Seen, Up, cover
 
-GENERATION = 16
-HERE = GENERATION << 32 | 1 << EXPONENT_BITS  # has entered, with a frame
+SEQ = 16
+HERE = SEQ << 32 | 1 << EXPONENT_BITS  # has entered, with a frame
 
 
 def seen(**fields) -> Seen:
     """Rank 0 of three, and nothing is missing."""
     good = {
         "rank": 0,
-        "generation": GENERATION,
+        "seq": SEQ,
         "partners": [1, 2],
-        "hellos": [HERE] * 3,
+        "handshakes": [HERE] * 3,
         "received": [0, 1, 1],
         "acked": [0, 0, 0],
         "heard": [0, 0, 0],
         "news": [0, 0, 0],
         "answers": [0, 0, 0],
-        "at": [0, GENERATION, GENERATION],
+        "at": [0, SEQ, SEQ],
         "waits": [0, 0, 0],
         "lacking": lambda rank: [],
         "met": True,
@@ -50,7 +50,13 @@ def test_nothing_is_done_where_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", [{"hellos": [HERE, 0, HERE]}, {"received": [0, 0, 1]}, {"met": False}, {"hellos": [HERE, 0, 0], "met": False}]
+    "missing",
+    [
+        {"handshakes": [HERE, 0, HERE]},
+        {"received": [0, 0, 1]},
+        {"met": False},
+        {"handshakes": [HERE, 0, 0], "met": False},
+    ],
 )
 def test_who_has_more_to_say_is_asked_again_and_again(missing) -> None:
     policy = Policy(seen(**missing))
@@ -90,7 +96,7 @@ def test_an_answer_that_acknowledges_something_leaves_nothing_open() -> None:
 
 
 def test_it_begins_anew_when_something_has_moved() -> None:
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
         assert not policy.look(waiting)
@@ -102,24 +108,24 @@ def test_it_begins_anew_when_something_has_moved() -> None:
 
 
 def test_who_has_not_been_heard_of_is_silent() -> None:
-    waiting = seen(hellos=[HERE, 0, 0])
+    waiting = seen(handshakes=[HERE, 0, 0])
     policy = Policy(waiting)
     policy.act(waiting)
-    now = heard(waiting, 2, at=[0, 0, GENERATION - 1])
+    now = heard(waiting, 2, at=[0, 0, SEQ - 1])
     assert policy.is_sure(now)
     verdict = policy.verdict(now)
-    assert (verdict.silent, verdict.up) == ((1,), (Up(2, GENERATION - 1, ()),))
+    assert (verdict.silent, verdict.up) == ((1,), (Up(2, SEQ - 1, ()),))
 
 
 def test_who_is_up_says_whom_it_waits_for() -> None:
     waiting = seen(received=[0, 1, 0], waits=[0, 0, 0b011])
     policy = Policy(waiting)
-    assert policy.verdict(heard(waiting, 2)).up == (Up(2, GENERATION, (0, 1)),)
+    assert policy.verdict(heard(waiting, 2)).up == (Up(2, SEQ, (0, 1)),)
 
 
 def test_those_that_wait_for_somebody_else_are_not_named() -> None:
     """Rank 2 has entered, and sends nothing as rank 1 has not."""
-    waiting = seen(hellos=[HERE, 0, HERE], received=[0, 0, 0])
+    waiting = seen(handshakes=[HERE, 0, HERE], received=[0, 0, 0])
     policy = Policy(waiting)
     assert policy.verdict(heard(waiting, 2)).silent == (1,)
     assert policy.verdict(heard(waiting, 2)).up == ()
@@ -133,7 +139,7 @@ def test_who_does_not_acknowledge_is_named() -> None:
 @pytest.mark.parametrize("lost", [1, 5, TRIES - 1, TRIES, TRIES + 1])
 def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
     """One answer that is lost, or some, say nothing: it may have died since, and it takes more questions to tell."""
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     policy.act(waiting)
     now = heard(waiting, 1)
@@ -147,7 +153,7 @@ def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
 
 def test_nobody_is_blamed_that_has_not_been_asked_often() -> None:
     """Not even when the timeout is over: this rank may have been stopped all the time."""
-    waiting = seen(hellos=[HERE, 0, HERE])
+    waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     for _ in range(TRIES):
         assert not policy.has_asked
@@ -163,7 +169,7 @@ def test_who_is_up_and_waits_for_another_is_given_time_to_find_out_about_it() ->
     policy = Policy(waiting)
     assert not policy.is_sure(heard(waiting, 1))
     assert policy.is_sure(heard(waiting, 1, waits=[0, 0b001, 0]))
-    assert not policy.is_sure(heard(waiting, 1, at=[0, GENERATION - 1, 0]))
+    assert not policy.is_sure(heard(waiting, 1, at=[0, SEQ - 1, 0]))
 
 
 @given(st.sets(st.integers(0, 100_000), min_size=1, max_size=200))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from testbed.protocol.ring.memory import Order, ResultState
+from testbed.protocol.ring.memory import ResultState, WrKind
 from testbed.protocol.wire import BLOCK, RESTART, Frame, Kind
 from tests.protocol.network import Network, collectives
 
@@ -23,19 +23,19 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
         member.step(total)
         serve(network, index)
     if wrong:
-        cancel(next(frame for frame in network.flying if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
-    settle(network)
+        cancel(next(frame for frame in network.in_flight if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
+    mark_verified(network)
     assert all(member.process.finished for member in network.members)
     return network
 
 
 def serve(network: Network, index: int) -> None:
-    while network.members[index].rank.orders:
+    while network.members[index].rank.sq:
         network.serve(index)
 
 
-def settle(network: Network) -> None:
-    while network.flying:
+def mark_verified(network: Network) -> None:
+    while network.in_flight:
         network.deliver()
 
 
@@ -43,21 +43,21 @@ def look(network: Network, index: int) -> None:
     """A process looks at its results and asks for what it refuses, and all frames arrive before anybody else looks."""
     network.members[index].step()
     serve(network, index)
-    settle(network)
+    mark_verified(network)
 
 
 def refuse(network: Network, index: int, chunk: int) -> Frame:
     """A rank refuses a result, whatever it is; what it sends."""
     network.members[index].process.refuse(chunk)
     serve(network, index)
-    return network.flying.pop()
+    return network.in_flight.pop()
 
 
 @pytest.mark.parametrize("first", range(5))
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
-    """They look by turns: the first has lap one begun anew, and those that have not looked yet get the new result as well."""
+    """They look by turns: the first has reduce-scatter started over, and those that look later get the new result as well."""
     network = stored(ranks, 2 * ranks, wrong=True, upstream=upstream)
     for turn in range(ranks + 1):
         look(network, (first + turn) % ranks)
@@ -69,23 +69,26 @@ def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("asker", [0, 1, 2])
-def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
+def test_a_refusal_has_the_owner_start_over(upstream, asker):
     network = stored(3, 3, wrong=False, upstream=upstream)
     out = refuse(network, asker, 0)
     record = network.members[asker].rank.chunks[0]
     assert record.result & 0xFF == ResultState.REFUSED
     if asker:
-        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.REQUEST, RESTART, 0, 0)
+        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.NACK, RESTART, 0, 0)
         out = network.members[0].rank.on_frame(out)
     assert (out.header.kind, out.header.hop, out.header.round) == (Kind.REDUCE, 1, 1)
 
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
-    """Two ranks refuse the same result: lap one begins anew once. Who asks later on has not seen it, and gets it."""
+    """Two ranks refuse the same result: the reduce-scatter phase starts over once.
+
+    A later nack comes from a rank that has not seen the new round, and is answered with it.
+    """
     network = stored(3, 3, wrong=False, upstream=upstream)
     owner = network.members[0].rank
-    owner.holdoff_us = 1000
+    owner.nack_holdoff_us = 1000
     one, other = (refuse(network, asker, 0) for asker in (1, 2))
     later = other.copy()
     assert owner.on_frame(one, 5000).header.kind == Kind.REDUCE
@@ -122,7 +125,7 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
     if wrong:
         cancel(reduced)
     network.emit(reduced)
-    settle(network)
+    mark_verified(network)
     np.testing.assert_array_equal(last.rank.results[0], held)
     assert last.rank.chunks[0].result & 0xFFFF == 1 << 8 | ResultState.DONE
     assert network.members[1].process.finished
@@ -132,7 +135,7 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
 
 
 def test_origin_a_verified_result_takes_a_new_sum_s_place():
-    """Where lap one ends: all that lack the result get it from there, however the sum that has come is spoilt."""
+    """Where reduce-scatter ends: all that lack the result get it from there, however the sum that has come is spoilt."""
     network = stored(3, 3, wrong=False, upstream=False)
     last = network.members[2]
     last.step()
@@ -140,7 +143,7 @@ def test_origin_a_verified_result_takes_a_new_sum_s_place():
     reduced = network.members[0].rank.on_frame(refuse(network, 1, 0))
     cancel(reduced)
     network.emit(reduced)
-    settle(network)
+    mark_verified(network)
     np.testing.assert_array_equal(last.rank.results[0], held)
     assert network.members[1].process.finished
     np.testing.assert_array_equal(network.members[1].rank.results[0], held)
@@ -165,11 +168,11 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
     process.refuse(0)
     process.refuse(0)
     assert rank.stored == 1
-    assert [order.kind for order in rank.orders] == [Order.RESTART]
+    assert [wr.kind for wr in rank.sq] == [WrKind.RESTART]
 
 
 def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():
-    """A result is refused, lap one begins anew and is damaged on its way; the owner has looked meanwhile: no third sum."""
+    """A result is refused, reduce-scatter starts over and is damaged; the owner has looked meanwhile: no third sum."""
     network = stored(3, 3, wrong=False, upstream=True)
     owner, refusing, last = network.members
     refusing.rank.results[0][0] ^= np.uint64(1)  # as if two errors on its last hop had cancelled out
@@ -179,9 +182,9 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
     owner.step()
     assert owner.current is None
     network.deliver()
-    assert (network.flying[0].header.kind, network.flying[0].header.receiver) == (Kind.REDUCE, 2)
-    cancel(network.flying[0])
-    settle(network)
+    assert (network.in_flight[0].header.kind, network.in_flight[0].header.receiver) == (Kind.REDUCE, 2)
+    cancel(network.in_flight[0])
+    mark_verified(network)
     for _ in range(5):
         network.now_us += 10_000
         for index in (1, 2):
@@ -191,6 +194,6 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
             if member.waiting:
                 member.process.on_timer(network.now_us)
             serve(network, index)
-            settle(network)
+            mark_verified(network)
     assert refusing.current is None
     assert last.current is None

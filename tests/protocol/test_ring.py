@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from testbed.protocol.ring.memory import COUNTERS, Stage, item_of, slots_of
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
-from testbed.protocol.sequence import NEWEST, generation_after
+from testbed.protocol.sequence import NEWEST, seq_after
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.protocol.network import Collective, Member, Network, collectives, config
 
 ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
 """A healthy network most of the time: what delivers is drawn more often."""
 
-WIDTHS = {"generation": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
-FIELDS = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
+WIDTHS = {"seq": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
+FIELDS = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 # Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
 SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400)
@@ -28,31 +28,31 @@ SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), mi
 
 def act(network: Network, action: str, index: int) -> None:
     """One thing that happens, to the frame or member that ``index`` falls on."""
-    flying, member = network.flying, network.members[index % len(network.members)]
+    in_flight, member = network.in_flight, network.members[index % len(network.members)]
     if action == "serve":
         network.serve(index % len(network.members))
     elif action == "step":
         member.step(index % 3 + 1)
     elif action == "timer" and member.waiting:
         member.process.on_timer(network.now_us)
-    elif not flying:
+    elif not in_flight:
         return
     elif action == "deliver":
-        network.deliver(index % len(flying))
+        network.deliver(index % len(in_flight))
     elif action == "lose":
-        flying.pop(index % len(flying))
+        in_flight.pop(index % len(in_flight))
     elif action == "duplicate":
-        flying.append(flying[index % len(flying)].copy())
-    elif action == "damage" and (frame := flying[index % len(flying)]).payload.size:
+        in_flight.append(in_flight[index % len(in_flight)].copy())
+    elif action == "damage" and (frame := in_flight[index % len(in_flight)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
-    elif action == "cancel" and (frame := flying[index % len(flying)]).payload.size:
+    elif action == "cancel" and (frame := in_flight[index % len(in_flight)]).payload.size:
         # Two errors that a sum of words does not see: a bit set in one word, and the same one cleared in another.
         bit = np.uint64(1 << index % 64)
         clear, full = np.flatnonzero(frame.payload & bit == 0), np.flatnonzero(frame.payload & bit)
         if clear.size and full.size:
             frame.payload[[clear[index % clear.size], full[index % full.size]]] ^= bit
     elif action == "misread":
-        header, field = flying[index % len(flying)].header, FIELDS[index % len(FIELDS)]
+        header, field = in_flight[index % len(in_flight)].header, FIELDS[index % len(FIELDS)]
         setattr(header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8))
 
 
@@ -61,16 +61,16 @@ def act(network: Network, action: str, index: int) -> None:
     ranks=st.integers(2, 5),
     totals=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     window=st.integers(1, 3),
-    holdoff_us=st.sampled_from((0, 50)),
-    generation=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
+    nack_holdoff_us=st.sampled_from((0, 50)),
+    seq=st.sampled_from((0, NEWEST - 2, NEWEST - 1, NEWEST)),
     upstream=st.booleans(),
-    gap=st.sampled_from((0, 1, 2)),
+    reorder_threshold=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, generation, script, **scene):
+def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, nack_holdoff_us, seq, script, **scene):
     """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
-    todo = collectives(ranks, totals, after=generation, words=16, seed=len(script))
-    network = Network(ranks, todo, holdoff_us=holdoff_us, chunk_bytes=2 * BLOCK, generation=generation, **scene)
+    todo = collectives(ranks, totals, after=seq, words=16, seed=len(script))
+    network = Network(ranks, todo, nack_holdoff_us=nack_holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene)
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -81,18 +81,18 @@ def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, holdoff_us, gen
 def test_tokens_are_conserved_without_faults(ranks, total):
     """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame more."""
     window = 2
-    network = Network(ranks, collectives(ranks, [total, total]), window=window, kept=64)
+    network = Network(ranks, collectives(ranks, [total, total]), window=window, retransmit_slots=64)
     tokens = sum(min(window, slots_of(rank, ranks, total)) for rank in range(ranks))
     for member in network.members:
         member.step()
         member.step(total)
     for index, member in enumerate(network.members):
-        while member.rank.orders:
+        while member.rank.sq:
             network.serve(index)
-            assert len(network.flying) <= tokens
-    while network.flying:
+            assert len(network.in_flight) <= tokens
+    while network.in_flight:
         network.deliver()
-        assert len(network.flying) <= tokens
+        assert len(network.in_flight) <= tokens
     assert all(member.process.finished for member in network.members)
     assert network.total("sent") == 2 * (ranks - 1) * total
     assert network.total("sent_bytes") == 2 * (ranks - 1) * total * (FRAME_BYTES + BLOCK)
@@ -105,7 +105,7 @@ def test_tokens_are_conserved_without_faults(ranks, total):
 
 
 class Lanes(Network):
-    """A network whose ranks have two CPUs each: frames of one lane come in order, those of different lanes in any."""
+    """A network whose ranks have two CPUs each: frames of one stream come in order, those of different streams in any."""
 
     def __init__(self, ranks: int, todo: Sequence[Collective]) -> None:
         super().__init__(ranks, todo)
@@ -114,16 +114,16 @@ class Lanes(Network):
             self.members[index] = Member(rank, member.process.window, todo)
 
     def deliver(self, index: int = 0) -> None:
-        """The oldest frame of the lane of the frame at ``index``."""
-        ways = [(frame.source, frame.destination, frame.header.lane) for frame in self.flying]
-        frame = self.flying.pop(ways.index(ways[index]))
+        """The oldest frame of the stream of the frame at ``index``."""
+        ways = [(frame.source, frame.destination, frame.header.stream) for frame in self.in_flight]
+        frame = self.in_flight.pop(ways.index(ways[index]))
         rank = self.members[frame.header.receiver].rank
-        self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.lane))
-        assert not rank.asking
+        self.emit(rank.on_frame(frame, self.now_us, cpu=frame.header.stream))
+        assert not rank.nack_due
 
     def serve_on(self, index: int, cpu: int) -> None:
         member = self.members[index]
-        self.emit(member.rank.on_order(member.process.bell(), self.now_us, cpu))
+        self.emit(member.rank.on_wr(member.process.kick(), self.now_us, cpu))
 
 
 @given(
@@ -131,8 +131,8 @@ class Lanes(Network):
     order=st.lists(st.integers(0, 1000), min_size=200, max_size=200),
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
-def test_reordering_between_lanes_costs_no_frame(ranks, order, totals):
-    """Also with ranks that start late: what comes early is parked, nothing is taken for lost, no timer is needed."""
+def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
+    """Also with ranks that start late: what comes early waits, nothing is taken for lost, no timer is needed."""
     network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
         if index % 3 == 1:
@@ -144,39 +144,39 @@ def test_reordering_between_lanes_costs_no_frame(ranks, order, totals):
     assert network.total("resent") == network.total("duplicate") == network.total("lost") == 0
 
 
-def test_a_late_rank_finds_frames_parked():
+def test_a_late_rank_finds_early_frames():
     network = Network(3, collectives(3, [6]))
     for index in (0, 1):
         network.members[index].step()
         network.members[index].step(6)
-        while network.members[index].rank.orders:
+        while network.members[index].rank.sq:
             network.serve(index)
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     late = network.members[2]
-    assert late.rank.counters["parked"] > 0
+    assert late.rank.counters["early"] > 0
     late.step()
     late.step(6)
-    assert late.rank.orders
+    assert late.rank.sq
     network.run()
     assert network.total("resent") == 0
 
 
-def test_parking_lets_go_of_past_generations():
-    """A duplicate that was parked and never replayed does not take its slot for good."""
+def test_early_buffer_lets_go_of_past_sequence_numbers():
+    """A duplicate that came early and was never replayed does not take its slot for good."""
     rank = Rank(config(1, 2))
     process = Process(rank, 1)
     sender = Process(early := Rank(config(0, 2)), 1)
     sender.begin(1, 1, BLOCK, 0)
     sender.publish(1)
-    rank.on_frame(early.on_order(sender.bell()))
-    assert rank.parking[0] is not None
+    rank.on_frame(early.on_wr(sender.kick()))
+    assert rank.early_frames[0] is not None
     process.begin(1, 1, BLOCK, 0)
     process.publish(0)
-    assert rank.parking[0] is not None
+    assert rank.early_frames[0] is not None
     process.begin(2, 1, BLOCK, 0)
     process.publish(0)
-    assert rank.parking[0] is None
+    assert rank.early_frames[0] is None
 
 
 def test_every_frame_lost_once_is_recovered_from():
@@ -222,7 +222,7 @@ def way(frame: Frame) -> tuple[int, int]:
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstream):
-    """One loss at each place in turn: if another frame follows on its lane, the programs alone ask for it."""
+    """One loss at each place in turn: if another frame follows on its stream, the programs alone ask for it."""
     todo = collectives(ranks, [4 * ranks])
     lossless = Network(ranks, todo)
     lossless.run()
@@ -243,9 +243,9 @@ def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstrea
     assert mended > lossless.total("sent") // 2
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3])
-def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
-    network = Network(2, collectives(2, [16]), window=8, gap=gap, holdoff_us=5000)
+@pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
+def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_threshold):
+    network = Network(2, collectives(2, [16]), window=8, reorder_threshold=reorder_threshold, nack_holdoff_us=5000)
     network.now_us = 1 << 20
 
     def is_second(frame: Frame) -> bool:
@@ -256,35 +256,35 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(gap):
     for index, member in enumerate(network.members):
         member.step()
         member.step(16)
-        while index == 0 and member.rank.orders:
+        while index == 0 and member.rank.sq:
             network.serve(index)
     assert [frame.header.chunk for frame in sent] == list(range(0, 16, 2))
-    for come in range(gap + 1):
-        assert not any(frame.header.kind == Kind.REQUEST for frame in sent), come
+    for come in range(reorder_threshold + 1):
+        assert not any(frame.header.kind == Kind.NACK for frame in sent), come
         network.deliver()  # the first was sent before the one that is lost
-    requests = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    requests = [frame for frame in sent if frame.header.kind == Kind.NACK]
     assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [(2, 0, (1, 0))]
 
 
-def test_without_a_gap_only_the_timer_asks():
-    network = Network(3, collectives(3, [9]), gap=0)
+def test_without_a_reorder_threshold_only_the_timer_asks():
+    network = Network(3, collectives(3, [9]), reorder_threshold=0)
     sent = losing(network, lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2))
     with pytest.raises(AssertionError):
         network.run(timers=False, rounds=20)
-    assert not any(frame.header.kind == Kind.REQUEST for frame in sent)
+    assert not any(frame.header.kind == Kind.NACK for frame in sent)
     assert network.total("lost") > 0  # it is known, and nobody is asked
     network.run()
 
 
 def note_losses(network: Network) -> None:
-    """All ranks have seen losses a moment ago, so that they keep partial sums."""
+    """All ranks have seen losses a moment ago, so that they save partial sums."""
     for member in network.members:
-        member.rank.lossy = member.rank.generation or 1
+        member.rank.lossy = member.rank.seq or 1
 
 
-def test_upstream_nothing_is_kept_without_losses():
-    """The first partial sum to be lost costs its chunk another round, which all ranks keep."""
-    network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
+def test_upstream_nothing_is_saved_without_losses():
+    """The first partial sum to be lost costs its chunk another round, whose partial sums all ranks save."""
+    network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
 
     def is_lost(frame: Frame) -> bool:
@@ -301,12 +301,12 @@ def test_upstream_nothing_is_kept_without_losses():
 
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
-def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
+def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
     """The rank before answers with the frame that was lost, as another attempt: one request, one answer, all else as it was.
 
-    Of lap two that is the result, of lap one the partial sum that the rank before keeps.
+    Of the all-gather phase that is the result, of the reduce-scatter phase the partial sum that the rank before keeps.
     """
-    network = Network(4, collectives(4, [4 * 8]), holdoff_us=5000, kept=64)
+    network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
     note_losses(network)
     place = (kind, 4, 2)
@@ -316,7 +316,7 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
 
     sent = losing(network, is_lost)
     network.run(timers=False)
-    (request,) = [frame for frame in sent if frame.header.kind == Kind.REQUEST]
+    (request,) = [frame for frame in sent if frame.header.kind == Kind.NACK]
     lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == place)
     assert way(request) == way(lost)[::-1]
     assert (again.source, again.destination) == (lost.source, lost.destination)
@@ -328,9 +328,9 @@ def test_upstream_a_lap_goes_on_where_it_was_lost(kind):
     assert network.total("restarted") == 0
 
 
-def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
+def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
     """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
-    network = Network(4, collectives(4, [4 * 8]), kept=1, holdoff_us=5000)
+    network = Network(4, collectives(4, [4 * 8]), retransmit_slots=1, nack_holdoff_us=5000)
     network.now_us = 1 << 20
     note_losses(network)
 
@@ -340,9 +340,9 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
 
     sent = losing(network, is_lost)
     network.run()
-    assert network.total("unkept") > 0
+    assert network.total("unsaved") > 0
     assert network.total("restarted") == 1
-    restarts = [frame for frame in sent if frame.header.kind == Kind.REQUEST and frame.header.flags & RESTART]
+    restarts = [frame for frame in sent if frame.header.kind == Kind.NACK and frame.header.flags & RESTART]
     assert {(frame.header.chunk, way(frame)) for frame in restarts} == {(8, (2, 0))}
     again = [frame for frame in sent if (frame.header.chunk, frame.header.round) == (8, 1)]
     assert [frame.header.hop for frame in again if frame.header.kind == Kind.REDUCE] == [1, 2, 3]
@@ -350,7 +350,7 @@ def test_upstream_a_first_lap_that_nobody_keeps_begins_anew():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """Lap two is lost at its end, each time once: the answer becomes the next chunk in its place, none is launched twice."""
+    """The last all-gather hop is lost, each time once: the answer becomes the next chunk in its place, none twice."""
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
 
@@ -370,8 +370,8 @@ def test_tokens_whose_last_frame_is_lost_go_on(upstream):
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_last_frame_of_a_lane_is_found_by_a_probe(ranks, upstream):
-    """Nothing follows it: the answer to a probe, which travels on the lane behind it, names it."""
+def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
+    """Nothing follows it: the answer to a probe, which travels on the stream behind it, names it."""
     todo = collectives(ranks, [ranks])
     lossless = Network(ranks, todo)
     ends = losing(lossless, lambda frame: False)
@@ -399,9 +399,9 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     for index, member in enumerate(network.members):
         member.step()
         member.step(3)
-        while member.rank.orders:
+        while member.rank.sq:
             network.serve(index)
-    while network.flying:
+    while network.in_flight:
         network.deliver()
     chunk = 0
     frame = next(each for each in sent if (each.header.kind, each.header.chunk, each.header.receiver) == (kind, chunk, to))
@@ -412,15 +412,15 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     work = rank.look(frame, network.now_us)
     network.run()
     before = rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored, rank.results[chunk].copy()
-    assert before[0] >> 32 == todo[1].generation
+    assert before[0] >> 32 == todo[1].seq
     rank.act(work)
     assert (rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored) == before[:3]
     np.testing.assert_array_equal(rank.results[chunk], before[3])
 
 
-def test_generation_numbers_wrap_past_none_and_change_parity():
+def test_sequence_numbers_wrap_past_none_and_change_parity():
     numbers = [NEWEST - 1]
     for _ in range(4):
-        numbers.append(generation_after(numbers[-1]))
+        numbers.append(seq_after(numbers[-1]))
     assert numbers == [NEWEST - 1, NEWEST, 2, 3, 4]
     assert all((one ^ other) & 1 for one, other in pairwise(numbers))

@@ -40,10 +40,10 @@ FRAME = Frame(
         Kind.RESULT,
         group=0x0102,
         cookie=0x1122334455667788,
-        generation=7,
+        seq=7,
         chunk=9,
         checksum=0xFFFFFFFFFFFFFFFF,
-        lane=0x11,
+        stream=0x11,
         hop=2,
         sender=3,
         receiver=4,
@@ -111,8 +111,8 @@ def test_scapy_builds_and_dissects_the_same_bytes(header, payload, source, desti
     assert bytes(built) == data
 
 
-WIDTHS = {"generation": 32, "chunk": 32, "length": 16, "tag": 16, "attempt": 16, "prev": 32, "group": 16, "cookie": 64}
-SEALED = ("kind", "lane", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
+WIDTHS = {"seq": 32, "chunk": 32, "length": 16, "tag": 16, "attempt": 16, "prev": 32, "group": 16, "cookie": 64}
+SEALED = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 
 def test_the_seal_covers_every_field_but_the_checksum_and_the_version() -> None:

@@ -12,7 +12,7 @@ from testbed.soak.odds import LEAST_LAP, Odds
 from testbed.soak.scenario import Group
 
 DATA = ("reduce", "result")
-GROUP = Group((0, 1, 2, 3), CollectiveOptions(window=16, gap=4), ())
+GROUP = Group((0, 1, 2, 3), CollectiveOptions(window=16, reorder_threshold=4), ())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from tests.fabric.helpers import wait_until
 pytestmark = pytest.mark.net
 
 SHAPE = Shape(3, "star", None, "xdp", 1500)
-GROUP = Group((0, 1, 2), CollectiveOptions(lanes="int16", gap=16), (Summand(1000, 0), Summand(20_000, 3), Summand(1000, -4)))
+TERMS = CollectiveOptions(lanes="int16", reorder_threshold=16)
+GROUP = Group((0, 1, 2), TERMS, (Summand(1000, 0), Summand(20_000, 3), Summand(1000, -4)))
 SCENARIO = Scenario(1, 0, SHAPE, "xdp-ring", (GROUP,), faults=(), ending="whole", timeout=10.0)
 EXCHANGE = Exchange(
     (2, 0, 1),
@@ -61,7 +62,7 @@ def play(monkeypatch, tmp_path):
 
 def test_scenarios_of_every_kind_pass(play):
     """A collective sends more than 100 frames: of a rule for one in five, all are spared once in 10^10 times."""
-    pair = tuple(replace(GROUP, members=members, terms=CollectiveOptions(gap=16)) for members in ((3, 0), (2, 1)))
+    pair = tuple(replace(GROUP, members=members, terms=CollectiveOptions(reorder_threshold=16)) for members in ((3, 0), (2, 1)))
     both = replace(
         SCENARIO,
         exchanges=(
@@ -109,7 +110,7 @@ def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
     members = 10, 3, 13, 2, 0, 4, 8, 1, 9, 12, 6, 7, 5, 11
     sums = (Summand(2, 0), Summand(6, 0), Summand(19_415, 0))
     faults = "drop p=0.020587 link=h6->h9 chunk=0..31", "drop p=0.163755", "link-down hosts=h7 at=348us for=96ms"
-    group = Group(members, CollectiveOptions(window=64, recovery="origin", gap=16), sums, times=13)
+    group = Group(members, CollectiveOptions(window=64, recovery="origin", reorder_threshold=16), sums, times=13)
     scenario = Scenario(918273, 112, shape, "xdp-ring", (group,), faults, "whole", timeout=10.0)
     with Harness(shape) as harness:
         report = harness.play(scenario)

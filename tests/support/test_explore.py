@@ -65,19 +65,19 @@ class Transfer(System[tuple[int, int, int, bool, int, bool, int]]):
     def moves(
         self, state: tuple[int, int, int, bool, int, bool, int]
     ) -> Iterator[tuple[str, tuple[int, int, int, bool, int, bool, int]]]:
-        done, taken, flying, answered, of, wrong, losses = state
-        if flying >= 0:
-            new = flying % 2 == taken % 2 or not self.bit
-            yield "take", (done, taken + new, -1, True, flying, wrong or (new and flying != taken), losses)
+        done, taken, in_flight, answered, of, wrong, losses = state
+        if in_flight >= 0:
+            new = in_flight % 2 == taken % 2 or not self.bit
+            yield "take", (done, taken + new, -1, True, in_flight, wrong or (new and in_flight != taken), losses)
             if losses:
                 yield f"{FAULT}lose it", (done, taken, -1, answered, of, wrong, losses - 1)
         elif done < 2 and not answered and self.resends:
             yield "send again", (done, taken, done, answered, of, wrong, losses)
-        if answered and flying < 0:
+        if answered and in_flight < 0:
             after = done + (of == done)
             yield "hear", (after, taken, after if after < 2 and after != done else -1, False, of, wrong, losses)
             if losses:
-                yield f"{FAULT}lose answer", (done, taken, flying, False, of, wrong, losses - 1)
+                yield f"{FAULT}lose answer", (done, taken, in_flight, False, of, wrong, losses - 1)
 
     def check(self, state: tuple[int, int, int, bool, int, bool, int]) -> str | None:
         return "a message was taken twice" if state[5] else None

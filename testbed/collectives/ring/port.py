@@ -16,27 +16,27 @@ from testbed.comm.backend import PHASES
 from testbed.comm.group import GroupSpec
 from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError, SpecError
-from testbed.datapath.dispatcher import BELL_FAR, BELL_NEAR, LINK, Dispatcher
+from testbed.datapath.dispatcher import DOORBELL_FAR, DOORBELL_NEAR, LINK, Dispatcher
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.kernel.libbpf import explain
 from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, PARKING, Order
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, WrKind
 from testbed.protocol.scale import SLACK
 from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
-_HOLDOFF_US = 50
+_NACK_HOLDOFF_US = 50
 """Between two requests for a frame, the first time: two round trips on a quiet machine.
 
 Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us 0.40 to 0.48, 25 us 0.44.
 """
 _MOST_TOKENS = 192
 """Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it has no room for."""
-_KEPT = 8
+_RETRANSMIT_SLOTS = 8
 """Slots for partial sums, for each frame under way."""
 _SLICE_NS = 100_000_000
 """How long `reduce` waits before it leaves it to the recovery to find out who is there."""
@@ -47,7 +47,7 @@ class Outcome(IntEnum):
 
     DONE = constant("RING_DONE")
     LATE = constant("RING_LATE")
-    ODD = constant("RING_ODD")
+    NONFINITE = constant("RING_NONFINITE")
     FAULTY = constant("RING_FAULTY")
     MISFIT = constant("RING_MISFIT")
     FAILED = constant("RING_FAILED")
@@ -60,9 +60,9 @@ _OUTCOMES = tuple(Outcome)
 class Peer:
     """What another rank has said of itself last: `testbed.protocol.ring.liveness.PeerState`."""
 
-    generation: int
-    settled: int
-    told: int
+    seq: int
+    verified: int
+    verified_acked: int
     front: int
 
 
@@ -83,7 +83,7 @@ class RingPort:
         if cpus != list(range(len(cpus))):
             cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
-        kept = 1 << (_KEPT * self.window * spec.size - 1).bit_length()
+        retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
         config = Struct(
             "ring_config",
             cookie=spec.cookie,
@@ -92,18 +92,18 @@ class RingPort:
             group=spec.group_id,
             chunk_bytes=self.chunk_bytes,
             chunks=chunks,
-            kept=kept,
+            retransmit_slots=retransmit_slots,
             upstream=spec.recovery == "upstream",
-            gap=spec.gap,
+            reorder_threshold=spec.reorder_threshold,
             cpus=len(cpus),
             uplink=socket.if_nametoindex(LINK),
         )
         for other in spec.members:
             config.peers[other.rank] = net_peer(spec.me.endpoint, other.endpoint)
-        payload = ("ring_inputs", "ring_results", "ring_parking_data", "ring_kept_data")
+        payload = ("ring_inputs", "ring_results", "ring_early_data", "ring_retransmit_data")
         sizes = dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), chunks)
-        sizes |= {"ring_lanes": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
-        sizes |= {"ring_kept": kept, "ring_kept_data": kept}
+        sizes |= {"ring_streams": os.sysconf("SC_NPROCESSORS_CONF"), "ring_cpus": len(cpus)}
+        sizes |= {"ring_retransmit": retransmit_slots, "ring_retransmit_data": retransmit_slots}
         self._object = BpfObject(
             "ring",
             rodata=config,
@@ -114,7 +114,7 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell(lanes, len(cpus))
-            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "bell", "order")))
+            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute")))
         except BaseException:
             self._close_own()
             raise
@@ -125,47 +125,47 @@ class RingPort:
         self.results: NDArray[np.uint8] = shared["ring_results"].view(np.uint8).reshape(-1)
         self.records = shared["ring_chunks"].view(layout_of("ring_chunk")).reshape(-1)
         self.control = Struct(shared["ring_control"].view(layout_of("ring_control")))
-        self.parking = shared["ring_parking"].view(np.uint8)
-        self.orders = shared["ring_orders"].view(np.uint8)
-        self.lanes = shared["ring_lanes"].view(layout_of("ring_lane")).reshape(-1)
+        self.early_frames = shared["ring_early_frames"].view(np.uint8)
+        self.sq = shared["ring_sq"].view(np.uint8)
+        self.streams = shared["ring_streams"].view(layout_of("ring_stream")).reshape(-1)
         self._ranks = shared["ring_ranks"].view(layout_of("ring_rank")).reshape(-1)
-        self.control.holdoff_us = _HOLDOFF_US
-        far = socket.if_nametoindex(BELL_FAR)
+        self.control.nack_holdoff_us = _NACK_HOLDOFF_US
+        far = socket.if_nametoindex(DOORBELL_FAR)
         for index, device in enumerate((socket.if_nametoindex(LINK), far)):
-            shared["ring_fan_ask"].update(index, device)
+            shared["ring_fan_nack"].update(index, device)
         for fan in ("ring_fan_small", "ring_fan_large"):
             for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)
         remote = self._object.programs["ring_remote"].fd
-        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), PARKING, remote)
+        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), EARLY_SLOTS, remote)
         self._events = shared["ring_events"]
         self._counters = shared["ring_counters"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
     def _connect_doorbell(self, lanes: Lanes, cpus: int) -> None:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        self.doorbell.bind((BELL_NEAR, 0))
-        bell = encode(Frame(Header(Kind.BELL, self.spec.group_id, self.spec.cookie, prev=0)))
-        bell = bell.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
-        self._bell = ctypes.create_string_buffer(bell, len(bell))
+        self.doorbell.bind((DOORBELL_NEAR, 0))
+        kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
+        kick = kick.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
+        self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(cpus, dtype("ring_quiet"))
         self._native = Struct(
             "ring",
             control=self.control.address,
-            parking=self.parking.ctypes.data,
-            bell=ctypes.addressof(self._bell),
-            bell_length=len(self._bell),
+            early_frames=self.early_frames.ctypes.data,
+            kick=ctypes.addressof(self._kick),
+            kick_length=len(self._kick),
             doorbell=self.doorbell.fileno(),
             events=self._events.fd,
             rank=self.spec.rank,
             ranks=self.spec.size,
-            orders=self.orders.ctypes.data,
+            sq=self.sq.ctypes.data,
             inputs=self.inputs.ctypes.data,
             results=self.results.ctypes.data,
             records=self.records.ctypes.data,
             lanes=NativeLanes(lanes).format.value,
             chunk_bytes=self.chunk_bytes,
-            cpus=self.lanes.ctypes.data,
+            cpus=self.streams.ctypes.data,
             peers=self._ranks.ctypes.data,
             cpu_count=cpus,
             window=self.window,
@@ -187,8 +187,8 @@ class RingPort:
         self._complete.argtypes = [pointer, pointer, pointer, ctypes.c_int32]
         self._finish = library.ring_finish
         self._finish.argtypes = [pointer, pointer, u32, pointer]
-        self._order = library.ring_order
-        self._order.argtypes, self._order.restype = [pointer, u32, u32, u32, u32, u32], None
+        self._post = library.ring_post
+        self._post.argtypes, self._post.restype = [pointer, u32, u32, u32, u32, u32], None
         self._begin = library.ring_begin
         self._begin.argtypes, self._begin.restype = [pointer, u32, u32, u16, u16, u32], None
         self._flush = library.ring_flush
@@ -196,7 +196,7 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def reduce(self, layout: Layout, generation: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
+    def reduce(self, layout: Layout, seq: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
         """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.
@@ -204,7 +204,7 @@ class RingPort:
         :param absmax: A magnitude that the status is to count with besides the values'.
         """
         bits = _bits(absmax) if absmax else 0
-        outcome: int = self._reduce(self._ring, layout.address, generation, tag, values, out, bits, exponent)
+        outcome: int = self._reduce(self._ring, layout.address, seq, tag, values, out, bits, exponent)
         if outcome == Outcome.FAILED:
             self._check(self._native.error)
         return _OUTCOMES[outcome]
@@ -214,9 +214,9 @@ class RingPort:
         outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
-    def finish(self, layout: Layout, generation: int, status: bytes) -> None:
+    def finish(self, layout: Layout, seq: int, status: bytes) -> None:
         """Publish the end of the input with a status of the caller's."""
-        self._check(self._finish(self._ring, layout.address, generation, status))
+        self._check(self._finish(self._ring, layout.address, seq, status))
 
     @property
     def seen(self) -> int:
@@ -232,16 +232,16 @@ class RingPort:
         """Time spent since the start, by phase."""
         return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in PHASES}
 
-    def begin(self, generation: int) -> None:
-        """Enter a generation with nothing to reduce."""
-        self._begin(self._ring, generation, 0, 0, 0, 0)
+    def begin(self, seq: int) -> None:
+        """Enter a sequence number with nothing to reduce."""
+        self._begin(self._ring, seq, 0, 0, 0, 0)
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
-        """Prepare an order; `flush` rings for what has been prepared."""
-        self._order(self._ring, kind, generation, chunk, attempt, extra)
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
+        """Post a work request; `flush` kicks the doorbell."""
+        self._post(self._ring, kind, seq, chunk, attempt, extra)
 
     def flush(self) -> None:
-        """Ring for the orders that wait."""
+        """Kick the doorbell for the work requests that wait."""
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:
@@ -252,25 +252,25 @@ class RingPort:
 
     def moved(self) -> int:
         """Frames that have brought something new, since the start."""
-        return int(self.lanes["progress"].sum())
+        return int(self.streams["progress"].sum())
 
     def heard(self) -> NDArray[np.uint64]:
         """Frames from each rank, since the start."""
-        found: NDArray[np.uint64] = self.lanes["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
+        found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
         return found
 
     def peers(self) -> list[Peer]:
         """What each rank has said of itself last; zeros: nothing."""
         return [
-            Peer(int(row["generation"]), int(row["settled"]), int(row["told"]), int(row["front"]))
+            Peer(int(row["seq"]), int(row["verified"]), int(row["verified_acked"]), int(row["front"]))
             for row in self._ranks[: self.spec.size].copy()
         ]
 
-    def forget(self, generation: int) -> None:
-        """What is stored of collectives before ``generation`` must not pass for results to come, when numbers begin anew."""
+    def forget(self, seq: int) -> None:
+        """What is stored of collectives before ``seq`` must not pass for results to come, when numbers begin anew."""
         for name in ("reduced", "result"):
             words = self.records[name]
-            words[words >> np.uint64(32) != generation] = 0
+            words[words >> np.uint64(32) != seq] = 0
 
     def counters(self) -> dict[str, int]:
         """All of ``enum ring_counter``, summed over CPUs."""
@@ -300,7 +300,7 @@ class RingPort:
     def _check(self, code: int) -> None:
         if code:
             raise CollectiveError(
-                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}"
+                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
             )
 
 

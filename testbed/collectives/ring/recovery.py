@@ -12,13 +12,13 @@ import numpy as np
 
 from testbed.collectives.ring.port import Peer, RingPort
 from testbed.core.errors import CollectiveError
-from testbed.protocol.ring.liveness import absent, silent, unsettled, untold
-from testbed.protocol.ring.memory import Order
+from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
+from testbed.protocol.ring.memory import WrKind
 
 __all__ = ["Recovery"]
 
 FIRST = 1
-"""The generation in which ranks meet."""
+"""The sequence number in which ranks meet."""
 NEVER = 0xFFFFFFFF
 """More results than there ever are."""
 _LOOKS = 40
@@ -46,7 +46,7 @@ class Recovery:
         self._others = [rank for rank in range(spec.size) if rank != spec.rank]
         self._probes = 0
 
-    def wait(self, generation: int, total: int) -> None:
+    def wait(self, seq: int, total: int) -> None:
         """Until all results of a collective are stored.
 
         :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
@@ -64,13 +64,13 @@ class Recovery:
             elif now - progressed > timeout and asked >= _LEAST_ASKED:
                 where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
-                raise CollectiveError(self._verdict(generation, where, quiet, self._mismatched() > mismatched))
+                raise CollectiveError(self._verdict(seq, where, quiet, self._mismatched() > mismatched))
             if now - probed >= timeout / _LOOKS:
                 probed, asked = now, asked + 1
                 self._probe(self._others)
 
     def meet(self) -> None:
-        """Until every rank of the group has its programs in place. It is the first generation, with nothing to reduce.
+        """Until every rank of the group has its programs in place. It is the first sequence number, with nothing to reduce.
 
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
@@ -85,18 +85,18 @@ class Recovery:
                 )
             self._probe(missing)
             port.wait(NEVER, _MEETING)
-        port.control.settled = FIRST
+        port.control.verified = FIRST
 
-    def linger(self, generation: int) -> None:
+    def linger(self, seq: int) -> None:
         """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
 
         Who is gone is not waited for, and nobody for longer than the group's timeout.
 
-        :param generation: The last collective, which this rank is done with.
+        :param seq: The last collective, which this rank is done with.
         """
         port, spec = self.port, self.port.spec
         # A sum is whole only once all have met. Without any, others may not have seen that this rank is there.
-        upstream = spec.recovery == "upstream" and generation != FIRST
+        upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
         started = time.monotonic()
@@ -104,8 +104,8 @@ class Recovery:
         while True:
             now, peers, latest = time.monotonic(), port.peers(), port.heard()
             seen[latest != heard], heard = now, latest
-            needed = [rank for rank in unsettled(askers, generation, peers) if now - seen[rank] < _GONE]
-            owing = [rank for rank in untold(askees, generation, peers) if now - seen[rank] < _QUIET]
+            needed = [rank for rank in unverified(askers, seq, peers) if now - seen[rank] < _GONE]
+            owing = [rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET]
             if (not needed and not owing) or now - started > spec.timeout:
                 return
             self._probe({*needed, *owing})
@@ -114,7 +114,7 @@ class Recovery:
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
-            self.port.order(Order.PROBE, 0, rank, self._probes & 0xFFFF)
+            self.port.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
         self.port.flush()
 
     def _mismatched(self) -> int:
@@ -122,7 +122,7 @@ class Recovery:
         counters = self.port.counters()
         return sum(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk"))
 
-    def _verdict(self, generation: int, where: str, quiet: list[int], mismatched: bool) -> str:
+    def _verdict(self, seq: int, where: str, quiet: list[int], mismatched: bool) -> str:
         """Why a collective does not go on, as far as this rank can tell.
 
         :param quiet: Ranks of which nothing has been seen.
@@ -130,7 +130,7 @@ class Recovery:
         """
         port, spec = self.port, self.port.spec
         peers = port.peers()
-        elsewhere = absent(spec.rank, generation, peers)
+        elsewhere = absent(spec.rank, seq, peers)
         if quiet:
             why = f"{self._names(quiet)} silent for {spec.timeout:g} s"
         elif elsewhere:
@@ -138,8 +138,8 @@ class Recovery:
         elif mismatched:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
-            why = f"no progress for {spec.timeout:g} s: {self._behind(unsettled(self._others, generation, peers), peers)}"
-        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {generation}: {where})"
+            why = f"no progress for {spec.timeout:g} s: {self._behind(unverified(self._others, seq, peers), peers)}"
+        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {seq}: {where})"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
         """What is missing here, and what the ranks wait for that are not done either."""

@@ -23,7 +23,7 @@ from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK, ScaleGuess
-from testbed.protocol.sequence import generation_after, must_forget
+from testbed.protocol.sequence import must_forget, seq_after
 from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class XdpRing(Backend):
         self.saturated = 0
         self.redone = 0
         self._native = NativeLanes(self.lanes)
-        self._generation = FIRST
+        self._seq = FIRST
         self._tensors: dict[int, _Tensor] = {}
         self._port: RingPort | None = None
         self._failed: str | None = None
@@ -102,22 +102,22 @@ class XdpRing(Backend):
         """
         port = self._port
         assert port is not None
-        before, self._generation = self._generation, generation_after(self._generation)
-        generation = self._generation
-        if must_forget(before, generation):
+        before, self._seq = self._seq, seq_after(self._seq)
+        seq = self._seq
+        if must_forget(before, seq):
             port.forget(before)
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
-        outcome = port.reduce(kind.layout, generation, kind.tag(exponent), source, target, absmax, exponent)
-        if outcome is Outcome.ODD:
+        outcome = port.reduce(kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent)
+        if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
             status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
-            port.finish(kind.layout, generation, status)
+            port.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
-        while outcome in (Outcome.ODD, Outcome.LATE):
+        while outcome in (Outcome.NONFINITE, Outcome.LATE):
             try:
-                self._recovery.wait(generation, kind.layout.total)
+                self._recovery.wait(seq, kind.layout.total)
                 before = port.refused
                 outcome = port.complete(kind.layout, target, exponent)
                 if port.refused - before < fewest:
@@ -125,7 +125,7 @@ class XdpRing(Backend):
                 elif time.monotonic() - progressed > self.spec.timeout:
                     raise CollectiveError(
                         f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
-                        f"for {self.spec.timeout:g} s (all-reduce {generation}: at best {fewest} of {kind.layout.total} chunks)"
+                        f"for {self.spec.timeout:g} s (all-reduce {seq}: at best {fewest} of {kind.layout.total} chunks)"
                     )
             except CollectiveError as error:
                 self._failed = str(error)
@@ -134,7 +134,7 @@ class XdpRing(Backend):
         return outcome
 
     def _agree(self, tensor: Tensor) -> int:
-        """A lap of the status alone, for tensors of a size that nothing is known about yet.
+        """A collective of the status alone, for tensors of a size that nothing is known about yet.
 
         :returns: The exponent of the group's largest finite magnitude.
         """
@@ -208,7 +208,7 @@ class XdpRing(Backend):
         if self._port is not None:
             try:
                 if self._together and not self._failed:
-                    self._recovery.linger(self._generation)
+                    self._recovery.linger(self._seq)
             finally:
                 self._port.close()
                 self._port = None

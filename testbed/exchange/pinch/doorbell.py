@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from testbed.comm.group import GroupSpec
 from testbed.core.closing import Closing
 from testbed.core.errors import CollectiveError
-from testbed.datapath.dispatcher import BELL_FAR, BELL_NEAR
+from testbed.datapath.dispatcher import DOORBELL_FAR, DOORBELL_NEAR
 from testbed.kernel.libbpf import explain
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.wire import Frame, Header, PinchKind, encode, frame_seal
 
-__all__ = ["Doorbell", "make_bell"]
+__all__ = ["Doorbell", "make_kick"]
 
 
-def make_bell(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
+def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
     """A frame from a host's process to its own programs, sealed like any other.
 
     :param size: Bytes: as long as what it becomes, so that it need not grow.
@@ -30,26 +30,26 @@ def make_bell(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
 
 
 class Doorbell(Closing):
-    """A socket on the doorbell's near end, and all bells that there are.
+    """A socket on the doorbell's near end, and all kicks that there are.
 
-    :param flows: Numbers of the flows that are rung for.
+    :param flows: Numbers of the flows that are kicked for.
     :param size: Bytes of a full frame.
     """
 
     def __init__(self, group: GroupSpec, flows: Sequence[int], size: int) -> None:
         self._group = group
-        self.bell_bytes = max(size, LEAST_BYTES)
-        #: A bell for each flow, this rank's own last: the others' CPUs have begun by then.
-        self.bells = ctypes.create_string_buffer(
-            b"".join(make_bell(PinchKind.BELL, group, self.bell_bytes, chunk=flow) for flow in flows)
+        self.kick_bytes = max(size, LEAST_BYTES)
+        #: A kick for each flow, this rank's own last: the others' CPUs have begun by then.
+        self.kicks = ctypes.create_string_buffer(
+            b"".join(make_kick(PinchKind.DOORBELL, group, self.kick_bytes, chunk=flow) for flow in flows)
         )
-        self.bell_count = len(flows)
-        self._work = make_bell(PinchKind.WORK, group)
-        greeting = make_bell(PinchKind.GREET, group)
+        self.kick_count = len(flows)
+        self._work = make_kick(PinchKind.WORK, group)
+        greeting = make_kick(PinchKind.GREET, group)
         self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
-            self._socket.bind((BELL_NEAR, 0))
+            self._socket.bind((DOORBELL_NEAR, 0))
         except OSError:
             self._socket.close()
             raise
@@ -63,16 +63,16 @@ class Doorbell(Closing):
         self._send(self._work)
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to those from whom there is none.
+        """Have handshakes sent to those from whom there is none.
 
         :param attempt: 1..255.
         :raises CollectiveError: The doorbell is gone.
         """
-        self._send(make_bell(PinchKind.GREET, self._group, attempt=attempt))
+        self._send(make_kick(PinchKind.GREET, self._group, attempt=attempt))
 
-    def _send(self, bell: bytes) -> None:
+    def _send(self, kick: bytes) -> None:
         try:
-            self._socket.send(bell)
+            self._socket.send(kick)
         except OSError as error:
             self.check(error.errno or 0)
 
@@ -84,7 +84,7 @@ class Doorbell(Closing):
         """
         if code:
             host = f"rank {self._group.rank} ({self._group.me.name})"
-            raise CollectiveError(f"{host}: doorbell {BELL_NEAR}-{BELL_FAR}: {explain(code)}")
+            raise CollectiveError(f"{host}: doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}")
 
     def close(self) -> None:
         """Close the socket."""

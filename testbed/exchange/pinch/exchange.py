@@ -29,7 +29,7 @@ from testbed.exchange.pinch.recovery import Recovery
 from testbed.exchange.pinch.tables import make_tables
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -52,11 +52,11 @@ class Pinch(Exchange):
             self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new one costs all that is remembered
         self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
         self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
-        self._generation = 0
+        self._seq = 0
         self._port: PinchPort | None = None
         self._failed: str | None = None
         self._together = False  # as far as this rank knows, all ranks are where it is
-        self._odd = False  # some rank has values that are not finite, as all know
+        self._nonfinite = False  # some rank has values that are not finite, as all know
 
     def connect(self) -> None:
         """See `Exchange.connect`."""
@@ -70,7 +70,7 @@ class Pinch(Exchange):
         self._address(nothing)
         self._advance()
         port.enter(LEAST_EXPONENT, EXPONENTS)
-        port.greet(1)  # others' hellos have met nobody here
+        port.greet(1)  # others' handshakes have met nobody here
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._together = True
@@ -87,10 +87,10 @@ class Pinch(Exchange):
         self._port.address(bundles)
 
     def _advance(self) -> None:
-        """Take frames of the next generation in."""
+        """Take frames of the next sequence number in."""
         assert self._port is not None
-        self._generation = generation_after(self._generation)
-        self._port.open(self._generation)
+        self._seq = seq_after(self._seq)
+        self._port.open(self._seq)
 
     def _open(self) -> None:
         """Be ready for the next exchange: others may begin before this rank does."""
@@ -118,7 +118,7 @@ class Pinch(Exchange):
         try:
             exponent = self._exchange(x)
         except CollectiveError as error:
-            self._failed, self._together = str(error), self._odd or any(port.ended[0])
+            self._failed, self._together = str(error), self._nonfinite or any(port.ended[0])
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
@@ -169,9 +169,9 @@ class Pinch(Exchange):
         complete = self._recovery.wait()
         highest = port.highest
         if highest is None:
-            odd, self._odd = port.odd, True
+            nonfinite, self._nonfinite = port.nonfinite, True
             self._advance()
-            raise not_finite(self.spec.group, odd)
+            raise not_finite(self.spec.group, nonfinite)
         self._scale.learn(highest)
         return guess if complete else None
 
@@ -184,7 +184,7 @@ class Pinch(Exchange):
         """Tell all others, who would wait for what this rank cannot send."""
         assert self._port is not None
         group = self.spec.group
-        self._port.end(odd=[group.rank])
+        self._port.end(nonfinite=[group.rank])
         what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
         return CollectiveError(f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}")
 
@@ -208,7 +208,7 @@ class Pinch(Exchange):
         if self._port is None:
             return Counters()
         table = self._port.counters()
-        others = table["acks"] + table["asks"] + table["hellos"]
+        others = table["acks"] + table["asks"] + table["handshakes"]
         return Counters(table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"])
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
@@ -230,7 +230,7 @@ class Pinch(Exchange):
             "aggregated_edges": float(table["edges"]),
             "acknowledgements": float(table["acks"]),
             "questions": float(table["asks"]),
-            "hellos": float(table["hellos"]),
+            "handshakes": float(table["handshakes"]),
             "hub_slices": float(table["slices"]),
             "duplicates": float(table["duplicate"]),
         }

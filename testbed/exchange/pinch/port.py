@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.closing import Closing
-from testbed.datapath.dispatcher import BELL_NEAR, LINK, Dispatcher
+from testbed.datapath.dispatcher import DOORBELL_NEAR, LINK, Dispatcher
 from testbed.exchange.interface import Embeddings, ExchangeSpec
 from testbed.exchange.pinch.doorbell import Doorbell
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle_bound
@@ -25,7 +25,7 @@ from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
 from testbed.protocol.pinch.memory import COUNTERS
-from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, ORDER_ASK, ORDERS, UNKNOWN, exponent_in
+from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, SQ_ENTRIES, UNKNOWN, WR_ASK, exponent_in
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.wire import FRAME_BYTES, net_peer
 
@@ -34,9 +34,9 @@ __all__ = ["PinchPort", "Waited"]
 _MOST_BANKS = 8
 """CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames."""
 _ACK_EVERY = 8
-_MOST_FLYING = 192
+_MOST_IN_FLIGHT = 192
 """Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
-_PARKING = 256  # frames that may wait for the CPU that aggregates
+_QUEUED = 256  # frames that may wait for the CPU that aggregates
 _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
 
 
@@ -68,15 +68,15 @@ class PinchPort(Closing):
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
         self.acked_words = max(-(-self.capacity // 32), 1)
         self._frames_to = np.zeros(self.group.size, np.uint64)
-        self.generation = 0
+        self.seq = 0
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             self._load(tables)
             self._share(tables)
             self._connect(numbers)
-            link, bell, order = (self._receive.programs[f"pinch_{end}"] for end in ("link", "bell", "order"))
-            dispatcher.add(self.group.group_id, link, bell, order, self._broadcast.programs["pinch_send"])
+            link, doorbell, execute = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute"))
+            dispatcher.add(self.group.group_id, link, doorbell, execute, self._broadcast.programs["pinch_send"])
             self._open.callback(dispatcher.remove, self.group.group_id)  # frames are strangers' from then on
             undo.pop_all()
 
@@ -101,7 +101,7 @@ class PinchPort(Closing):
             capacity=self.capacity,
             acked_words=self.acked_words,
             uplink=socket.if_nametoindex(LINK),
-            bell=socket.if_nametoindex(BELL_NEAR),
+            doorbell=socket.if_nametoindex(DOORBELL_NEAR),
             fan=len(set(self.homes)),
             sources=tables.sources,
         )
@@ -124,7 +124,7 @@ class PinchPort(Closing):
             "pinch_acked": self.acked_words * group.size,
             "pinch_wanted": self.acked_words * group.size,
             "pinch_sent": (max(self.homes) + 1) * self.capacity,
-            "pinch_orders": (max(self.homes) + 1) * ORDERS,
+            "pinch_sq": (max(self.homes) + 1) * SQ_ENTRIES,
             "pinch_accumulators": self.banks * self.targets,
             "pinch_cpus": max(self.homes) + 1,
             "pinch_fan": len(set(self.homes)),
@@ -148,19 +148,19 @@ class PinchPort(Closing):
         self.peers = shared["pinch_peers"].view(dtype("pinch_peer")).reshape(-1)[: self.group.size]
         self._acked = shared["pinch_acked"].view(np.uint64).reshape(self.group.size, -1)
         self._wanted = shared["pinch_wanted"].view(np.uint64).reshape(self.group.size, -1)
-        self._orders = shared["pinch_orders"].view(np.uint64).reshape(-1, ORDERS)
+        self._sq = shared["pinch_sq"].view(np.uint64).reshape(-1, SQ_ENTRIES)
         self._counters = shared["pinch_counters"]
         if len(tables.vertices):
             shared["pinch_vertices"].view(dtype("pinch_vertex")).reshape(-1)[:] = tables.vertices
         if len(tables.edges):
             shared["pinch_edges"].view(dtype("pinch_edge")).reshape(-1)[:] = tables.edges
-        near = socket.if_nametoindex(BELL_NEAR)
+        near = socket.if_nametoindex(DOORBELL_NEAR)
         for index, device in enumerate((near, socket.if_nametoindex(LINK))):
             shared["pinch_both"].update(index, device)
         for index in range(len(set(self.homes))):
             shared["pinch_fan"].update(index, near)
         if self.cpu != ANYWHERE:
-            fill_cpumap(shared["pinch_cpus"], set(self.homes), _PARKING, self._receive.programs["pinch_remote"].fd)
+            fill_cpumap(shared["pinch_cpus"], set(self.homes), _QUEUED, self._receive.programs["pinch_remote"].fd)
         self.control.partners = (1 << self.group.size) - 1  # at first all meet
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["pinch_events"]
@@ -172,16 +172,16 @@ class PinchPort(Closing):
         seen, hub_queue, sent = (shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
         here = self.homes[self.group.rank]
         flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
-        bell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
-        self.doorbell = self._open.enter_context(bell)
+        doorbell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
+        self.doorbell = self._open.enter_context(doorbell)
         self._native = Struct(
             "pinch",
             format=numbers.format.value,
             control=self.control.address,
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
-            bells=ctypes.addressof(bell.bells),
-            greeting=ctypes.addressof(bell.greeting),
+            kicks=ctypes.addressof(doorbell.kicks),
+            greeting=ctypes.addressof(doorbell.greeting),
             peers=self.peers.ctypes.data,
             flows=self.flows.ctypes.data,
             frames_to=self._frames_to.ctypes.data,
@@ -191,9 +191,9 @@ class PinchPort(Closing):
             sent=sent.ctypes.data,
             consumer=self._consumer.ctypes.data,
             producer=self._producer.ctypes.data,
-            bell_count=bell.bell_count,
-            bell_length=bell.bell_bytes,
-            greeting_length=len(bell.greeting),
+            kick_count=doorbell.kick_count,
+            kick_length=doorbell.kick_bytes,
+            greeting_length=len(doorbell.greeting),
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
@@ -201,7 +201,7 @@ class PinchPort(Closing):
             acked_words=shared["pinch_acked"].max_entries,
             hub_places=shared["pinch_hub_queue"].max_entries,
             sent_records=shared["pinch_sent"].max_entries,
-            doorbell=bell.fd,
+            doorbell=doorbell.fd,
             events=self._events.fd,
         )
         self._address = self._native.address
@@ -209,7 +209,7 @@ class PinchPort(Closing):
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
         library.pinch_send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
         library.pinch_wait.argtypes = [pointer, ctypes.c_int64]
-        library.pinch_ring.argtypes = [pointer]
+        library.pinch_kick.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
         library.pinch_enter.argtypes = [pointer, u32, u32, u32]
         library.pinch_end.argtypes = [pointer, u32, u32, u32]
@@ -222,10 +222,10 @@ class PinchPort(Closing):
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
         peers = -(-(self.group.size - 1) // len(set(self.homes)))  # of a flow
-        window = min(self.group.window * peers, _MOST_FLYING)
+        window = min(self.group.window * peers, _MOST_IN_FLIGHT)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
-        self._acked[:] = np.uint64(self.generation << 32)  # before acknowledgements that are late find what is wanted now
+        self._acked[:] = np.uint64(self.seq << 32)  # before acknowledgements that are late find what is wanted now
         self._wanted[:] = 0
         self._frames_to[:] = 0
         for rank in range(self.group.size):
@@ -248,10 +248,10 @@ class PinchPort(Closing):
         self.control.window = window
         self._copies = int(frames["copies"].sum())
 
-    def open(self, generation: int) -> None:
-        """Take frames of a generation in from here on; there is nothing to send yet."""
-        self.generation = generation
-        self._library.pinch_open(self._address, generation)
+    def open(self, seq: int) -> None:
+        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        self.seq = seq
+        self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int | None, holds: range) -> None:
         """Tell all partners that this rank takes frames in, its largest exponent, and how many frames it has for each.
@@ -264,17 +264,17 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def greet(self, attempt: int) -> None:
-        """Have hellos sent to partners that have more to say, or if exchanges have ended, to all that do not know.
+        """Have handshakes sent to partners that have more to say, or if exchanges have ended, to all that do not know.
 
         :param attempt: 1 or more.
         """
         self.doorbell.greet((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
 
     @property
-    def hellos(self) -> NDArray[np.uint64]:
+    def handshakes(self) -> NDArray[np.uint64]:
         """What each rank has said as it entered; 0: it has not."""
-        words: NDArray[np.uint64] = self.peers["theirs"][:, self.generation & 1].copy()
-        words[words >> np.uint64(32) != self.generation] = 0
+        words: NDArray[np.uint64] = self.peers["theirs"][:, self.seq & 1].copy()
+        words[words >> np.uint64(32) != self.seq] = 0
         return words
 
     @property
@@ -284,32 +284,32 @@ class PinchPort(Closing):
         return None if said == NOT_FINITE else said + LEAST_EXPONENT
 
     @property
-    def odd(self) -> list[int]:
+    def nonfinite(self) -> list[int]:
         """Ranks with values that are not finite."""
-        return [rank for rank, word in enumerate(self.hellos.tolist()) if exponent_in(word) == NOT_FINITE]
+        return [rank for rank, word in enumerate(self.handshakes.tolist()) if exponent_in(word) == NOT_FINITE]
 
-    def end(self, odd: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
+    def end(self, nonfinite: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
         """Tell all ranks that there will be no more exchanges.
 
-        :param odd: Ranks with values that must not be.
+        :param nonfinite: Ranks with values that must not be.
         :param gone: Ranks of which nothing is heard any more.
         :param late: Ranks that are up, and were waited for in vain.
         """
-        masks = (sum(1 << rank for rank in ranks) for ranks in (odd, gone, late))
+        masks = (sum(1 << rank for rank in ranks) for ranks in (nonfinite, gone, late))
         self.doorbell.check(self._library.pinch_end(self._address, *masks))
 
     @property
     def ended(self) -> tuple[list[int], list[int], list[int]]:
         """Why there will be no more exchanges: ranks with values that must not be, those gone, those late; see `end`."""
-        masks = int(self.control.odd), int(self.control.gone), int(self.control.late)
-        odd, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
-        return odd, gone, late
+        masks = int(self.control.nonfinite), int(self.control.gone), int(self.control.late)
+        nonfinite, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
+        return nonfinite, gone, late
 
     @property
     def may_go(self) -> bool:
         """Whether all ranks know that exchanges have ended."""
         everybody = (1 << self.group.size) - 1
-        return any(self.ended) and int(self.control.told) | 1 << self.group.rank == everybody
+        return any(self.ended) and int(self.control.end_acked) | 1 << self.group.rank == everybody
 
     def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
         """Quantize and send.
@@ -321,7 +321,7 @@ class PinchPort(Closing):
         before = None if last is None else last.ctypes.data
         self.doorbell.check(self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before))
 
-    def ring(self, work: bool = False) -> None:
+    def kick(self, work: bool = False) -> None:
         """Get every flow going, by a system call, which may carry frames for a while.
 
         :param work: Go on with what has come in, too.
@@ -329,7 +329,7 @@ class PinchPort(Closing):
         """
         if work:
             self.doorbell.work()
-        self.doorbell.check(self._library.pinch_ring(self._address))
+        self.doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:
         """Sleep until the exchange is complete, is found not to hold, exchanges have ended, or time is up."""
@@ -348,14 +348,14 @@ class PinchPort(Closing):
         return 0 if self.control.copies == UNKNOWN else int(self.control.copies)
 
     @property
-    def flying(self) -> bool:
+    def in_flight(self) -> bool:
         """Whether something that has been sent is not acknowledged."""
-        return bool(self.flows["flying"].any())
+        return bool(self.flows["in_flight"].any())
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
         """Frames that have been sent to a rank, and that it has not acknowledged."""
         words = self._acked[rank]
-        have = np.where(words >> np.uint64(32) == np.uint64(self.generation), words, np.uint64(0))
+        have = np.where(words >> np.uint64(32) == np.uint64(self.seq), words, np.uint64(0))
         missing = self._wanted[rank] & ~have & np.uint64(0xFFFFFFFF)
         bits = np.unpackbits(missing.astype("<u4").view(np.uint8), bitorder="little")
         numbers: NDArray[np.int64] = np.flatnonzero(bits)
@@ -369,11 +369,11 @@ class PinchPort(Closing):
         counts = {name: peers[name].tolist() for name in ("received", "acked", "heard", "news", "answers", "at", "waits")}
         return Seen(
             rank=self.group.rank,
-            generation=self.generation,
+            seq=self.seq,
             partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
-            hellos=self.hellos.tolist(),
+            handshakes=self.handshakes.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
-            met=int(self.control.met) >> 32 == self.generation,
+            met=int(self.control.met) >> 32 == self.seq,
             owed=int(self.control.owed),
             **counts,
         )
@@ -383,19 +383,19 @@ class PinchPort(Closing):
         if actions.greet:
             self.greet(actions.greet)
         for rank, numbers in actions.asks.items():
-            self.order(rank, np.array(numbers) | ORDER_ASK)
+            self.post(rank, np.array(numbers) | WR_ASK)
         for rank, numbers in actions.resends.items():
-            self.order(rank, np.array(numbers))
-        self.ring(actions.work)
+            self.post(rank, np.array(numbers))
+        self.kick(actions.work)
 
-    def order(self, rank: int, numbers: NDArray[np.int64]) -> None:
+    def post(self, rank: int, numbers: NDArray[np.int64]) -> None:
         """Have frames for a rank sent again if it lacks them, or asked about; `ring` carries it out."""
         number = self.homes[rank]
         flow = self.flows[number]
-        room = ORDERS - (int(flow["ordered"]) - int(flow["taken"])) % (1 << 32)
-        entries = np.uint64(self.generation << 32) | numbers[:room].astype(np.uint64)
-        self._orders[number, (int(flow["ordered"]) + np.arange(len(entries))) % ORDERS] = entries
-        flow["ordered"] = (int(flow["ordered"]) + len(entries)) % (1 << 32)
+        room = SQ_ENTRIES - (int(flow["sq_tail"]) - int(flow["sq_head"])) % (1 << 32)
+        entries = np.uint64(self.seq << 32) | numbers[:room].astype(np.uint64)
+        self._sq[number, (int(flow["sq_tail"]) + np.arange(len(entries))) % SQ_ENTRIES] = entries
+        flow["sq_tail"] = (int(flow["sq_tail"]) + len(entries)) % (1 << 32)
 
     def counters(self) -> dict[str, int]:
         """All of ``enum pinch_counter``, summed over CPUs."""

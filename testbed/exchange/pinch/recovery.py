@@ -66,10 +66,10 @@ class Recovery:
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.end(gone=verdict.silent, late=late)
                 raise CollectiveError(self._words.gave_up(seen, verdict, port.copies, now - started))
-            elif port.flying or now - moved >= self._patience:
+            elif port.in_flight or now - moved >= self._patience:
                 self.timer.expired()
                 port.act(policy.act(seen))
-            left = 0.0 if port.flying else self._patience - (now - moved)
+            left = 0.0 if port.in_flight else self._patience - (now - moved)
             waited = port.wait(max(self.timer.timeout, left))
         return waited
 
@@ -81,7 +81,7 @@ class Recovery:
     def linger(self) -> None:
         """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
 
-        Till then one of them may lack this one's last hello or acknowledgement, and ask for it.
+        Till then one of them may lack this one's last handshake or acknowledgement, and ask for it.
         """
         port, attempt = self.port, 0
         deadline = time.monotonic() + min(_LINGER, port.group.timeout)
@@ -108,9 +108,9 @@ class Recovery:
 
     def _end(self) -> str:
         """The error's text where others have found that there can be no more exchanges."""
-        port, (odd, gone, late) = self.port, self.port.ended
-        if not odd:
-            return self._words.ended(port.generation, gone, late)
-        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in odd)
+        port, (nonfinite, gone, late) = self.port, self.port.ended
+        if not nonfinite:
+            return self._words.ended(port.seq, gone, late)
+        ranks = ", ".join(f"rank {rank} ({port.group.members[rank].name})" for rank in nonfinite)
         larger = "" if port.spec.exponent is None else f", or of 2**{port.spec.exponent} or more"
         return f"exchange: {ranks} has embeddings that are not finite{larger}"

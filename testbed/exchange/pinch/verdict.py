@@ -30,39 +30,39 @@ class Words:
         :param copies: Frames that it has to send, a copy for each rank.
         :param seconds: For how long.
         """
-        elsewhere = [up.rank for up in verdict.up if not up.generation or is_before(up.generation, seen.generation)]
+        elsewhere = [up.rank for up in verdict.up if not up.seq or is_before(up.seq, seen.seq)]
         if verdict.silent:
             why = f"{self._ranks(verdict.silent)} silent for {self.timeout:g} s"
         elif elsewhere:
             why = f"{self._ranks(elsewhere)} up, but not in this exchange after {self.timeout:g} s"
         else:
             why = f"no progress for {self.timeout:g} s: {'; '.join(self._missing(seen, verdict.up))}"
-        frames = {rank: frames_in(seen.hellos[rank]) for rank in seen.partners}
+        frames = {rank: frames_in(seen.handshakes[rank]) for rank in seen.partners}
         received = sum(min(seen.received[rank], count) for rank, count in frames.items())
         got = f"{received} of {sum(frames.values())} frames received, {sum(seen.acked)} of {copies} acknowledged"
-        return f"{self._rank(self.rank)}: {why} (exchange {seen.generation}: {got} after {seconds:.1f} s)"
+        return f"{self._rank(self.rank)}: {why} (exchange {seen.seq}: {got} after {seconds:.1f} s)"
 
     def _missing(self, seen: Seen, ups: Sequence[Up]) -> list[str]:
         """What is missing here, and where those are that it should come from."""
         found = []
         for up in ups[:_NAMED]:
-            name, frames = self.names[up.rank], frames_in(seen.hellos[up.rank])
-            if not seen.hellos[up.rank]:
-                found.append(f"hello of {name} missing")
+            name, frames = self.names[up.rank], frames_in(seen.handshakes[up.rank])
+            if not seen.handshakes[up.rank]:
+                found.append(f"handshake of {name} missing")
             if seen.received[up.rank] < frames:
                 found.append(f"frames of {name} missing: {frames - seen.received[up.rank]} of {frames}")
             if lacking := len(seen.lacking(up.rank)):
                 found.append(f"acknowledgements of {name} missing: {lacking}")
         for up in ups[:_NAMED]:
             waits = f", waiting for {', '.join(self.names[other] for other in up.waits)}" if up.waits else ""
-            found.append(f"{self.names[up.rank]} is up, in exchange {up.generation}{waits}")
+            found.append(f"{self.names[up.rank]} is up, in exchange {up.seq}{waits}")
         if len(ups) > _NAMED:
             found.append(f"and {len(ups) - _NAMED} more ranks")
         if seen.owed:
             found.append(f"slices of this rank's own hubs missing: {seen.owed}")
         return found or ["this rank's own frames are not sent"]
 
-    def ended(self, generation: int, gone: Collection[int], late: Collection[int]) -> str:
+    def ended(self, seq: int, gone: Collection[int], late: Collection[int]) -> str:
         """Others have given up.
 
         :param gone: Ranks of which they hear nothing any more.
@@ -74,7 +74,7 @@ class Words:
             why = f"waiting for {self._others(late)}"
         else:
             why = f"waiting for {self._others(late)}, which {'is' if len(late) == 1 else 'are'} up"
-        return f"{self._rank(self.rank)}: the others have given up {why} (exchange {generation})"
+        return f"{self._rank(self.rank)}: the others have given up {why} (exchange {seq})"
 
     def _rank(self, rank: int) -> str:
         return f"rank {rank} ({self.names[rank]})"

@@ -109,10 +109,10 @@ class Frame(NamedTuple):
 class Sent(NamedTuple):
     """``struct pinch_sent``."""
 
-    generation: int
+    seq: int
     serial: int
     sent_us: int
-    lane: int
+    stream: int
     attempt: int
 
 
@@ -152,16 +152,16 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class Flow:
-    """``struct pinch_flow``, its schedule, and the orders that nobody has taken.
+    """``struct pinch_flow``, its schedule, and the work requests that no program has taken.
 
     :param schedule: Numbers of its frames, ascending.
     """
 
     schedule: tuple[int, ...] = ()
     next: int = 0
-    flying: int = 0
-    orders: tuple[int, ...] = ()
-    taken: int = 0
+    in_flight: int = 0
+    sq: tuple[int, ...] = ()
+    sq_head: int = 0
 
     @property
     def next_number(self) -> int:
@@ -191,11 +191,11 @@ def _make_peer(*state: Any) -> Peer:
 
 
 _SCALARS = (
-    "generation", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
-    "queued", "served", "odd", "gone", "late", "told", "handed", "taken",
+    "seq", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
+    "queued", "served", "nonfinite", "gone", "late", "end_acked", "handed", "taken",
 )  # fmt: skip
 _scalars = attrgetter(*_SCALARS)
-_flow = attrgetter("schedule", "next", "flying", "orders", "taken")
+_flow = attrgetter("schedule", "next", "in_flight", "sq", "sq_head")
 _peer = attrgetter("received", "acked", "heard", "news", "answers", "at", "waits")
 
 
@@ -204,13 +204,13 @@ class Memory:
 
     def __init__(self, config: Config, sink: Sink) -> None:
         self.config, self.sink = config, sink
-        self.generation = self.ready = 0
+        self.seq = self.ready = 0
         self.window, self.copies = 1, UNKNOWN
         self.lowest, self.highest, self.partners = 0, NOT_FINITE - 2, (1 << config.ranks) - 1
-        #: generation << 32 | frames to come, once all ranks have entered and payloads hold.
+        #: seq << 32 | frames to come, once all ranks have entered and payloads hold.
         self.met = 0
         self.unfit = self.acked = self.received = self.owed = self.queued = self.served = 0
-        self.odd = self.gone = self.late = self.told = self.handed = self.taken = 0
+        self.nonfinite = self.gone = self.late = self.end_acked = self.handed = self.taken = 0
         flows = max(config.fan) + 1
         self.flows = [Flow() for _ in range(flows)]
         self.frames: tuple[Frame, ...] = ()
@@ -220,10 +220,10 @@ class Memory:
         self.acks = [0] * (config.acked_words * config.ranks)
         self.wanted = [0] * (config.acked_words * config.ranks)
         self.hubs: dict[int, Hub] = {}  # by slot
-        self.hub_queue: dict[int, int] = {}  # generation << 32 | slot, by place
-        #: By CPU: frames put on its lane.
+        self.hub_queue: dict[int, int] = {}  # seq << 32 | slot, by place
+        #: By CPU: frames put on its stream.
         self.serials: dict[int, int] = {}
-        #: By CPU: bells that a last hello has become.
+        #: By CPU: kicks that a last handshake has become.
         self.fanned: dict[int, int] = {}
         # What is no part of the state.
         self.cpu = 0  # that programs run on at the moment

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from testbed.kernel.abi import constant
-from testbed.protocol.sequence import generation_of
+from testbed.protocol.sequence import seq_of
 from testbed.protocol.weights import weigh_halves
 from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
 
@@ -16,22 +16,22 @@ __all__ = [
     "ANYWHERE",
     "ASK",
     "BATCH",
-    "BELL_FOR_ALL",
     "ENDED",
     "EXPONENT_BITS",
     "FIRST",
+    "KICK_ALL",
     "LATE",
     "LEAST_BYTES",
     "LEAST_WORDS",
     "MAX_WORDS",
     "NOBODY",
     "NOT_FINITE",
-    "NO_LANE",
-    "ORDERS",
-    "ORDER_ASK",
+    "NO_STREAM",
+    "SQ_ENTRIES",
     "U32",
     "U64",
     "UNKNOWN",
+    "WR_ASK",
     "Packet",
     "ack_first",
     "bits_of",
@@ -54,30 +54,30 @@ LEAST_BYTES = constant("PINCH_LEAST_BYTES")
 LEAST_WORDS = ACK_WORDS
 """Behind the header of a frame, so that it can turn round as an acknowledgement."""
 BATCH = constant("PINCH_BATCH")
-"""Frames that a bell sends at most."""
-ORDERS = constant("PINCH_ORDERS")
+"""Frames that a kick sends at most."""
+SQ_ENTRIES = constant("PINCH_SQ_ENTRIES")
 """Of a flow: frames that may wait to be sent again."""
-ORDER_ASK = constant("PINCH_ORDER_ASK")
-"""In an order: the frame is asked for, not sent again."""
+WR_ASK = constant("PINCH_WR_ASK")
+"""In a work request: ask whether the frame has come, do not send it again."""
 UNKNOWN = constant("PINCH_UNKNOWN")
 """Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
 FIRST = constant("PINCH_FIRST")
-"""The generation in which all ranks meet."""
-BELL_FOR_ALL = constant("PINCH_FLAG_ALL")
-"""Flag of a bell: there is one for each flow."""
+"""The sequence number in which all ranks meet."""
+KICK_ALL = constant("PINCH_FLAG_ALL")
+"""Flag of a kick: there is one for each flow."""
 EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
 NOT_FINITE = constant("PINCH_NOT_FINITE")
-"""In a hello, instead of an exponent."""
+"""In a handshake, instead of an exponent."""
 ENDED = constant("PINCH_ENDED")
 """Likewise: there will be no more exchanges; the header says why."""
 NOBODY = -1
 """Whose address is no rank's."""
 ASK = constant("PINCH_FLAG_ASK")
 """Flag: an answer is wanted."""
-NO_LANE = constant("PINCH_NO_LANE")
-"""Lane of an acknowledgement: what it lacks may only be late."""
+NO_STREAM = constant("PINCH_NO_STREAM")
+"""Stream of an acknowledgement: what it lacks may only be late."""
 LATE = constant("PINCH_FLAG_LATE")
-"""Flag of a hello that says that exchanges have ended: `prev` are ranks that are up."""
+"""Flag of a handshake that says that exchanges have ended: `prev` are ranks that are up."""
 
 U32 = 0xFFFFFFFF
 U64 = 0xFFFFFFFFFFFFFFFF
@@ -95,10 +95,10 @@ class Packet(NamedTuple):
     kind: int
     group: int = 0
     cookie: int = 0
-    generation: int = 0
+    seq: int = 0
     chunk: int = 0
     checksum: int = 0
-    lane: int = 0
+    stream: int = 0
     hop: int = 0
     sender: int = 0
     receiver: int = 0
@@ -136,25 +136,25 @@ def check_of(words: Iterable[int]) -> int:
     return weigh_halves([half for word in words for half in (word & U32, word >> 32)])
 
 
-def bits_of(word: int, generation: int) -> int:
-    """The bits of a bitmap's word, if they are of a generation."""
-    return word & U32 if generation_of(word) == generation else 0
+def bits_of(word: int, seq: int) -> int:
+    """The bits of a bitmap's word, if they are of a sequence number."""
+    return word & U32 if seq_of(word) == seq else 0
 
 
 def frames_in(word: int) -> int:
-    """The number of frames that a hello announces."""
+    """The number of frames that a handshake announces."""
     return (word & U32) >> EXPONENT_BITS
 
 
 def exponent_in(word: int) -> int:
-    """The exponent of the largest value, as a hello has it."""
+    """The exponent of the largest value, as a handshake has it."""
     return word & (1 << EXPONENT_BITS) - 1
 
 
-def word_in(pair: list[int], generation: int) -> int:
-    """A generation's word in those of an even and an odd one; 0: there is none."""
-    word = pair[generation & 1]
-    return word if generation_of(word) == generation else 0
+def word_in(pair: list[int], seq: int) -> int:
+    """A sequence number's word in those of an even and an odd one; 0: there is none."""
+    word = pair[seq & 1]
+    return word if seq_of(word) == seq else 0
 
 
 def ack_first(chunk: int) -> int:

@@ -7,7 +7,7 @@ rank looks (`Seen`) whenever its timer has expired:
 - *What to do* (`Policy.act`). Ranks that have more to say are asked to say it, which also tells whether they are up. Ranks that
   have not acknowledged something are asked whether it has come, before anything is sent again: late is not lost. Their answer
   has the kernel send again what it shows to be lost. Only what two answers in a row have left open, as it was sent on another
-  lane than the question, is ordered anew from here.
+  stream than the question, is sent again from here.
 - *Who is to blame* (`Policy.verdict`), when nothing has moved for the group's timeout. Whoever has been heard of since the wait
   began is up, whatever it was that came from it, unless it has stopped to answer; and says where it is and whom it waits for.
   While one that is up waits for somebody else, it is left to that one to find out about the other (`Policy.is_sure`).
@@ -36,21 +36,21 @@ class Seen:
     """What a process sees of the exchange that it is in. Sequences have an entry a rank.
 
     :param partners: Ranks that it has to meet, without itself.
-    :param hellos: Their words of this generation; 0: there is none.
+    :param handshakes: Their words of this sequence number; 0: there is none.
     :param received: Frames that have come from them.
     :param acked: Frames that they have acknowledged.
     :param heard: Frames of any kind that have come from them since the start; `news`: those that said something new; `answers`:
         acknowledgements.
-    :param at: Generations that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
+    :param at: Sequence numbers that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
     :param lacking: Of a rank the numbers of frames that were sent to it and that it has not acknowledged, ascending.
     :param met: Its programs have found that all partners have entered, and that payloads hold.
     :param owed: Slices of hubs that its own programs have not added yet.
     """
 
     rank: int
-    generation: int
+    seq: int
     partners: Sequence[int]
-    hellos: Sequence[int]
+    handshakes: Sequence[int]
     received: Sequence[int]
     acked: Sequence[int]
     heard: Sequence[int]
@@ -63,8 +63,8 @@ class Seen:
     owed: int
 
     def is_behind(self, rank: int) -> bool:
-        """Has a partner more to say: its hello, or frames (``is_behind``)?"""
-        return not self.hellos[rank] or self.received[rank] < frames_in(self.hellos[rank])
+        """Has a partner more to say: its handshake, or frames (``is_behind``)?"""
+        return not self.handshakes[rank] or self.received[rank] < frames_in(self.handshakes[rank])
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Actions:
 class Up:
     """A rank that something is missing from, though it is up.
 
-    :param generation: The one that it has entered last.
+    :param seq: The one that it has entered last.
     :param waits: For whom it waits there, as it says.
     """
 
     rank: int
-    generation: int
+    seq: int
     waits: tuple[int, ...]
 
 
@@ -165,7 +165,7 @@ class Policy:
 
     def _absent(self, seen: Seen) -> list[int]:
         """Ranks that something is missing from."""
-        strangers = [rank for rank in seen.partners if not seen.hellos[rank]]
+        strangers = [rank for rank in seen.partners if not seen.handshakes[rank]]
         if strangers:  # nobody has begun to send
             return strangers
         return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]

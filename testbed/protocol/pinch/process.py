@@ -1,6 +1,7 @@
-"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, says hello, sends, and waits.
+"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, sends a handshake, sends, and waits.
 
-Twin of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is `pinch_policy`'s.
+Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is
+`pinch_policy`'s.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from testbed.protocol.pinch.packet import (
     ACK_BEHIND,
     EXPONENT_BITS,
     LEAST_WORDS,
-    ORDER_ASK,
-    ORDERS,
+    SQ_ENTRIES,
     UNKNOWN,
+    WR_ASK,
     Packet,
     bits_of,
     exponent_in,
@@ -22,7 +23,7 @@ from testbed.protocol.pinch.packet import (
 )
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.pinch.rank import Rank
-from testbed.protocol.sequence import generation_of, must_forget, word_of
+from testbed.protocol.sequence import must_forget, seq_of, word_of
 from testbed.protocol.wire import PinchKind
 
 __all__ = ["Process"]
@@ -31,7 +32,7 @@ __all__ = ["Process"]
 class Process:
     """One rank's process.
 
-    What it rings with comes back as packets, for `Rank.on_bell`.
+    What it rings with comes back as packets, for `Rank.on_doorbell`.
 
     :param every: Of how many frames for a rank one asks for an acknowledgement.
     """
@@ -47,7 +48,7 @@ class Process:
         """
         memory, config = self.memory, self.memory.config
         ask = [0] * len(frames)
-        memory.acks = [word_of(memory.generation, 0)] * len(memory.acks)
+        memory.acks = [word_of(memory.seq, 0)] * len(memory.acks)
         memory.wanted = [0] * len(memory.wanted)
         for rank in range(config.ranks):
             mine = [number for number, (to, _) in enumerate(frames) if to >> rank & 1]
@@ -62,41 +63,41 @@ class Process:
             homes = config.homes(flow)
             memory.flows[flow].schedule = tuple(number for number, (to, _) in enumerate(frames) if to & homes)
 
-    def open(self, generation: int) -> None:
-        """Take frames of a generation in from here on; there is nothing to send yet."""
-        memory, before = self.memory, self.memory.generation
-        if must_forget(before, generation):
-            self.forget(before, generation)
+    def open(self, seq: int) -> None:
+        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        memory, before = self.memory, self.memory.seq
+        if must_forget(before, seq):
+            self.forget(before, seq)
         memory.copies, memory.unfit = UNKNOWN, 0
         memory.taken = memory.handed
         memory.acked = memory.received = memory.owed = memory.queued = memory.served = 0
         for peer in memory.peers:
             peer.received = peer.acked = 0
-        memory.generation, memory.ready = generation, 0
+        memory.seq, memory.ready = seq, 0
         for flow in memory.flows:
-            flow.next = flow.flying = 0
+            flow.next = flow.in_flight = 0
 
-    def forget(self, before: int, generation: int) -> None:
-        """Reset all that carries the number of neither of two generations."""
-        memory, kept = self.memory, (before, generation)
+    def forget(self, before: int, seq: int) -> None:
+        """Reset all that carries the number of neither of two sequence numbers."""
+        memory, kept = self.memory, (before, seq)
         for bitmap in (memory.seen, memory.acks):
-            bitmap[:] = [word if generation_of(word) in kept else word_of(before, 0) for word in bitmap]
-        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if generation_of(word) in kept}
-        memory.sent = {key: sent for key, sent in memory.sent.items() if sent.generation == before}
+            bitmap[:] = [word if seq_of(word) in kept else word_of(before, 0) for word in bitmap]
+        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if seq_of(word) in kept}
+        memory.sent = {key: sent for key, sent in memory.sent.items() if sent.seq == before}
         for peer in memory.peers:
             for pair in (peer.ours, peer.theirs):
-                pair[:] = [word if generation_of(word) in kept else 0 for word in pair]
+                pair[:] = [word if seq_of(word) in kept else 0 for word in pair]
 
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
         """Say that this rank has entered.
 
-        :param exponent: Of its largest value, as hellos have it.
+        :param exponent: Of its largest value, as handshakes have it.
         :param lowest: Of all ranks', with which payloads can be sent as they will be made; `highest`, too.
         :returns: The greeting to ring with.
         """
         memory = self.memory
         memory.lowest, memory.highest = lowest, highest
-        parity, word = memory.generation & 1, word_of(memory.generation, exponent)
+        parity, word = memory.seq & 1, word_of(memory.seq, exponent)
         for peer, frames in zip(memory.peers, self.frames_to, strict=True):
             peer.ours[parity] = word | frames << EXPONENT_BITS
         memory.peers[memory.config.rank].theirs[parity] = word
@@ -106,39 +107,39 @@ class Process:
         """Let all frames be sent.
 
         :param count: Only so many.
-        :returns: Bells to ring with; none if the last hello is still to come, which rings by itself.
+        :returns: Kicks to ring with; none if the last handshake is still to come, which rings by itself.
         """
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
         memory.ready = len(memory.frames[:count])
-        return self.bells() if memory.ready and generation_of(memory.met) == memory.generation else []
+        return self.kicks() if memory.ready and seq_of(memory.met) == memory.seq else []
 
     @property
     def is_done(self) -> bool:
         """Whether all has come, been added, and been acknowledged."""
-        return self.memory.is_complete(self.memory.generation)
+        return self.memory.is_complete(self.memory.seq)
 
     @property
     def is_unfit(self) -> bool:
         """Whether all ranks have come, and what was made to be sent does not hold."""
         memory = self.memory
-        return memory.unfit == memory.generation != generation_of(memory.met)
+        return memory.unfit == memory.seq != seq_of(memory.met)
 
     @property
     def highest(self) -> int:
-        """The largest exponent of any rank that has entered, as hellos have it."""
-        words = [word_in(peer.theirs, self.memory.generation) for peer in self.memory.peers]
+        """The largest exponent of any rank that has entered, as handshakes have it."""
+        words = [word_in(peer.theirs, self.memory.seq) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
-    def end(self, odd: int = 0, gone: int = 0, late: int = 0) -> Packet:
+    def end(self, nonfinite: int = 0, gone: int = 0, late: int = 0) -> Packet:
         """Say that there will be no more exchanges.
 
-        :param odd: Ranks with values that must not be, a bit each.
+        :param nonfinite: Ranks with values that must not be, a bit each.
         :param gone: Ranks of which nothing is heard any more.
         :param late: Ranks that are up, and were waited for in vain.
         :returns: The greeting to ring with.
         """
-        self.memory.odd |= odd
+        self.memory.nonfinite |= nonfinite
         self.memory.gone |= gone
         self.memory.late |= late
         return self.greeting()
@@ -156,7 +157,7 @@ class Process:
         """Whether nobody needs this rank any more, which lingers."""
         memory, everybody = self.memory, (1 << self.memory.config.ranks) - 1
         if memory.has_ended:
-            return memory.told | 1 << memory.config.rank == everybody
+            return memory.end_acked | 1 << memory.config.rank == everybody
         return self.is_unfit
 
     def seen(self) -> Seen:
@@ -165,9 +166,9 @@ class Process:
         peers = memory.peers
         return Seen(
             config.rank,
-            memory.generation,
+            memory.seq,
             [rank for rank in range(config.ranks) if memory.partners >> rank & 1 and rank != config.rank],
-            [word_in(peer.theirs, memory.generation) for peer in peers],
+            [word_in(peer.theirs, memory.seq) for peer in peers],
             [peer.received for peer in peers],
             [peer.acked for peer in peers],
             [peer.heard for peer in peers],
@@ -176,7 +177,7 @@ class Process:
             [peer.at for peer in peers],
             [peer.waits for peer in peers],
             self.lacking,
-            generation_of(memory.met) == memory.generation,
+            seq_of(memory.met) == memory.seq,
             memory.owed,
         )
 
@@ -186,7 +187,7 @@ class Process:
         flow, found = memory.flows[config.flow_to(rank)], []
         for number in flow.schedule[: flow.next]:
             index = rank * config.acked_words + number // 32
-            if memory.wanted[index] & ~bits_of(memory.acks[index], memory.generation) & 1 << number % 32:
+            if memory.wanted[index] & ~bits_of(memory.acks[index], memory.seq) & 1 << number % 32:
                 found.append(number)
         return found
 
@@ -195,26 +196,26 @@ class Process:
 
         :returns: What to ring with.
         """
-        rung = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
-        for ask, numbers in ((ORDER_ASK, actions.asks), (0, actions.resends)):
+        kicked = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
+        for ask, numbers in ((WR_ASK, actions.asks), (0, actions.resends)):
             for rank, of_rank in numbers.items():
-                self.order(rank, [number | ask for number in of_rank])
+                self.post(rank, [number | ask for number in of_rank])
         if actions.work:
-            rung.append(self._own(PinchKind.WORK))
-        return rung + self.bells()
+            kicked.append(self._own(PinchKind.WORK))
+        return kicked + self.kicks()
 
-    def order(self, rank: int, numbers: Sequence[int]) -> None:
-        """Have frames to a rank sent again, or asked about; a bell carries it out."""
+    def post(self, rank: int, numbers: Sequence[int]) -> None:
+        """Have frames to a rank sent again, or asked about; a kick carries it out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
-        entries = [word_of(self.memory.generation, number) for number in numbers]
-        flow.orders = (*flow.orders, *entries)[:ORDERS]
+        entries = [word_of(self.memory.seq, number) for number in numbers]
+        flow.sq = (*flow.sq, *entries)[:SQ_ENTRIES]
 
-    def bells(self) -> list[Packet]:
-        """A bell for each flow."""
-        return [self._own(PinchKind.BELL, chunk=flow) for flow in self.memory.config.fan]
+    def kicks(self) -> list[Packet]:
+        """A kick for each flow."""
+        return [self._own(PinchKind.DOORBELL, chunk=flow) for flow in self.memory.config.fan]
 
     def greeting(self, attempt: int = 0) -> Packet:
-        """What has hellos sent."""
+        """What has handshakes sent."""
         return self._own(PinchKind.GREET, attempt=attempt)
 
     def _own(self, kind: PinchKind, chunk: int = 0, attempt: int = 0) -> Packet:

@@ -1,10 +1,10 @@
 """The programs of an exchange as a state machine without I/O or clocks.
 
-Twin of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame: `Rank.on_link` is
-the program on the link, `Rank.on_bell` the one at the doorbell's far end, `Rank.on_send` the one behind it that sends. What C
-does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and `Rank.claim` are the
-two halves of what is done with a frame of embeddings, between which another CPU, or the process, may do anything: so each must
-hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
+Reference model of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame:
+`Rank.on_link` is the program on the link, `Rank.on_doorbell` the one at the doorbell's far end, `Rank.on_send` the one behind
+it that sends. What C does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify`
+and `Rank.claim` are the two halves of what is done with a frame of embeddings, between which another CPU, or the process, may
+do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from testbed.protocol.pinch.memory import Peer, Sent
 from testbed.protocol.pinch.packet import (
     ACK_WORDS,
     ASK,
-    BELL_FOR_ALL,
     ENDED,
     FIRST,
+    KICK_ALL,
     LATE,
-    NO_LANE,
+    NO_STREAM,
     U32,
     Packet,
     ack_first,
@@ -28,7 +28,7 @@ from testbed.protocol.pinch.packet import (
 )
 from testbed.protocol.pinch.sending import Sender
 from testbed.protocol.pinch.work import DROP, Claim, Greeting, Next, Out
-from testbed.protocol.sequence import generation_after, generation_of, is_before, word_of
+from testbed.protocol.sequence import is_before, seq_after, seq_of, word_of
 from testbed.protocol.wire import PinchKind
 
 __all__ = ["Next", "Rank"]
@@ -64,28 +64,28 @@ class Rank(Sender):
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet, self.is_late(packet.generation), by_link) if self.verify(packet) else DROP
+            return self.claim(packet, self.is_late(packet.seq), by_link) if self.verify(packet) else DROP
         if packet.kind == PinchKind.ASK:
             return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
-            return (Next.BELL, self._own(packet, PinchKind.BELL)) if self._on_ack(packet, now_us) else DROP
-        if packet.kind == PinchKind.HELLO:
-            return self._on_hello(packet)
+            return (Next.DOORBELL, self._own(packet, PinchKind.DOORBELL)) if self._on_ack(packet, now_us) else DROP
+        if packet.kind == PinchKind.HANDSHAKE:
+            return self._on_handshake(packet)
         return self._drop("bad_kind")
 
     # Frames of embeddings.
 
     def _is_expected(self, packet: Packet) -> bool:
-        """Can a frame of the sender's have this number, generation and tag?"""
+        """Can a frame of the sender's have this number, sequence number and tag?"""
         if packet.chunk >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
-        if packet.generation != self.generation and not self.is_late(packet.generation):
-            return self._refuse("bad_generation")
+        if packet.seq != self.seq and not self.is_late(packet.seq):
+            return self._refuse("bad_seq")
         return packet.tag == self.config.tag or self._refuse("bad_tensor")
 
-    def is_late(self, generation: int) -> bool:
-        """Was a generation the one before this rank's?"""
-        return generation > 0 and generation_after(generation) == self.generation
+    def is_late(self, seq: int) -> bool:
+        """Was a sequence number the one before this rank's?"""
+        return seq > 0 and seq_after(seq) == self.seq
 
     def verify(self, packet: Packet) -> bool:
         """Is a frame of embeddings what its sender has sent, and can it be for this exchange?"""
@@ -105,27 +105,27 @@ class Rank(Sender):
         :param late: It was of the exchange before, when it was verified.
         :param by_link: It came to the CPU that aggregates.
         """
-        peer, generation, chunk = self.peers[packet.sender], packet.generation, packet.chunk
+        peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
         peer.heard += 1
         # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
         if late:
             return self._acknowledge(packet, by_link)
-        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, generation, 1 << chunk % 32)
+        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32)
         if claim is Claim.TAKEN:
             self.count("duplicate")
             return self._acknowledge(packet, by_link)
         if claim is Claim.STALE:
-            return self._drop("bad_generation")
+            return self._drop("bad_seq")
         hubs = self._add_rows(packet)
         peer.received += 1
         peer.news += 1
         self.received += 1
-        self._check_complete(generation)
+        self._check_complete(seq)
         # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
-        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, generation)):
+        if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, seq)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
-        return (Next.BELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
+        return (Next.DOORBELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
 
     def _add_rows(self, packet: Packet) -> int:
         """Add a frame's rows; how many have been set aside."""
@@ -137,7 +137,7 @@ class Rank(Sender):
             elif row.hub is not None:
                 self.hubs[row.slot] = row.hub
                 self.owed += self._slices(row.hub.neighbours)
-                self.hub_queue[self.queued] = word_of(self.generation, row.slot)
+                self.hub_queue[self.queued] = word_of(self.seq, row.slot)
                 self.queued += 1
                 hubs += 1
             else:
@@ -156,19 +156,19 @@ class Rank(Sender):
 
     def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
         """The frame becomes an acknowledgement to its sender."""
-        lane = NO_LANE if self._may_overtake(by_link) else packet.lane
+        stream = NO_STREAM if self._may_overtake(by_link) else packet.stream
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
-        if packet.generation == self.generation:
+        if packet.seq == self.seq:
             end = -(-source.frames // 32)
             have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
-            words = [bits_of(word, packet.generation) for word in have]
-        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, lane=lane, body=tuple(words))
+            words = [bits_of(word, packet.seq) for word in have]
+        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, stream=stream, body=tuple(words))
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
 
     def _may_overtake(self, by_link: bool) -> bool:
-        """May a frame have overtaken others of its lane, which came to another CPU and wait to be handed over?"""
+        """May a frame have overtaken others of its stream, which came to another CPU and wait to be handed over?"""
         return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
@@ -183,8 +183,8 @@ class Rank(Sender):
         return True
 
     def _is_ack(self, packet: Packet) -> bool:
-        if packet.generation != self.generation:
-            return self._refuse("bad_generation")
+        if packet.seq != self.seq:
+            return self._refuse("bad_seq")
         if packet.chunk >= self.ready:
             return self._refuse("bad_chunk")
         if len(packet.body) < ACK_WORDS or packet.length != 8 * ACK_WORDS:
@@ -195,12 +195,12 @@ class Rank(Sender):
         """Note what a peer has. Is there anything to send now?"""
         if not self._is_ack(packet):
             return False
-        rank, chunk, generation = packet.sender, packet.chunk, packet.generation
+        rank, chunk, seq = packet.sender, packet.chunk, packet.seq
         peer, number = self.peers[rank], self.config.flow_to(rank)
         flow, first, news, holes = self.flows[number], ack_first(chunk), 0, 0
         for word in range(first, min(first + ACK_WORDS, self.config.acked_words)):
             index, bits = rank * self.config.acked_words + word, packet.body[word - first] & U32
-            _, fresh = self._add_bits(self.acks, index, generation, self.wanted[index] & bits)
+            _, fresh = self._add_bits(self.acks, index, seq, self.wanted[index] & bits)
             news += fresh.bit_count()
             holes |= self.wanted[index] & ~bits & self._up_to(chunk, word)
         peer.heard += 1
@@ -208,9 +208,9 @@ class Rank(Sender):
         if news:
             peer.news += 1
             peer.acked += news
-            flow.flying -= news
+            flow.in_flight -= news
             self.acked += news
-            self._check_complete(generation)
+            self._check_complete(seq)
             self._measure(packet, self.sent.get((number, chunk)), now)
         return bool(holes) or flow.next_number < self.ready
 
@@ -221,7 +221,7 @@ class Rank(Sender):
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
         """Take the time since a frame was sent, if it was this very sending that has been answered."""
-        if sent is None or (sent.generation, sent.lane, sent.serial) != (packet.generation, packet.lane, packet.prev):
+        if sent is None or (sent.seq, sent.stream, sent.serial) != (packet.seq, packet.stream, packet.prev):
             return
         rtt = now - sent.sent_us & U32
         if rtt >> 30:
@@ -230,20 +230,20 @@ class Rank(Sender):
         self.rtt_sum_us += rtt
         self.rtt_max_us = max(self.rtt_max_us, rtt)
 
-    # Hellos.
+    # Handshakes.
 
-    def _is_hello(self, packet: Packet) -> bool:
+    def _is_handshake(self, packet: Packet) -> bool:
         if packet.tag != self.config.tag:
             return self._refuse("bad_tensor")
         if not packet.body or packet.length != 8:
             return self._refuse("bad_length")
-        good = packet.generation == generation_of(packet.body[0]) and packet.checksum == packet.good_checksum
+        good = packet.seq == seq_of(packet.body[0]) and packet.checksum == packet.good_checksum
         return good or self._refuse("bad_checksum")
 
-    def _on_hello(self, packet: Packet) -> Out:
-        if not self._is_hello(packet):
+    def _on_handshake(self, packet: Packet) -> Out:
+        if not self._is_handshake(packet):
             return DROP
-        peer, generation, ask = self.peers[packet.sender], packet.generation, bool(packet.flags & ASK)
+        peer, seq, ask = self.peers[packet.sender], packet.seq, bool(packet.flags & ASK)
         peer.heard += 1
         if exponent_in(packet.body[0]) == ENDED:
             late = packet.prev if packet.flags & LATE else 0
@@ -251,71 +251,71 @@ class Rank(Sender):
         else:
             peer.at, peer.waits = packet.prev, packet.chunk
             if self._take_word(peer, packet.body[0]):
-                bell = packet._replace(sender=self.config.rank, flags=BELL_FOR_ALL)
-                return Next.FAN, self._own(bell, PinchKind.BELL)
-            mine = self.generation
-            near = mine in (generation, generation_after(generation)) or generation == generation_after(mine)
-            if not near and (generation != FIRST or not ask) and not self.has_ended:
-                return self._drop("bad_generation")
+                kick = packet._replace(sender=self.config.rank, flags=KICK_ALL)
+                return Next.FAN, self._own(kick, PinchKind.DOORBELL)
+            mine = self.seq
+            near = mine in (seq, seq_after(seq)) or seq == seq_after(mine)
+            if not near and (seq != FIRST or not ask) and not self.has_ended:
+                return self._drop("bad_seq")
         if not ask:
             return DROP
-        answer = word_of(generation, 0) if self.has_ended else self._answer(peer, generation)
+        answer = word_of(seq, 0) if self.has_ended else self._answer(peer, seq)
         if not answer:
             return DROP
-        entered = generation_of(word_in(peer.ours, self.generation) or peer.ours[~self.generation & 1])
+        entered = seq_of(word_in(peer.ours, self.seq) or peer.ours[~self.seq & 1])
         say = Greeting(entered, self.waits(), packet.attempt)
-        return Next.LINK, self._hello(packet, packet.sender, answer, say)
+        return Next.LINK, self._handshake(packet, packet.sender, answer, say)
 
-    def _note_end(self, sender: int, odd: int, gone: int, late: int) -> None:
+    def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
         """The sender's exchanges are over, hence this rank's, which its process has to know."""
-        self.told |= 1 << sender
-        if odd & ~self.odd or gone & ~self.gone or late & ~self.late:
-            self.odd |= odd
+        self.end_acked |= 1 << sender
+        if nonfinite & ~self.nonfinite or gone & ~self.gone or late & ~self.late:
+            self.nonfinite |= nonfinite
             self.gone |= gone
             self.late |= late
             self.events.append(0)
 
     def _take_word(self, peer: Peer, word: int) -> bool:
         """Have a rank's word. Does it let this rank send?"""
-        generation = generation_of(word)
-        if generation not in (self.generation, generation_after(self.generation)):
+        seq = seq_of(word)
+        if seq not in (self.seq, seq_after(self.seq)):
             return False
-        before = peer.theirs[generation & 1]
-        if before and (generation == generation_of(before) or is_before(generation, generation_of(before))):
+        before = peer.theirs[seq & 1]
+        if before and (seq == seq_of(before) or is_before(seq, seq_of(before))):
             self.count("duplicate")
             return False
-        peer.theirs[generation & 1] = word
+        peer.theirs[seq & 1] = word
         peer.news += 1
-        return generation == self.generation and self.meet()
+        return seq == self.seq and self.meet()
 
-    def _answer(self, peer: Peer, generation: int) -> int:
-        """What this rank has to say to one that lacks its hello: that of the generation asked for, or else its latest."""
-        word = word_in(peer.ours, generation)
-        # Who has no partner in somebody may be any number of generations ahead of it.
-        if generation == FIRST < self.generation and not word:
+    def _answer(self, peer: Peer, seq: int) -> int:
+        """The handshake for a rank that lacks it: that of the exchange asked for, or else this rank's latest."""
+        word = word_in(peer.ours, seq)
+        # Who has no partner in somebody may be any number of sequence numbers ahead of it.
+        if seq == FIRST < self.seq and not word:
             return word_of(FIRST, 0)
-        return word or peer.ours[~generation & 1]
+        return word or peer.ours[~seq & 1]
 
     # The doorbell.
 
-    def on_bell(self, packet: Packet) -> Out:
-        """A frame of this host's own has come to the doorbell's far end (``pinch_bell``)."""
+    def on_doorbell(self, packet: Packet) -> Out:
+        """A frame of this host's own has come to the doorbell's far end (``pinch_doorbell``)."""
         if self._is_foreign(packet):
             return DROP
         if packet.kind == PinchKind.GREET:
             return Next.SEND, packet
-        if packet.kind != PinchKind.BELL:
+        if packet.kind != PinchKind.DOORBELL:
             if self._elsewhere():
                 self.count("remote")
                 return Next.CPU, packet
-            return (Next.BELL, packet) if self.add_slice() else DROP
+            return (Next.DOORBELL, packet) if self.add_slice() else DROP
         mine = packet.sender == self.config.rank
-        if mine and packet.flags & BELL_FOR_ALL:
+        if mine and packet.flags & KICK_ALL:
             place = self.fanned.get(self.cpu, 0)
             self.fanned[self.cpu] = place + 1
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
-            packet = self._own(packet._replace(chunk=flow), PinchKind.BELL)
+            packet = self._own(packet._replace(chunk=flow), PinchKind.DOORBELL)
         # Where its buffer has no room for what it becomes, the program that sends finds a larger one.
         packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
         # One that no acknowledgement has become is for the flow of a CPU.
@@ -329,7 +329,7 @@ class Rank(Sender):
             if self.served == self.queued:
                 return False
             entry = self.hub_queue.get(self.served, 0)
-            if generation_of(entry) != self.generation:
+            if seq_of(entry) != self.seq:
                 return False
             slot = entry & U32
             hub = self.hubs[slot]
@@ -339,7 +339,7 @@ class Rank(Sender):
                 self.count("edges", self.sink.add_slice(hub, hub.next))
                 self.owed -= 1
                 if not self.owed:
-                    self._check_complete(self.generation)
+                    self._check_complete(self.seq)
                 return True
             self.served += 1
         return True

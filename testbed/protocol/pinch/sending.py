@@ -1,11 +1,11 @@
-"""How a bell becomes frames: what was ordered, what is lost, what is new. Twin of ``bpf/broadcast.bpf.c``."""
+"""How a kick becomes frames: work requests, what is lost, what is new. Reference model of ``bpf/broadcast.bpf.c``."""
 
 from __future__ import annotations
 
 from testbed.protocol.pinch.memory import Sent
-from testbed.protocol.pinch.packet import BATCH, BELL_FOR_ALL, LEAST_WORDS, ORDER_ASK, Packet, ack_first, word_in
+from testbed.protocol.pinch.packet import BATCH, KICK_ALL, LEAST_WORDS, WR_ASK, Packet, ack_first, word_in
 from testbed.protocol.pinch.work import Greeting, Next, Work
-from testbed.protocol.sequence import generation_of, word_of
+from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
 
 __all__ = ["Sender"]
@@ -16,124 +16,124 @@ _LEAST_BYTES = FRAME_BYTES + 8 * LEAST_WORDS
 class Sender(Work):
     """The program that sends."""
 
-    def on_send(self, bell: Packet, now_us: int = 0) -> list[tuple[Next, Packet]]:
-        """A bell becomes frames (``pinch_send``); each is a copy of it, as it is dropped in the end."""
-        if not self._is_bell(bell):
+    def on_send(self, kick: Packet, now_us: int = 0) -> list[tuple[Next, Packet]]:
+        """A kick becomes frames (``pinch_send``); each is a copy of it, as it is dropped in the end."""
+        if not self._is_kick(kick):
             return []
-        if bell.kind == PinchKind.GREET:
-            return self._greet_all(bell)
+        if kick.kind == PinchKind.GREET:
+            return self._greet_all(kick)
         if self.flow_here >= len(self.flows):
             return []
-        return [(Next.LINK, packet) for packet in self._send_all(bell, now_us)]
+        return [(Next.LINK, packet) for packet in self._send_all(kick, now_us)]
 
-    def _is_bell(self, bell: Packet) -> bool:
-        if self._is_foreign(bell):
+    def _is_kick(self, kick: Packet) -> bool:
+        if self._is_foreign(kick):
             return False
-        if bell.receiver != self.config.rank:
+        if kick.receiver != self.config.rank:
             return self._refuse("bad_receiver")
-        if bell.kind not in (PinchKind.BELL, PinchKind.GREET):
+        if kick.kind not in (PinchKind.DOORBELL, PinchKind.GREET):
             return self._refuse("bad_kind")
-        return bell.checksum == bell.seal or self._refuse("bad_checksum")
+        return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
-    def _greet_all(self, bell: Packet) -> list[tuple[Next, Packet]]:
-        """Say hello to all partners: the first time, or to those that have more to say; of the end to all that do not know."""
-        waits = self.waits() if bell.attempt else 0
-        say = Greeting(self.generation, waits, bell.attempt, bool(bell.attempt) or self.has_ended)
+    def _greet_all(self, kick: Packet) -> list[tuple[Next, Packet]]:
+        """Send handshakes to all partners, or again to those that are behind; announce the end until all know."""
+        waits = self.waits() if kick.attempt else 0
+        say = Greeting(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
         out = []
         for rank, peer in enumerate(self.peers):
-            word = word_in(peer.ours, self.generation)
+            word = word_in(peer.ours, self.seq)
             if rank == self.config.rank:
                 continue
             if self.has_ended:
-                if self.told >> rank & 1:
+                if self.end_acked >> rank & 1:
                     continue
-                word = word_of(self.generation, 0)
-            elif not self.partners >> rank & 1 or not word or (bell.attempt and not self.is_behind(rank)):
+                word = word_of(self.seq, 0)
+            elif not self.partners >> rank & 1 or not word or (kick.attempt and not self.is_behind(rank)):
                 continue
-            blank = bell._replace(body=bell.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(bell.body)))
-            out.append((Next.LINK, self._hello(blank, rank, word, say)))
-        # The process may have looked for the last hello before, and have left frames to whoever finds it.
+            blank = kick._replace(body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body)))
+            out.append((Next.LINK, self._handshake(blank, rank, word, say)))
+        # The process may have looked for the last handshake before, and have left frames to whoever finds it.
         if self.meet() and self.ready:
-            out += [(Next.BELL, self._own(bell._replace(flags=BELL_FOR_ALL), PinchKind.BELL)) for _ in self.config.fan]
+            out += [(Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL)) for _ in self.config.fan]
         return out
 
-    def _send_all(self, bell: Packet, now: int) -> list[Packet]:
-        """What the process has ordered, then what is lost, then what is new."""
-        out = self._send_ordered(bell, now)
-        if bell.sender != self.config.rank and bell.sender < self.config.ranks and bell.generation == self.generation:
-            out += self._send_holes(bell, now)
-        return out + self._send_new(bell, now)
+    def _send_all(self, kick: Packet, now: int) -> list[Packet]:
+        """The work requests, then what is lost, then what is new."""
+        out = self._send_requested(kick, now)
+        if kick.sender != self.config.rank and kick.sender < self.config.ranks and kick.seq == self.seq:
+            out += self._send_holes(kick, now)
+        return out + self._send_new(kick, now)
 
-    def _send_ordered(self, bell: Packet, now: int) -> list[Packet]:
+    def _send_requested(self, kick: Packet, now: int) -> list[Packet]:
         out, flow = [], self.flows[self.flow_here]
         homes = self.config.homes(self.flow_here)
-        orders, flow.orders = flow.orders[:BATCH], flow.orders[BATCH:]
-        for order in orders:
-            flow.taken += 1
-            number, last = order & ORDER_ASK - 1, self.sent.get((self.flow_here, order & ORDER_ASK - 1))
+        requests, flow.sq = flow.sq[:BATCH], flow.sq[BATCH:]
+        for wr in requests:
+            flow.sq_head += 1
+            number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
             # What has not been sent yet is left alone.
-            if order >> 32 != self.generation or number >= self.ready or last is None or last.generation != self.generation:
+            if wr >> 32 != self.seq or number >= self.ready or last is None or last.seq != self.seq:
                 continue
             to = self.frames[number].to & homes
             lacking = sum(1 << rank for rank in range(self.config.ranks) if to >> rank & 1 and not self._is_acked(number, rank))
-            if lacking and order & ORDER_ASK:
-                out += self._ask_for(bell, number, last, lacking)
+            if lacking and wr & WR_ASK:
+                out += self._ask_for(kick, number, last, lacking)
             elif lacking:
-                out += self._send_frame(bell, number, lacking, now)
+                out += self._send_frame(kick, number, lacking, now)
         return out
 
-    def _send_holes(self, bell: Packet, now: int) -> list[Packet]:
-        """What was sent to a peer before a frame that it has, on the same lane, and has not come, is lost."""
-        out, rank = [], bell.sender
-        for number in range(32 * ack_first(bell.chunk), min(bell.chunk + 1, len(self.frames))):
+    def _send_holes(self, kick: Packet, now: int) -> list[Packet]:
+        """What was sent to a peer before a frame that it has, on the same stream, and has not come, is lost."""
+        out, rank = [], kick.sender
+        for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
             last = self.sent.get((self.flow_here, number))
             if not self.frames[number].to >> rank & 1 or self._is_acked(number, rank):
                 continue
-            if last is None or (last.generation, last.lane) != (self.generation, bell.lane):
+            if last is None or (last.seq, last.stream) != (self.seq, kick.stream):
                 continue
-            if (last.serial - bell.prev) & 0x80000000:
-                out += self._send_frame(bell, number, 1 << rank, now)
+            if (last.serial - kick.prev) & 0x80000000:
+                out += self._send_frame(kick, number, 1 << rank, now)
                 self.count("gaps")
         return out
 
-    def _send_new(self, bell: Packet, now: int) -> list[Packet]:
+    def _send_new(self, kick: Packet, now: int) -> list[Packet]:
         """New frames, as far as the window goes."""
         out, flow = [], self.flows[self.flow_here]
         homes = self.config.homes(self.flow_here)
         for _ in range(BATCH):
             number = flow.next_number
-            if number >= self.ready or generation_of(self.met) != self.generation:
+            if number >= self.ready or seq_of(self.met) != self.seq:
                 break
             to = self.frames[number].to & homes
-            if flow.flying and flow.flying + to.bit_count() > self.window:
+            if flow.in_flight and flow.in_flight + to.bit_count() > self.window:
                 break
             flow.next += 1
-            flow.flying += to.bit_count()
-            out += self._send_frame(bell, number, to, now)
+            flow.in_flight += to.bit_count()
+            out += self._send_frame(kick, number, to, now)
         return out
 
-    def _send_frame(self, bell: Packet, number: int, to: int, now: int) -> list[Packet]:
+    def _send_frame(self, kick: Packet, number: int, to: int, now: int) -> list[Packet]:
         """Frame `number`, a copy for each rank in `to`."""
         frame, key = self.frames[number], (self.flow_here, number)
         last, length, attempt = self.sent.get(key), 8 * len(frame.body), 0
-        again = last is not None and last.generation == self.generation
+        again = last is not None and last.seq == self.seq
         if last is not None and again:
             attempt = last.attempt + 1 & 0xFF
         ask = to if again else frame.ask
         body = frame.body + (0,) * (LEAST_WORDS - len(frame.body))
-        head = self._head(bell, PinchKind.EMBED, self.generation, number, attempt)._replace(prev=self._next_serial(), body=body)
-        self.sent[key] = Sent(self.generation, head.prev, now, self.cpu & 0xFF, attempt)
+        head = self._head(kick, PinchKind.EMBED, self.seq, number, attempt)._replace(prev=self._next_serial(), body=body)
+        self.sent[key] = Sent(self.seq, head.prev, now, self.cpu & 0xFF, attempt)
         self.count("sent", to.bit_count())
         self.count("sent_bytes", to.bit_count() * max(FRAME_BYTES + length, _LEAST_BYTES))
         if again:
             self.count("resent", to.bit_count())
         return self._copies(head, to, ask, length)
 
-    def _ask_for(self, bell: Packet, number: int, last: Sent, to: int) -> list[Packet]:
+    def _ask_for(self, kick: Packet, number: int, last: Sent, to: int) -> list[Packet]:
         """Ask the ranks in `to` whether frame `number` has come."""
         attempt = last.attempt + 1 & 0xFF
         self.sent[self.flow_here, number] = last._replace(attempt=attempt)
-        head = self._head(bell, PinchKind.ASK, self.generation, number, attempt)._replace(prev=self._next_serial())
+        head = self._head(kick, PinchKind.ASK, self.seq, number, attempt)._replace(prev=self._next_serial())
         self.count("asks", to.bit_count())
         return self._copies(head._replace(body=head.body[:LEAST_WORDS]), to, 0, 0)
 

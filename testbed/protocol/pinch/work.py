@@ -1,4 +1,7 @@
-"""What both programs of an exchange do: headers, bitmaps, how ranks meet. Twin of ``pinch_work.h`` and ``pinch_hello.h``."""
+"""What both programs of an exchange do: headers, bitmaps, how ranks meet.
+
+Reference model of ``pinch_work.h`` and ``pinch_handshake.h``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 from testbed.protocol.pinch.memory import Memory
 from testbed.protocol.pinch.packet import ACK_WORDS, ASK, ENDED, LATE, U32, Packet, bits_of, exponent_in, frames_in, word_in
-from testbed.protocol.sequence import generation_of, is_before, word_of
+from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import VERSION, PinchKind
 
 __all__ = ["DROP", "Claim", "Greeting", "Next", "Out", "Work"]
@@ -19,7 +22,7 @@ class Next(Enum):
     DROP = auto()
     LINK = auto()
     """To where it is addressed."""
-    BELL = auto()
+    DOORBELL = auto()
     """To the doorbell's near end: its far end has it next."""
     BOTH = auto()
     """A copy each."""
@@ -42,7 +45,7 @@ class Claim(Enum):
 class Greeting(NamedTuple):
     """``struct greeting``: what a rank has to say to all."""
 
-    generation: int
+    seq: int
     waits: int = 0
     attempt: int = 0
     ask: bool = False
@@ -75,48 +78,48 @@ class Work(Memory):
         """Is another CPU the one that adds for this rank?"""
         return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
 
-    def _add_bits(self, bitmap: list[int], index: int, generation: int, bits: int) -> tuple[Claim, int]:
-        """Add bits to a bitmap's word, only ever forward in generations (``bitmap_add``); those that it did not have."""
+    def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
+        """Add bits to a bitmap's word, only ever forward in sequence numbers (``bitmap_add``); those that it did not have."""
         word = bitmap[index]
-        if is_before(generation, generation_of(word)):
+        if is_before(seq, seq_of(word)):
             return Claim.STALE, 0
-        fresh = bits & ~bits_of(word, generation)
+        fresh = bits & ~bits_of(word, seq)
         if not fresh:
             return Claim.TAKEN, 0
-        bitmap[index] = word_of(generation, bits_of(word, generation) | bits)
+        bitmap[index] = word_of(seq, bits_of(word, seq) | bits)
         return Claim.CLAIMED, fresh
 
     def _is_acked(self, number: int, rank: int) -> bool:
         word = self.acks[rank * self.config.acked_words + number // 32]
-        return bool(bits_of(word, self.generation) >> number % 32 & 1)
+        return bool(bits_of(word, self.seq) >> number % 32 & 1)
 
     # Meeting.
 
     def meet(self) -> bool:
-        """Have all partners entered this generation, and do payloads hold? If not, the process is told; if so, frames go."""
-        if generation_of(self.met) == self.generation:
+        """Have all partners entered this exchange, and do payloads hold? If not, the process is told; if so, frames go."""
+        if seq_of(self.met) == self.seq:
             return True
-        words = [word_in(peer.theirs, self.generation) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
+        words = [word_in(peer.theirs, self.seq) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
         if not all(words):
             return False
         if not self.lowest <= max(map(exponent_in, words)) <= self.highest:
-            self.unfit = self.generation
-            self.events.append(self.generation)
+            self.unfit = self.seq
+            self.events.append(self.seq)
             return False
-        self.met = word_of(self.generation, sum(map(frames_in, words)))
-        self._check_complete(self.generation)
+        self.met = word_of(self.seq, sum(map(frames_in, words)))
+        self._check_complete(self.seq)
         return True
 
     def is_behind(self, rank: int) -> bool:
-        """Has a rank more to say in this generation: its hello, or frames?"""
-        word = word_in(self.peers[rank].theirs, self.generation)
+        """Has a rank more to say in this sequence number: its handshake, or frames?"""
+        word = word_in(self.peers[rank].theirs, self.seq)
         return not word or self.peers[rank].received < frames_in(word)
 
     def waits(self) -> int:
         """The ranks from which this one lacks something, a bit each."""
         found = 0
         for rank, peer in enumerate(self.peers):
-            ours = word_in(peer.ours, self.generation)
+            ours = word_in(peer.ours, self.seq)
             if rank == self.config.rank or not ours or not self.partners >> rank & 1:
                 continue
             if self.is_behind(rank) or peer.acked < frames_in(ours):
@@ -126,38 +129,38 @@ class Work(Memory):
     @property
     def has_ended(self) -> bool:
         """No exchange will be complete any more."""
-        return bool(self.odd or self.gone or self.late)
+        return bool(self.nonfinite or self.gone or self.late)
 
-    def is_complete(self, generation: int) -> bool:
+    def is_complete(self, seq: int) -> bool:
         """Whether all has come, is added, and has been acknowledged."""
-        come = generation_of(self.met) == generation and self.received == self.met & U32 and not self.owed
+        come = seq_of(self.met) == seq and self.received == self.met & U32 and not self.owed
         return come and self.acked == self.copies
 
-    def _check_complete(self, generation: int) -> None:
+    def _check_complete(self, seq: int) -> None:
         """Wake the process when all is: whatever was last comes here."""
-        if self.is_complete(generation):
-            self.events.append(generation)
+        if self.is_complete(seq):
+            self.events.append(seq)
 
     # Headers.
 
-    def _hello(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
-        """The frame becomes a hello to a rank."""
-        generation, ended = generation_of(word), self.has_ended
-        word = word_of(generation, ENDED) if ended else word
-        head = self._head(packet, PinchKind.HELLO, generation, self.odd if ended else say.waits, say.attempt)
+    def _handshake(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
+        """The frame becomes a handshake to a rank."""
+        seq, ended = seq_of(word), self.has_ended
+        word = word_of(seq, ENDED) if ended else word
+        head = self._head(packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt)
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)
-        head = head._replace(prev=self.gone | late if ended else say.generation, flags=flags, body=(word, *packet.body[1:]))
-        self.count("hellos")
+        head = head._replace(prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:]))
+        self.count("handshakes")
         return self._address(head, to, 8)
 
     def _next_serial(self) -> int:
-        """A number for the next frame on this CPU's lane."""
+        """A number for the next frame on this CPU's stream."""
         self.count("serial")
         self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
         return self.serials[self.cpu]
 
-    def _head(self, packet: Packet, kind: int, generation: int, chunk: int, attempt: int) -> Packet:
+    def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
         """The header of a frame of this rank's, but for its receiver, flags, checksum and length (``write_head``)."""
         config = self.config
         return packet._replace(
@@ -165,14 +168,14 @@ class Work(Memory):
             version=VERSION,
             group=config.group,
             cookie=config.cookie,
-            generation=generation,
+            seq=seq,
             chunk=chunk,
             attempt=attempt,
             hop=0,
             sender=config.rank,
             round=0,
             tag=config.tag,
-            lane=self.cpu & 0xFF,
+            stream=self.cpu & 0xFF,
             prev=0,
         )
 

@@ -11,23 +11,23 @@ from typing import Protocol
 
 from testbed.protocol.sequence import is_before
 
-__all__ = ["PeerState", "absent", "silent", "unsettled", "untold"]
+__all__ = ["PeerState", "absent", "silent", "unacknowledged", "unverified"]
 
 
 class PeerState(Protocol):
     """What another rank has said of itself last: ``struct ring_rank``."""
 
     @property
-    def generation(self) -> int:
+    def seq(self) -> int:
         """The one that it has entered; 0: it has said nothing."""
 
     @property
-    def settled(self) -> int:
-        """The one that it has settled last."""
+    def verified(self) -> int:
+        """The one that it has verified last."""
 
     @property
-    def told(self) -> int:
-        """The latest that it knows that this rank has settled."""
+    def verified_acked(self) -> int:
+        """The latest that it knows that this rank has verified."""
 
     @property
     def front(self) -> int:
@@ -43,25 +43,25 @@ def silent(rank: int, ages: Sequence[float], patience: float) -> list[int]:
     return [other for other, age in enumerate(ages) if other != rank and age >= patience]
 
 
-def absent(rank: int, generation: int, peers: Sequence[PeerState]) -> list[int]:
+def absent(rank: int, seq: int, peers: Sequence[PeerState]) -> list[int]:
     """Ranks that have not entered a collective, by what they said last."""
     return [
         other
         for other, peer in enumerate(peers)
-        if other != rank and (not peer.generation or is_before(peer.generation, generation))
+        if other != rank and (not peer.seq or is_before(peer.seq, seq))
     ]
 
 
-def unsettled(ranks: Sequence[int], generation: int, peers: Sequence[PeerState]) -> list[int]:
+def unverified(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
     """Of some ranks, those not known to be done with a collective: they may ask this one for what they lack."""
     return [
         other
         for other in ranks
-        if is_before(peers[other].settled, generation) or not peers[other].settled
-        if not peers[other].generation or not is_before(generation, peers[other].generation)
+        if is_before(peers[other].verified, seq) or not peers[other].verified
+        if not peers[other].seq or not is_before(seq, peers[other].seq)
     ]
 
 
-def untold(ranks: Sequence[int], generation: int, peers: Sequence[PeerState]) -> list[int]:
+def unacknowledged(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
     """Of some ranks, those not known to know that this one is done with a collective: they may wait for it to be."""
-    return [other for other in ranks if peers[other].told != generation]
+    return [other for other in ranks if peers[other].verified_acked != seq]

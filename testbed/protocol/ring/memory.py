@@ -17,48 +17,47 @@ from testbed.protocol.wire import CHUNK_SHIFT, NOTHING, ROUND_SHIFT, Endpoint, F
 
 __all__ = [
     "ANYWHERE",
-    "ASKS",
     "COUNTERS",
+    "EARLY_SLOTS",
+    "EARLY_TRIES",
     "LOSSY_FOR",
-    "ORDERS",
-    "PARKING",
-    "PARKING_TRIES",
-    "Ask",
-    "Asks",
+    "NACK_ENTRIES",
+    "SQ_ENTRIES",
     "Chunk",
     "Config",
-    "Kept",
-    "Lane",
     "Memory",
-    "Order",
-    "OrderEntry",
+    "Nack",
+    "NackQueue",
+    "Nacks",
     "Peer",
-    "Queue",
     "ResultState",
+    "Saved",
     "Stage",
+    "Stream",
     "Tensor",
+    "WorkRequest",
     "item_of",
     "parts_of",
     "slots_of",
 ]
 
-PARKING = constant("RING_PARKING")
+EARLY_SLOTS = constant("RING_EARLY_SLOTS")
 """Frames that may wait for the local gradient."""
 
-PARKING_TRIES = constant("RING_PARKING_TRIES")
+EARLY_TRIES = constant("RING_EARLY_TRIES")
 """Slots that a chunk may wait in."""
 
-ASKS = constant("RING_ASKS")
+NACK_ENTRIES = constant("RING_NACK_ENTRIES")
 """Requests that a CPU may have to send."""
 
 LOSSY_FOR = constant("RING_LOSSY_FOR")
-"""Collectives for which partial sums are kept after a sign of loss."""
+"""Collectives for which partial sums are saved after a sign of loss."""
 
-ORDERS = constant("RING_ORDERS")
-"""Orders that may wait to be taken."""
+SQ_ENTRIES = constant("RING_SQ_ENTRIES")
+"""Entries of the submission queue."""
 
 ANYWHERE = constant("RING_ANYWHERE")
-"""Of a probe: on whichever CPU takes the order."""
+"""Of a probe: on whichever CPU takes the work request."""
 
 _STAGE_BIT = constant("RING_STAGE_BIT")
 
@@ -66,14 +65,14 @@ COUNTERS = counter_names("ring_counter", "RING_")
 """What the programs count: reasons to drop a frame, and ``enum ring_counter``."""
 
 
-class Order(IntEnum):
-    """``enum ring_order_kind``."""
+class WrKind(IntEnum):
+    """``enum ring_wr_kind``."""
 
-    LAUNCH = constant("RING_ORDER_LAUNCH")
-    REPLAY = constant("RING_ORDER_REPLAY")
-    REQUEST = constant("RING_ORDER_REQUEST")
-    RESTART = constant("RING_ORDER_RESTART")
-    PROBE = constant("RING_ORDER_PROBE")
+    LAUNCH = constant("RING_WR_LAUNCH")
+    REPLAY = constant("RING_WR_REPLAY")
+    NACK = constant("RING_WR_NACK")
+    RESTART = constant("RING_WR_RESTART")
+    PROBE = constant("RING_WR_PROBE")
 
 
 class Stage(IntEnum):
@@ -92,20 +91,20 @@ class ResultState(IntEnum):
     REFUSED = constant("RING_RESULT_REFUSED")
 
 
-class OrderEntry(NamedTuple):
-    """``struct ring_order``."""
+class WorkRequest(NamedTuple):
+    """``struct ring_wr``."""
 
     kind: int
-    generation: int
+    seq: int
     chunk: int
     attempt: int = 0
     extra: int = 0
 
 
-class Ask(NamedTuple):
-    """``struct ring_ask``, without its time."""
+class Nack(NamedTuple):
+    """``struct ring_nack``, without its time."""
 
-    generation: int
+    seq: int
     item: int
     due_frame: int
     due_us: int
@@ -120,9 +119,10 @@ class Config:
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
     :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
-    :param gap: Later frames of the same lane that must have come before a missing one is asked for; 0: only the timer asks.
-    :param kept: Slots for partial sums that have been sent; a power of two.
-    :param cpus: CPUs that carry frames, each a lane.
+    :param reorder_threshold: Later frames of the same stream that must have come before a missing one is nacked; 0: only the
+        timer nacks.
+    :param retransmit_slots: Slots for partial sums that have been sent; a power of two.
+    :param cpus: CPUs that carry frames, each a stream.
     """
 
     cookie: int
@@ -133,8 +133,8 @@ class Config:
     chunks: int
     peers: tuple[Endpoint, ...]
     upstream: bool = True
-    gap: int = 0
-    kept: int = 16
+    reorder_threshold: int = 0
+    retransmit_slots: int = 16
     cpus: int = 1
 
     @property
@@ -167,14 +167,14 @@ class Chunk:
     result: int = 0
     before: list[int] = field(default_factory=lambda: [0, 0])
     lost: list[int] = field(default_factory=lambda: [0, 0])
-    asked_us: int = 0
+    nacked_us: int = 0
     resent_us: int = 0
     attempt: int = 0
 
 
 @dataclass(slots=True)
-class Kept:
-    """``struct ring_kept``, and its data."""
+class Saved:
+    """``struct ring_retransmit``, and its data."""
 
     owner: int = 0
     valid: int = 0
@@ -184,10 +184,10 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Lane:
-    """``struct ring_lane``."""
+class Stream:
+    """``struct ring_stream``."""
 
-    generation: int = 0
+    seq: int = 0
     prev: int = 0
     progress: int = 0
     heard: dict[int, int] = field(default_factory=dict)
@@ -197,27 +197,27 @@ class Lane:
 class Peer:
     """``struct ring_rank``."""
 
-    generation: int = 0
-    settled: int = 0
-    told: int = 0
+    seq: int = 0
+    verified: int = 0
+    verified_acked: int = 0
     front: int = 0
 
 
 @dataclass(slots=True)
-class Queue:
-    """``struct ring_queue``: requests for which a frame is under way, and those that wait."""
+class NackQueue:
+    """``struct ring_nack_queue``: requests for which a frame is under way, and those that wait."""
 
-    carried: deque[Ask] = field(default_factory=deque)
-    waiting: deque[Ask] = field(default_factory=deque)
+    carried: deque[Nack] = field(default_factory=deque)
+    waiting: deque[Nack] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
-class Asks:
-    """``struct ring_asks``."""
+class Nacks:
+    """``struct ring_nacks``."""
 
     frames: int = 0
-    fresh: Queue = field(default_factory=Queue)
-    again: Queue = field(default_factory=Queue)
+    fresh: NackQueue = field(default_factory=NackQueue)
+    again: NackQueue = field(default_factory=NackQueue)
 
 
 @dataclass
@@ -225,45 +225,45 @@ class Memory:
     """The maps of one rank; what is not said otherwise has its name in ``struct ring_control``.
 
     :param config: Set once.
-    :param generation: Upper half of ``progress``: the collective that the process has entered.
+    :param seq: Upper half of ``progress``: the collective that the process has entered.
     :param ready: Lower half: chunks whose input is ready.
-    :param next_generation: Upper half of ``next``.
+    :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
-    :param settled: Generation of which the process has verified all results.
+    :param nack_holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
+    :param verified: Sequence number of which the process has verified all results.
     :param front: First chunk whose result is missing, as far as the process has looked.
-    :param lossy: Generation in which this rank last saw a sign of loss; 0: it has not.
+    :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
     :param flushed: CPUs, a bit each, on which the rank before has answered.
-    :param events: Generations of which the last result that was waited for has been stored.
-    :param orders: Given and not taken.
-    :param parking: What is parked in each slot.
+    :param events: Sequence numbers of which the last result that was waited for has been stored.
+    :param sq: Work requests that are posted and not taken.
+    :param early_frames: The early frame in each slot.
     """
 
     config: Config
-    generation: int = 0
+    seq: int = 0
     ready: int = 0
-    next_generation: int = 0
+    next_seq: int = 0
     next_slot: int = 0
     flushed: int = 0
     lossy: int = 0
     stored: int = 0
     wake_at: int = 0
-    holdoff_us: int = 0
-    settled: int = 0
+    nack_holdoff_us: int = 0
+    verified: int = 0
     front: int = 0
     tensors: list[Tensor] = field(default_factory=lambda: [Tensor(), Tensor()])
-    orders: deque[OrderEntry] = field(default_factory=deque)
+    sq: deque[WorkRequest] = field(default_factory=deque)
     events: list[int] = field(default_factory=list)
-    parking: list[Frame | None] = field(default_factory=lambda: [None] * PARKING)
+    early_frames: list[Frame | None] = field(default_factory=lambda: [None] * EARLY_SLOTS)
 
     def __post_init__(self) -> None:
         config, words = self.config, self.config.chunk_bytes // 8
         self.inputs: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
         self.results: list[Any] = [np.zeros(words, np.uint64) for _ in range(config.chunks)]
         self.chunks = [Chunk() for _ in range(config.chunks)]
-        self.kept = [Kept() for _ in range(config.kept)]
-        self.lanes = [Lane() for _ in range(config.cpus)]
-        self.asks = [Asks() for _ in range(config.cpus)]
+        self.retransmit = [Saved() for _ in range(config.retransmit_slots)]
+        self.streams = [Stream() for _ in range(config.cpus)]
+        self.nacks = [Nacks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
 

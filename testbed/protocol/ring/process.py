@@ -1,4 +1,7 @@
-"""What the process of a rank decides: what to launch, to replay and to ask for. Twin of ``testbed/native/ring.c``."""
+"""What the process of a rank decides: what to launch, to replay and to ask for.
+
+Reference model of ``testbed/native/ring.c``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from collections.abc import Iterable
 
 from testbed.protocol.ring.memory import (
     ANYWHERE,
-    ORDERS,
-    PARKING,
+    EARLY_SLOTS,
+    SQ_ENTRIES,
     Memory,
-    Order,
-    OrderEntry,
     ResultState,
     Stage,
     Tensor,
+    WorkRequest,
+    WrKind,
     slots_of,
 )
 from testbed.protocol.sequence import is_before, word_of
@@ -40,12 +43,12 @@ class Process:
         self.total = self.stalls = 0
         self._front = self._asked = self._allowed = self._probes = 0
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
+    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
         memory, config = self.memory, self.memory.config
-        memory.tensors[generation & 1] = Tensor(total, length, tag)
+        memory.tensors[seq & 1] = Tensor(total, length, tag)
         memory.wake_at = memory.stored = memory.ready = memory.front = 0
-        memory.generation = memory.next_generation = generation
+        memory.seq = memory.next_seq = seq
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
         self.stalls = self._front = self._asked = 0
@@ -62,30 +65,30 @@ class Process:
         was, memory.ready = memory.ready, ready
         ready_slots = slots_of(config.rank, config.ranks, ready)
         for slot in range(slots_of(config.rank, config.ranks, was), min(memory.next_slot, ready_slots)):
-            self.order(Order.LAUNCH, memory.generation, config.rank + config.ranks * slot)
+            self.post(WrKind.LAUNCH, memory.seq, config.rank + config.ranks * slot)
         self.replay()
 
     def replay(self) -> None:
-        """Replay parked frames whose input is ready; let go of those of past generations."""
+        """Replay early frames whose input is ready; drop those of earlier sequence numbers."""
         memory = self.memory
-        for slot in range(PARKING):
-            parked = memory.parking[slot]
-            if parked is None:
+        for slot in range(EARLY_SLOTS):
+            early = memory.early_frames[slot]
+            if early is None:
                 continue
-            if parked.header.generation == memory.generation and parked.header.chunk < memory.ready:
-                self.order(Order.REPLAY, memory.generation, slot)
-            elif is_before(parked.header.generation, memory.generation):
-                memory.parking[slot] = None
+            if early.header.seq == memory.seq and early.header.chunk < memory.ready:
+                self.post(WrKind.REPLAY, memory.seq, slot)
+            elif is_before(early.header.seq, memory.seq):
+                memory.early_frames[slot] = None
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        """Give an order; one that does not fit waits for the timer."""
-        if len(self.memory.orders) < ORDERS:
-            self.memory.orders.append(OrderEntry(kind, generation, chunk, attempt, extra))
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        """Post a work request. If the queue is full it is dropped: the timer posts it again."""
+        if len(self.memory.sq) < SQ_ENTRIES:
+            self.memory.sq.append(WorkRequest(kind, seq, chunk, attempt, extra))
 
-    def bell(self) -> Frame:
-        """A frame that carries out an order."""
+    def kick(self) -> Frame:
+        """A frame that takes a work request."""
         config = self.memory.config
-        header = Header(Kind.BELL, group=config.group, cookie=config.cookie)
+        header = Header(Kind.DOORBELL, group=config.group, cookie=config.cookie)
         frame = Frame(header)
         frame.resize(config.chunk_bytes)
         return frame
@@ -95,35 +98,35 @@ class Process:
         memory = self.memory
         if any(memory.chunks[chunk].result != done for chunk, done in enumerate(self._done())):
             return False
-        words = memory.tensors[memory.generation & 1].length // 8
+        words = memory.tensors[memory.seq & 1].length // 8
         results = [result[:words] for result in memory.results[: self.total]]
         wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
-            self.settle()
+            self.mark_verified()
         return not wrong
 
     def _done(self) -> Iterable[int]:
         """For each chunk, the word that says that its result is stored, in whichever round."""
         memory = self.memory
         for chunk in memory.chunks[: self.total]:
-            yield word_of(memory.generation, chunk.result & 0xFF00 | ResultState.DONE)
+            yield word_of(memory.seq, chunk.result & 0xFF00 | ResultState.DONE)
 
-    def settle(self) -> None:
+    def mark_verified(self) -> None:
         """All results are good, and stay as they are."""
-        self.memory.settled = self.memory.generation
+        self.memory.verified = self.memory.seq
 
     def refuse(self, chunk: int) -> None:
-        """A result is not what its check says: do without, and have the chunk's first lap begun anew (``ring_refuse``)."""
+        """Refuse a result that fails its check, and start the chunk's reduce-scatter phase over (``ring_refuse``)."""
         memory, record = self.memory, self.memory.chunks[chunk]
         self._front = min(self._front, chunk)
-        done = word_of(memory.generation, record.result & 0xFF00 | ResultState.DONE)
+        done = word_of(memory.seq, record.result & 0xFF00 | ResultState.DONE)
         if record.result != done:
             return
         memory.stored -= 1
         record.result = done - ResultState.DONE + ResultState.REFUSED
-        self.order(Order.RESTART, memory.generation, chunk, extra=record.result >> 8 & 0xFF)
+        self.post(WrKind.RESTART, memory.seq, chunk, extra=record.result >> 8 & 0xFF)
 
     def stall(self, now_us: int, still: bool = True) -> None:
         """Nothing new has come on a CPU for a while (``ring_stall``).
@@ -134,7 +137,7 @@ class Process:
 
         :param still: Nothing has come on any CPU since the last look.
         """
-        memory, config, generation = self.memory, self.memory.config, self.memory.generation
+        memory, config, seq = self.memory, self.memory.config, self.memory.seq
         allowed = self._allowance()
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
         known, complete = False, flushed and self._is_complete()
@@ -150,16 +153,16 @@ class Process:
                     break
                 if self._is_done(chunk):
                     continue
-                if chunk % config.ranks == config.rank and record.reduced >> 32 != generation:
+                if chunk % config.ranks == config.rank and record.reduced >> 32 != seq:
                     if not blind and chunk // config.ranks < memory.next_slot:
-                        self.order(Order.LAUNCH, generation, chunk)
+                        self.post(WrKind.LAUNCH, seq, chunk)
                     continue
-                if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
+                if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
                     continue
-                if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
-                    self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
+                if record.result >> 32 == seq and record.result & 0xFF == ResultState.REFUSED:
+                    self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
                 if asked < _BLIND if blind else complete or self._is_lost(chunk):
-                    self.order(Order.REQUEST, generation, chunk)
+                    self.post(WrKind.NACK, seq, chunk)
                     asked += 1
                     allowed -= 1
             known |= asked > 0
@@ -169,7 +172,7 @@ class Process:
         """Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost."""
         memory, config = self.memory, self.memory.config
         memory.flushed &= ~(1 << cpu % 64)
-        self.order(Order.PROBE, memory.generation, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
+        self.post(WrKind.PROBE, memory.seq, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
         self._probes += 1
 
     def on_timer(self, now_us: int) -> None:
@@ -184,18 +187,18 @@ class Process:
 
     def _is_done(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
-        return result >> 32 == self.memory.generation and result & 0xFF == ResultState.DONE
+        return result >> 32 == self.memory.seq and result & 0xFF == ResultState.DONE
 
     def _is_complete(self) -> bool:
         """Has the rank before all results, so that it has sent whatever this rank lacks?"""
-        before, generation = self.memory.ranks[self.memory.config.before], self.memory.generation
-        return before.settled == generation or (before.generation != 0 and is_before(generation, before.generation))
+        before, seq = self.memory.ranks[self.memory.config.before], self.memory.seq
+        return before.verified == seq or (before.seq != 0 and is_before(seq, before.seq))
 
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""
         memory, record = self.memory, self.memory.chunks[chunk]
-        begun = chunk % memory.config.ranks == memory.config.rank or record.reduced >> 32 == memory.generation
-        return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.generation
+        begun = chunk % memory.config.ranks == memory.config.rank or record.reduced >> 32 == memory.seq
+        return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 
     def _allowance(self) -> int:
         """How many chunks may be asked for at once: half as many as the last time, until something comes."""

@@ -1,16 +1,16 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
-Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
-`Rank.on_frame` is the program on the link, `Rank.on_order` the one on the doorbell. The process beside it is
+Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
+`Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the doorbell. The process beside it is
 `testbed.protocol.ring.process`. One rank alone needs no ring: ranks are 2..32.
 """
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, parts_of
+from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
-from testbed.protocol.sequence import generation_after, is_before, is_forward, word_of
-from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
+from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
+from testbed.protocol.wire import BLOCK, NOTHING, RESTART, VERIFIED, VERIFIED_ACK, VERSION, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Rank"]
@@ -23,21 +23,21 @@ class Rank(Sender):
         """A frame has come in by the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :param cpu: The CPU, hence the lane, that it has come on and that what it becomes goes out on.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `asking` is set as
-            well, a copy of it comes back by the doorbell, and is given to `on_order`.
+        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out on.
+        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `nack_due` is set as
+            well, a copy of it comes back by the doorbell, and is given to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
         return None if work is None else self.act(work)
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
         """The first half of `on_frame`: all that it reads before it acts. None: the frame is none of this group's."""
-        self.asking = False
+        self.nack_due = False
         header = frame.header
         if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
             self._drop("bad_cookie")
             return None
-        w = Work(frame.copy(), now_us & U32, cpu, self.generation, self.ready, header.chunk)
+        w = Work(frame.copy(), now_us & U32, cpu, self.seq, self.ready, header.chunk)
         if header.chunk < self.config.chunks:
             chunk = self.chunks[header.chunk]
             w.reduced, w.result = chunk.reduced, chunk.result
@@ -46,26 +46,26 @@ class Rank(Sender):
     def act(self, w: Work) -> Frame | None:
         """The second half."""
         out = self._on_frame(w)
-        if self.config.gap:
+        if self.config.reorder_threshold:
             self._look_around(w)
-        if out is not None or not self.asking:
+        if out is not None or not self.nack_due:
             return out
-        self.asking = False  # a frame that goes nowhere asks by itself
-        return self._on_ask(w)
+        self.nack_due = False  # a frame that goes nowhere asks by itself
+        return self._send_due_nack(w)
 
-    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """One of the frames that a bell was made into has come back: carry out the next order (``ring_order``).
+    def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        """One of the frames that a kick was made into has come back: carry out the next work request (``ring_execute``).
 
         Or it is the copy of a frame that has gone on: ask for what is missing.
 
         :returns: The frame that goes out by the link, if any.
         """
-        w = self.look(bell, now_us, cpu)
+        w = self.look(kick, now_us, cpu)
         if w is None:
             return None
-        if w.frame.header.kind != Kind.BELL:
-            return self._on_ask(w)
-        return self._on_order(w, self.orders.popleft()) if self.orders else None
+        if w.frame.header.kind != Kind.DOORBELL:
+            return self._send_due_nack(w)
+        return self._on_wr(w, self.sq.popleft()) if self.sq else None
 
     def _on_frame(self, w: Work) -> Frame | None:
         kind = w.frame.header.kind
@@ -75,12 +75,12 @@ class Rank(Sender):
             return self._on_probe(w)
         if kind == Kind.ALIVE:
             return self._on_alive(w)
-        if kind not in (Kind.REDUCE, Kind.RESULT, Kind.REQUEST):
+        if kind not in (Kind.REDUCE, Kind.RESULT, Kind.NACK):
             return self._drop("bad_kind")
         if not self._find_chunk(w):
             return None
-        if kind == Kind.REQUEST:
-            return self._on_request(w)
+        if kind == Kind.NACK:
+            return self._on_nack(w)
         return self._on_reduce(w) if kind == Kind.REDUCE else self._on_result(w)
 
     def _is_for_me(self, w: Work) -> bool:
@@ -90,7 +90,7 @@ class Rank(Sender):
             return self._refuse("bad_receiver")
         if header.sender >= config.ranks or header.sender == config.rank or w.frame.source.ip != config.peers[header.sender].ip:
             return self._refuse("bad_rank")
-        heard = self.lanes[w.cpu].heard
+        heard = self.streams[w.cpu].heard
         heard[header.sender] = heard.get(header.sender, 0) + 1
         return True
 
@@ -99,17 +99,17 @@ class Rank(Sender):
         header, config = w.frame.header, self.config
         if header.chunk >= config.chunks:
             return self._refuse("bad_chunk")
-        if not header.generation:
-            return self._refuse("bad_generation")  # what chunks that were never stored have
+        if not header.seq:
+            return self._refuse("bad_seq")  # what chunks that were never stored have
         w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
-        # An earlier one is answered as it asks, what the next one will be is not known yet.
-        return header.generation != w.generation or self._fits(w)
+        # An earlier one is answered as it nacks, what the next one will be is not known yet.
+        return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
-        """Is the frame, which is of this rank's generation, one of this rank's tensor?"""
-        header, tensor = w.frame.header, self._tensor(w.frame.header.generation)
+        """Is the frame, which is of this rank's sequence number, one of this rank's tensor?"""
+        header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
         if header.chunk >= tensor.total:
             return self._refuse("bad_chunk")
         if header.length != tensor.length:
@@ -144,15 +144,15 @@ class Rank(Sender):
             if self._verify(w) is None or self._too_soon(w):
                 return None
             return self._send_result(w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT])
-        if header.generation not in (w.generation, generation_after(w.generation)):
-            return self._drop("bad_generation")
-        if header.generation == w.generation and w.index < w.ready:
+        if header.seq not in (w.seq, seq_after(w.seq)):
+            return self._drop("bad_seq")
+        if header.seq == w.seq and w.index < w.ready:
             return self._reduce(w)
         total = self._verify(w)
         if total is None:
             return None
         self._look_back(w)
-        return self._park(w)
+        return self._save_early(w)
 
     def _on_result(self, w: Work) -> Frame | None:
         header, config = w.frame.header, self.config
@@ -160,16 +160,16 @@ class Rank(Sender):
         if header.hop != hop:
             return self._drop("bad_rank")
         state = w.result & 0xFF
-        if w.result >> 32 == header.generation and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
+        if w.result >> 32 == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
             return self._drop("duplicate")
-        if header.generation != w.generation or w.index >= w.ready:
+        if header.seq != w.seq or w.index >= w.ready:
             # No sum can be whole without this rank's part: a forgery, or a frame of another age.
-            return self._drop("bad_generation")
+            return self._drop("bad_seq")
         total = self._verify(w)
         if total is None:
             return None
         self._look_back(w)
-        first = w.result >> 32 != w.generation
+        first = w.result >> 32 != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
         if hop + 1 < config.ranks:
@@ -178,7 +178,7 @@ class Rank(Sender):
             return self._send(w, config.after, w.length, total)
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
-    def _on_request(self, w: Work) -> Frame | None:
+    def _on_nack(self, w: Work) -> Frame | None:
         """The rank behind lacks a frame that this one has sent it: send it again, or have the owner do so."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
         chunk, direct = self.chunks[w.index], not header.hop
@@ -211,7 +211,7 @@ class Rank(Sender):
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """The rank behind lacks the partial sum that this rank has sent."""
-        if w.frame.header.generation != w.generation or w.reduced >> 32 != w.generation:
+        if w.frame.header.seq != w.seq or w.reduced >> 32 != w.seq:
             return self._drop("not_held")
         self._note_loss(w)
         if not (self.config.upstream or mine):
@@ -220,39 +220,39 @@ class Rank(Sender):
             return None
         if mine:
             return self._launch(w, w.reduced & 0xFF, again=True)
-        return self._send_kept(w, w.reduced & 0xFF)
+        return self._send_saved(w, w.reduced & 0xFF)
 
     def _on_restart(self, w: Work) -> Frame | None:
         """A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that."""
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._is_settled(header.generation):
+        if self._holds(w) and self._is_verified(header.seq):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
             return self._send_result(w, header.sender, header.round + 1 & 0xFF, prev)
-        if header.generation != w.generation:
+        if header.seq != w.seq:
             return self._drop("not_held")
         return self._restart(w, header.round)
 
     def _note_rank(self, w: Work) -> None:
         """What another rank says of itself."""
         header, peer = w.frame.header, self.ranks[w.frame.header.sender]
-        if peer.generation and is_before(header.generation, peer.generation):
+        if peer.seq and is_before(header.seq, peer.seq):
             return
-        peer.front, peer.generation = header.chunk, header.generation
-        if header.flags & SETTLED:
-            peer.settled = header.generation
+        peer.front, peer.seq = header.chunk, header.seq
+        if header.flags & VERIFIED:
+            peer.verified = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
         """What this rank says of itself. To the rank behind it names what it has sent it last."""
         header = w.frame.header
-        header.kind, header.generation, header.chunk = kind, self.generation, self.front
+        header.kind, header.seq, header.chunk = kind, self.seq, self.front
         header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
-        header.flags = flags | (SETTLED if self.settled == self.generation else 0)
+        header.flags = flags | (VERIFIED if self.verified == self.seq else 0)
         if kind == Kind.ALIVE and to == self.config.after:
-            self._name_latest(w, self.generation)
+            self._name_latest(w, self.seq)
         return self._send(w, to, 0, 0)
 
     def _on_probe(self, w: Work) -> Frame | None:
@@ -260,97 +260,97 @@ class Rank(Sender):
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        return self._tell(w, Kind.ALIVE, header.sender, TOLD if header.flags & SETTLED else 0)
+        return self._tell(w, Kind.ALIVE, header.sender, VERIFIED_ACK if header.flags & VERIFIED else 0)
 
     def _on_alive(self, w: Work) -> Frame | None:
         header = w.frame.header
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        if header.flags & TOLD:
-            self.ranks[header.sender].told = self.settled
-        if header.sender == self.config.before and not is_before(header.generation, w.generation):
+        if header.flags & VERIFIED_ACK:
+            self.ranks[header.sender].verified_acked = self.verified
+        if header.sender == self.config.before and not is_before(header.seq, w.seq):
             self._look_back(w)
-            if header.lane < 64:
-                self.flushed |= 1 << header.lane
+            if header.stream < 64:
+                self.flushed |= 1 << header.stream
         return None
 
-    def _on_order(self, w: Work, order: OrderEntry) -> Frame | None:
-        if order.kind == Order.REPLAY:
-            return self._replay(w, order.chunk)
-        if order.kind == Order.PROBE:
-            w.frame.header.attempt = order.attempt
-            return self._tell(w, Kind.PROBE, order.chunk)
-        if order.kind not in (Order.LAUNCH, Order.REQUEST, Order.RESTART):
+    def _on_wr(self, w: Work, wr: WorkRequest) -> Frame | None:
+        if wr.kind == WrKind.REPLAY:
+            return self._replay(w, wr.chunk)
+        if wr.kind == WrKind.PROBE:
+            w.frame.header.attempt = wr.attempt
+            return self._tell(w, Kind.PROBE, wr.chunk)
+        if wr.kind not in (WrKind.LAUNCH, WrKind.NACK, WrKind.RESTART):
             return self._drop("bad_kind")
-        if order.generation != w.generation or order.chunk >= w.ready:
-            return self._drop("bad_generation")
-        w.index, w.length = order.chunk, self._tensor(w.generation).length
-        if order.kind == Order.LAUNCH:
+        if wr.seq != w.seq or wr.chunk >= w.ready:
+            return self._drop("bad_seq")
+        w.index, w.length = wr.chunk, self._tensor(w.seq).length
+        if wr.kind == WrKind.LAUNCH:
             return self._launch_first(w)
-        return self._request_next(w) if order.kind == Order.REQUEST else self._order_restart(w, order.extra)
+        return self._nack_next(w) if wr.kind == WrKind.NACK else self._restart_wr(w, wr.extra)
 
-    def _on_ask(self, w: Work) -> Frame | None:
+    def _send_due_nack(self, w: Work) -> Frame | None:
         """The frame is free to ask for what is missing."""
-        asks = self.asks[w.cpu]
-        ask = self._take_ask(w, asks, asks.fresh) or self._take_ask(w, asks, asks.again)
-        if ask is None:
+        nacks = self.nacks[w.cpu]
+        nack = self._take_nack(w, nacks, nacks.fresh) or self._take_nack(w, nacks, nacks.again)
+        if nack is None:
             return None
-        w.index, round_, stage = parts_of(ask.item)
-        return self._request(w, round_, stage)
+        w.index, round_, stage = parts_of(nack.item)
+        return self._send_nack(w, round_, stage)
 
-    def _request_next(self, w: Work) -> Frame | None:
+    def _nack_next(self, w: Work) -> Frame | None:
         """Ask for whatever frame is next to come about a chunk, unless it is all there."""
         chunk = self.chunks[w.index]
-        if chunk.result >> 32 == w.generation:
+        if chunk.result >> 32 == w.seq:
             state = chunk.result & 0xFF
             if state in (ResultState.DONE, ResultState.CLAIMED):
                 return None
             if state == ResultState.REFUSED:
-                return self._request(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
-        if chunk.reduced >> 32 == w.generation:
-            return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
-        return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
+                return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
+        if chunk.reduced >> 32 == w.seq:
+            return self._send_nack(w, chunk.reduced & 0xFF, Stage.RESULT)
+        return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
-    def _order_restart(self, w: Work, round_: int) -> Frame | None:
+    def _restart_wr(self, w: Work, round_: int) -> Frame | None:
         """A result was refused in a round."""
-        header, tensor = w.frame.header, self._tensor(w.generation)
+        header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)
         w.frame.resize(w.length)
-        header.generation, header.chunk, header.tag = w.generation, w.index, tensor.tag
-        return self._ask_restart(w, round_ & 0xFF)
+        header.seq, header.chunk, header.tag = w.seq, w.index, tensor.tag
+        return self._send_restart(w, round_ & 0xFF)
 
-    def _park(self, w: Work) -> Frame | None:
+    def _save_early(self, w: Work) -> Frame | None:
         """Keep the frame, which has been verified, until the process has its gradient ready and rings."""
         header = w.frame.header
-        for step in range(PARKING_TRIES):
-            slot = (header.chunk + step * (PARKING // PARKING_TRIES)) % PARKING
-            waiting = self.parking[slot]
+        for step in range(EARLY_TRIES):
+            slot = (header.chunk + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS
+            waiting = self.early_frames[slot]
             if waiting is None:
                 break
-            if (waiting.header.generation, waiting.header.chunk) == (header.generation, header.chunk):
+            if (waiting.header.seq, waiting.header.chunk) == (header.seq, header.chunk):
                 return self._drop("duplicate")
         else:
-            self.chunks[w.index].lost[Stage.PARTIAL] = header.generation
-            return self._drop("parking_full")
-        self.parking[slot] = w.frame.copy()
-        return self._drop("parked")
+            self.chunks[w.index].lost[Stage.PARTIAL] = header.seq
+            return self._drop("early_full")
+        self.early_frames[slot] = w.frame.copy()
+        return self._drop("early")
 
     def _replay(self, w: Work, slot: int) -> Frame | None:
-        """A parked frame's turn has come: the bell's frame takes its place."""
-        if slot >= PARKING:
+        """Replay an early frame: the kick becomes it."""
+        if slot >= EARLY_SLOTS:
             return self._drop("bad_chunk")
-        parked, self.parking[slot] = self.parking[slot], None
-        if parked is None:
+        early, self.early_frames[slot] = self.early_frames[slot], None
+        if early is None:
             return None
-        frame, header, kept = w.frame, w.frame.header, parked.header
+        frame, header, kept = w.frame, w.frame.header, early.header
         frame.resize(kept.length)
-        frame.fill(parked.payload, kept.length)
+        frame.fill(early.payload, kept.length)
         total = frame.sum(kept.length)
         assert total is not None
-        header.kind, header.flags, header.lane, header.prev = Kind.REDUCE, 0, 0, NOTHING
-        header.generation, header.chunk, header.attempt = kept.generation, kept.chunk, kept.attempt
+        header.kind, header.flags, header.stream, header.prev = Kind.REDUCE, 0, 0, NOTHING
+        header.seq, header.chunk, header.attempt = kept.seq, kept.chunk, kept.attempt
         header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
         header.sender, header.receiver = self.config.before, self.config.rank
         header.checksum = total + frame_seal(header) & U64
@@ -359,10 +359,10 @@ class Rank(Sender):
         return self._on_reduce(w) if self._find_chunk(w) else None
 
     def _reduce(self, w: Work) -> Frame | None:
-        """Lap one, input ready: add it; the last rank of the lap has the sum."""
+        """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
-        mine, last = word_of(w.generation, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner begins lap ones anew that got lost further on: ranks on the way pass them on.
+        mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
+        # With `origin` the owner starts reduce-scatter phases over that broke further on: ranks on the way pass them on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64
@@ -370,20 +370,20 @@ class Rank(Sender):
         total = w.frame.sum(w.length)
         if total is None:
             return self._drop("bad_length")
-        if w.generation != self.generation:
+        if w.seq != self.seq:
             return self._drop("overtaken")
         if total != expected:
             return self._drop("bad_checksum")
         if w.reduced != mine:
             if not self._advance(chunk, "reduced", w.reduced, mine):
                 return self._drop("duplicate")
-            self.lanes[w.cpu].progress += 1
+            self.streams[w.cpu].progress += 1
         self._look_back(w)
         if not last:
             if header.round:
                 self._note_loss(w)
-            if config.upstream and self._is_lossy(w.generation):
-                self._keep(w, total)
+            if config.upstream and self._is_lossy(w.seq):
+                self._save_partial(w, total)
             header.hop += 1
             if w.reduced == mine:
                 self._repeat(w)
@@ -398,26 +398,26 @@ class Rank(Sender):
 
     def _take_result(self, w: Work, round_: int, total: int) -> bool:
         """Take the payload, which has been verified, for the result; one that the process has verified is kept."""
-        chunk, first = self.chunks[w.index], w.result >> 32 != w.generation
+        chunk, first = self.chunks[w.index], w.result >> 32 != w.seq
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
             return False
         if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
             return False
-        done = word_of(w.generation, round_ << 8 | ResultState.DONE)
+        done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and state == ResultState.DONE
-        if held and self._is_settled(w.generation):
+        if held and self._is_verified(w.seq):
             return self._advance(chunk, "result", w.result, done)
         if not self._advance(chunk, "result", w.result, done):
             return False
         self.results[w.index] = w.frame.take(w.length)
         chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
         self._count("stored")
-        self.lanes[w.cpu].progress += 1
+        self.streams[w.cpu].progress += 1
         chunk.resent_us = 0  # whoever asks for it from now on can have it
         if held:
             return True
         self.stored += 1
         if self.stored == self.wake_at:
-            self.events.append(w.generation)
+            self.events.append(w.seq)
         return True

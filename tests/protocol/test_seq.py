@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.sequence import NEWEST, generation_after, is_before, must_forget
+from testbed.protocol.sequence import NEWEST, is_before, must_forget, seq_after
 
 QUARTER = 1 << 30
 
 
 def test_neighbours_differ_in_their_lowest_bit() -> None:
-    for generation in (1, 2, QUARTER - 1, QUARTER, NEWEST - 1, NEWEST):
-        assert (generation ^ generation_after(generation)) & 1
-    assert generation_after(NEWEST) == 2
+    for seq in (1, 2, QUARTER - 1, QUARTER, NEWEST - 1, NEWEST):
+        assert (seq ^ seq_after(seq)) & 1
+    assert seq_after(NEWEST) == 2
 
 
 @given(st.integers(2, NEWEST), st.integers(1, (1 << 31) - 3))
-def test_what_comes_before_what(generation, steps) -> None:
-    later = generation + steps if generation + steps <= NEWEST else generation + steps - NEWEST + 1
-    assert is_before(generation, later)
-    assert not is_before(later, generation)
+def test_what_comes_before_what(seq, steps) -> None:
+    later = seq + steps if seq + steps <= NEWEST else seq + steps - NEWEST + 1
+    assert is_before(seq, later)
+    assert not is_before(later, seq)
 
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_forgetting_comes_at_each_quarter(quarter) -> None:
     first = quarter * QUARTER
     before = first - 1 if quarter else NEWEST
-    assert must_forget(before, generation_after(before))
+    assert must_forget(before, seq_after(before))
     assert not must_forget(max(first, 1) + 1, max(first, 1) + 2)
 
 

@@ -19,10 +19,10 @@ from tests.support.kept import kept
 
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
 
-HELLOS = [
-    ("drop p=0.3 kind=hello",),
-    ("duplicate p=0.5 kind=hello copies=2", "delay delay=1ms jitter=1ms kind=hello p=0.5"),
-    ("drop p=0.1 kind=hello", "corrupt p=0.2 kind=hello bits=2", "duplicate p=0.2", "delay delay=2ms jitter=2ms p=0.1"),
+HANDSHAKES = [
+    ("drop p=0.3 kind=handshake",),
+    ("duplicate p=0.5 kind=handshake copies=2", "delay delay=1ms jitter=1ms kind=handshake p=0.5"),
+    ("drop p=0.1 kind=handshake", "corrupt p=0.2 kind=handshake bits=2", "duplicate p=0.2", "delay delay=2ms jitter=2ms p=0.1"),
 ]
 
 
@@ -83,11 +83,11 @@ def live(
 
 
 @pytest.mark.parametrize(
-    "words", ["drop link=h1->h3 kind=hello generation=3 attempt=0", "drop link=h1->h2 kind=ack generation=3 attempt=0"]
+    "words", ["drop link=h1->h3 kind=handshake seq=3 attempt=0", "drop link=h1->h2 kind=ack seq=3 attempt=0"]
 )
 def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
-    """A rank is done, and another lacks its last hello or acknowledgement. Generation 2 is one without a scale."""
-    graph = lonely() if "hello" in words else draw_partitioned(0, 300, 2000, 3)
+    """A rank is done, and another lacks its last handshake or acknowledgement. Sequence number 2 is one without a scale."""
+    graph = lonely() if "handshake" in words else draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     with faults(words) as injected:
         found = live(hosts, graph, [x])
@@ -96,11 +96,11 @@ def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
 
 
 def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
-    """Also who has lost the hello of a rank that has raised its error and closed."""
+    """Also who has lost the handshake of a rank that has raised its error and closed."""
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     x[graph.halos[0].owned] = np.inf
-    with faults("drop link=h1->h2 kind=hello generation=2 attempt=0") as injected:
+    with faults("drop link=h1->h2 kind=handshake seq=2 attempt=0") as injected:
         found = live(hosts, graph, [x])
     assert_faults_fired(injected)
     for (error,) in found:
@@ -116,8 +116,8 @@ def test_who_shares_nothing_is_left_behind_and_met_all_the_same(hosts) -> None:
         assert all(len(results) == 50 and isinstance(results[-1], np.ndarray) for results in found), found
 
 
-@pytest.mark.parametrize("words", HELLOS)
-def test_hellos_that_are_lost_late_and_twice(hosts, faults, words) -> None:
+@pytest.mark.parametrize("words", HANDSHAKES)
+def test_handshakes_that_are_lost_late_and_twice(hosts, faults, words) -> None:
     """With scales that change, and ranks that therefore enter twice."""
     graph = draw_partitioned(1, 200, 1500, 3, hub=1200)
     x = embeddings(0, graph, 8) / np.float32(4096)
@@ -128,26 +128,26 @@ def test_hellos_that_are_lost_late_and_twice(hosts, faults, words) -> None:
     assert_faults_fired(injected)
 
 
-def move_to(context: WorkerContext, number: int, generation: int) -> None:
-    """Let all exchanges up to a generation have been."""
+def move_to(context: WorkerContext, number: int, seq: int) -> None:
+    """Let all exchanges up to a sequence number have been."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     for name in ("seen", "acked"):
-        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((generation - 1) << 32)
+        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((seq - 1) << 32)
     exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
-    exchange._port.control.progress = generation - 1 << 32
-    exchange._generation = generation - 1
+    exchange._port.control.progress = seq - 1 << 32
+    exchange._seq = seq - 1
     exchange._open()
 
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("first", [0xFFFFFFF8, 0x7FFFFFFC])
-def test_generations_wrap(hosts, faults, known, first) -> None:
+def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
     graph = draw_partitioned(0, 300, 2000, 3, hub=1500)
     x, form = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32), Format(16)
     with hosts.open(graph, 16, timeout=5.0, exponent=1 if known else None) as exchange:
         if not known:
             exchange.aggregate([x])
-        exchange.call(move_to, [{"number": exchange.number, "generation": first}] * 3)
+        exchange.call(move_to, [{"number": exchange.number, "seq": first}] * 3)
         with faults("drop p=0.1", "duplicate p=0.2") as injected:
             results = exchange.aggregate([x] * 16)
         assert_faults_fired(injected)
@@ -155,12 +155,12 @@ def test_generations_wrap(hosts, faults, known, first) -> None:
             for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True):
                 np.testing.assert_array_equal(found, wanted)
         after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # which leaves out 0 and 1
-        assert exchange.call(generation_of, [{"number": exchange.number}] * 3) == [after] * 3
+        assert exchange.call(seq_of, [{"number": exchange.number}] * 3) == [after] * 3
 
 
-def generation_of(context: WorkerContext, number: int) -> int:
+def seq_of(context: WorkerContext, number: int) -> int:
     exchange, _ = kept(context)[f"pinch/{number}"]
-    found: int = exchange._port.generation
+    found: int = exchange._port.seq
     return found
 
 

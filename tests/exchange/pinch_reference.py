@@ -1,4 +1,7 @@
-"""What stands in ``pinch``'s frames, and when: payloads and changes in plain numpy. Twin of ``testbed/native/pinch.c``."""
+"""What stands in ``pinch``'s frames, and when: payloads and changes in plain numpy.
+
+Reference model of ``testbed/native/pinch.c``.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -18,7 +18,7 @@ RULE_SETS = {
     "drop": ["drop p=0.1"],
     "links": ["drop p=0.5 link=h1->*", "drop p=0.5 link=*->h2,h3->h4,h32->h1", "duplicate link=h5->h6"],
     "kinds": ["drop p=0.3 kind=reduce,tcp", "corrupt p=0.3 kind=result,icmp"],
-    "ranges": ["drop group=3", "drop generation=1..40", "drop chunk=7 attempt=0", "duplicate hop=2..3 attempt=1..9"],
+    "ranges": ["drop group=3", "drop seq=1..40", "drop chunk=7 attempt=0", "duplicate hop=2..3 attempt=1..9"],
     "duplicate": ["duplicate p=0.5 copies=2", "duplicate p=0.5 copies=7", "duplicate p=0.1"],
     "corrupt": ["corrupt p=0.3 bits=3", "corrupt p=0.5", "corrupt p=0.05 bits=64"],
     "constant": ["delay delay=2ms p=0.5", "delay delay=50us"],
@@ -51,7 +51,7 @@ def packets(seed: int, layout: np.dtype) -> np.ndarray:
     for name, high in {"sender": MAX_HOSTS, "receiver": MAX_HOSTS, "hop": 32, "attempt": 256}.items():
         cases[name] = draw.integers(0, high, CASES)
     cases["kind"] = draw.choice(list(KINDS.values()), CASES)
-    for name, high in {"group": 2**16, "generation": 2**32, "chunk": 2**32}.items():
+    for name, high in {"group": 2**16, "seq": 2**32, "chunk": 2**32}.items():
         cases[name] = np.where(draw.random(CASES) < 0.5, draw.integers(0, 50, CASES), draw.integers(0, high, CASES))
     cases["attempt"] //= draw.integers(1, 256, CASES).astype(np.uint8)
     cases["length"] = draw.integers(14, 3600, CASES)
@@ -59,7 +59,7 @@ def packets(seed: int, layout: np.dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_twins_agree(number: int) -> None:
+def test_reference_and_engine_agree(number: int) -> None:
     """20 batches, a million packets in all; every verdict in every detail."""
     names = list(RULE_SETS)
     name, seed = names[number % len(names)], SEEDS[number % len(SEEDS)]

@@ -9,13 +9,13 @@ import numpy as np
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
 from testbed.kernel.abi import Struct, constant
-from testbed.protocol.ring.memory import ASKS, COUNTERS, Ask, Config, Order, Queue, ResultState
+from testbed.protocol.ring.memory import COUNTERS, NACK_ENTRIES, Config, Nack, NackQueue, ResultState, WrKind
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
-from tests.native.process import STRUCTS, NativeProcess, orders_waiting
+from tests.native.process import STRUCTS, NativeProcess, sq_pending
 
-FREE, PARKED = constant("RING_PARKING_FREE"), constant("RING_PARKING_PARKED")  # between calls
+FREE, WAITING = constant("RING_EARLY_FREE"), constant("RING_EARLY_WAITING")  # between calls
 LOOPBACK = 1
 
 
@@ -27,7 +27,7 @@ class KernelRank:
 
     def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
-        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "kept", "upstream", "gap")
+        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "retransmit_slots", "upstream", "reorder_threshold")
         rodata = Struct("ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own})
         me = config.peers[config.rank]
         for rank, peer in enumerate(config.peers):
@@ -36,33 +36,34 @@ class KernelRank:
             "ring",
             rodata=rodata,
             max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
-            | dict.fromkeys(("ring_kept", "ring_kept_data"), config.kept)
-            | {"ring_lanes": max(os.sched_getaffinity(1)) + 1},
-            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "parking_data", "kept_data")},
+            | dict.fromkeys(("ring_retransmit", "ring_retransmit_data"), config.retransmit_slots)
+            | {"ring_streams": max(os.sched_getaffinity(1)) + 1},
+            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "early_data", "retransmit_data")},
         )
         shared, dtype = self.object.maps, self.object.dtype
         self.inputs, self.results = shared["ring_inputs"].view(), shared["ring_results"].view()
         self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
-        self.records, self.orders = self.memory["chunks"], self.memory["orders"]
+        self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
-        self.parking, self.lanes, self.ranks = (Struct.each(self.memory[name]) for name in ("parking", "lanes", "ranks"))
+        records = (Struct.each(self.memory[name]) for name in ("early_frames", "streams", "ranks"))
+        self.early_frames, self.streams, self.ranks = records
         self.consumer, self.producer, self.data = shared["ring_events"].ring_buffer()
 
     def close(self) -> None:
         self.object.close()
 
-    def reset(self, generation: int = 0, holdoff_us: int = 0) -> None:
-        """As new, but for the generation that the process is said to have entered."""
+    def reset(self, seq: int = 0, nack_holdoff_us: int = 0) -> None:
+        """As new, but for the sequence number that the process is said to have entered."""
         for memory in (self.inputs, self.results, *self.memory.values()):
             memory[:] = np.zeros((), memory.dtype)
         counters = self.object.maps["ring_counters"]
         counters.update(0, bytes(counters.stride * counters.per_cpu))
         self.consumer[0] = self.producer[0]
-        for name in ("ring_asks", "ring_kept"):
+        for name in ("ring_nacks", "ring_retransmit"):
             table = self.object.maps[name]
             for key in range(table.max_entries):
                 table.update(key, bytes(table.stride * table.per_cpu or table.value_size))
-        self.control.progress, self.control.holdoff_us = generation << 32, holdoff_us
+        self.control.progress, self.control.nack_holdoff_us = seq << 32, nack_holdoff_us
 
     def run(self, program: str, data: bytes) -> TestRun:
         return self.object.programs[program].test_run(data)
@@ -72,7 +73,7 @@ class KernelRank:
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def events(self) -> list[int]:
-        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a generation."""
+        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a sequence number."""
         found = []
         while self.consumer[0] < self.producer[0]:
             place = int(self.consumer[0]) % (self.data.size // 2) + 8
@@ -80,94 +81,96 @@ class KernelRank:
             self.consumer[0] += 16
         return found
 
-    def asks(self, cpu: int) -> Struct:
+    def nacks(self, cpu: int) -> Struct:
         """What the programs want to ask for on a CPU."""
-        table = self.object.maps["ring_asks"]
-        return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_asks")))[cpu]
+        table = self.object.maps["ring_nacks"]
+        return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_nacks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
-        """All that a process goes by, without counters, results that are not done and what is left in free parking slots."""
-        done, parked = self.records["result"] != 0, self.memory["parking"]["state"] != FREE
-        memory = self.inputs, self.results[done], self.records, self.memory["parking"][parked]
-        data = b"".join(self.object.maps["ring_parking_data"].lookup(int(slot)) for slot in np.flatnonzero(parked))
-        return *(part.tobytes() for part in memory), bytes(self.control), self.orders.tobytes(), data
+        """All that a process goes by, without counters, results that are not done and what is left in free slots."""
+        done, early = self.records["result"] != 0, self.memory["early_frames"]["state"] != FREE
+        memory = self.inputs, self.results[done], self.records, self.memory["early_frames"][early]
+        data = b"".join(self.object.maps["ring_early_data"].lookup(int(slot)) for slot in np.flatnonzero(early))
+        return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
-        """The maps hold what the twin holds. Times are left out: the clocks differ."""
+        """The maps hold what the reference model holds. Times are left out: the clocks differ."""
         control = self.control
         assert self.counters() == rank.counters
-        assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.generation, rank.ready)
-        assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_generation, rank.next_slot)
-        for name in ("stored", "wake_at", "holdoff_us", "settled", "front", "flushed", "lossy"):
+        assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
+        assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
+        for name in ("stored", "wake_at", "nack_holdoff_us", "verified", "front", "flushed", "lossy"):
             assert getattr(control, name) == getattr(rank, name), name
-        assert orders_waiting(control, self.orders) == list(rank.orders)
-        cpu = rank.lane_number(0)
-        asks = self.asks(cpu)
-        assert asks.frames == rank.asks[0].frames
-        _assert_same_queue(asks.fresh, rank.asks[0].fresh)
-        _assert_same_queue(asks.again, rank.asks[0].again)
-        lane, expected = self.lanes[cpu], rank.lanes[0]
-        assert (lane.generation, lane.prev, lane.progress) == (expected.generation, expected.prev, expected.progress)
-        assert {other: count for other, count in enumerate(lane.heard.tolist()) if count} == expected.heard
+        assert sq_pending(control, self.sq) == list(rank.sq)
+        cpu = rank.stream_number(0)
+        nacks = self.nacks(cpu)
+        assert nacks.frames == rank.nacks[0].frames
+        _assert_same_queue(nacks.fresh, rank.nacks[0].fresh)
+        _assert_same_queue(nacks.again, rank.nacks[0].again)
+        stream, expected = self.streams[cpu], rank.streams[0]
+        assert (stream.seq, stream.prev, stream.progress) == (expected.seq, expected.prev, expected.progress)
+        assert {other: count for other, count in enumerate(stream.heard.tolist()) if count} == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
-            assert (peer.generation, peer.settled, peer.told, peer.front) == astuple(said)
+            assert (peer.seq, peer.verified, peer.verified_acked, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
             for name in ("input_sum", "reduced", "result", "attempt"):
                 assert int(record[name]) == getattr(chunk, name), (index, name)
             for name in ("before", "lost"):
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
-            for name in ("asked_us", "resent_us"):
+            for name in ("nacked_us", "resent_us"):
                 assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)
             if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED):
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
                 np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
-        for slot, kept in enumerate(rank.kept):
-            found = Struct(np.frombuffer(self.object.maps["ring_kept"].lookup(slot), self.object.dtype("ring_kept")))
-            assert (found.owner, found.valid, found.sum, found.round) == (kept.owner, kept.valid, kept.sum, kept.round), slot
-            if kept.valid:
-                data = self.object.maps["ring_kept_data"].lookup(slot)
-                assert data[: kept.data.nbytes] == kept.data.tobytes()
-        for slot, (parked, frame) in enumerate(zip(self.parking, rank.parking, strict=True)):
-            assert parked.state == (FREE if frame is None else PARKED), slot
+        for slot, saved in enumerate(rank.retransmit):
+            record = self.object.maps["ring_retransmit"].lookup(slot)
+            found = Struct(np.frombuffer(record, self.object.dtype("ring_retransmit")))
+            expected = saved.owner, saved.valid, saved.sum, saved.round
+            assert (found.owner, found.valid, found.sum, found.round) == expected, slot
+            if saved.valid:
+                data = self.object.maps["ring_retransmit_data"].lookup(slot)
+                assert data[: saved.data.nbytes] == saved.data.tobytes()
+        for slot, (early, frame) in enumerate(zip(self.early_frames, rank.early_frames, strict=True)):
+            assert early.state == (FREE if frame is None else WAITING), slot
             if frame is not None:
-                for name in ("generation", "chunk", "attempt", "hop", "round", "length", "tag"):
-                    assert getattr(parked, name) == getattr(frame.header, name), (slot, name)
-                assert parked.sum == frame.sum(frame.header.length)
-                data = self.object.maps["ring_parking_data"].lookup(slot)
+                for name in ("seq", "chunk", "attempt", "hop", "round", "length", "tag"):
+                    assert getattr(early, name) == getattr(frame.header, name), (slot, name)
+                assert early.sum == frame.sum(frame.header.length)
+                data = self.object.maps["ring_early_data"].lookup(slot)
                 assert data[: frame.header.length] == frame.take(frame.header.length).tobytes()
         assert self.events() == rank.events
         rank.events.clear()
 
 
-def _assert_same_queue(queue: np.void, expected: Queue) -> None:
+def _assert_same_queue(queue: np.void, expected: NackQueue) -> None:
     """The same requests, but for when they are due."""
 
     def entries(first: int, end: int) -> list[tuple[int, ...]]:
-        found = queue["asks"][[index % ASKS for index in range(first, end)]]
-        return found[["generation", "item", "due_frame", "tries"]].tolist()
+        found = queue["nacks"][[index % NACK_ENTRIES for index in range(first, end)]]
+        return found[["seq", "item", "due_frame", "tries"]].tolist()
 
-    def of(asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        return [(ask.generation, ask.item, ask.due_frame, ask.tries) for ask in asks]
+    def of(nacks: Iterable[Nack]) -> list[tuple[int, ...]]:
+        return [(nack.seq, nack.item, nack.due_frame, nack.tries) for nack in nacks]
 
     assert entries(int(queue["taken"]), int(queue["carried"])) == of(expected.carried)
     assert entries(int(queue["carried"]), int(queue["given"])) == of(expected.waiting)
 
 
-class TwinRank(Rank):
+class ReferenceRank(Rank):
     """A `Rank` whose every frame goes through the kernel as well."""
 
     kernel: KernelRank
 
-    def lane_number(self, cpu: int) -> int:
+    def stream_number(self, cpu: int) -> int:
         return min(os.sched_getaffinity(0))
 
     def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
         return self._both("ring_link", XDP_TX, super().on_frame, frame)
 
-    def on_order(self, bell: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        return self._both("ring_order", XDP_REDIRECT, super().on_order, bell)
+    def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
+        return self._both("ring_execute", XDP_REDIRECT, super().on_wr, kick)
 
     def on_bytes(self, data: bytes) -> Frame | None:
         """Any bytes by the link: what is no frame of the ring's is dropped and changes nothing."""
@@ -183,34 +186,34 @@ class TwinRank(Rank):
         self,
         program: str,
         verdict: int,
-        twin: Callable[[Frame, int], Frame | None],
+        reference: Callable[[Frame, int], Frame | None],
         frame: Frame,
         data: bytes | None = None,
     ) -> Frame | None:
         run = self.kernel.run(program, encode(frame) if data is None else data)
-        out = twin(frame, time.monotonic_ns() // 1000)
-        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.asking else verdict)
+        out = reference(frame, time.monotonic_ns() // 1000)
+        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.nack_due else verdict)
         if out is not None:
             assert run.data == encode(out)
         self.kernel.assert_same(self)
         return out
 
 
-class TwinProcess(Process):
+class ReferenceProcess(Process):
     """A `Process` whose every step is also done by ``testbed/native/ring.c``, on the programs' maps."""
 
-    def __init__(self, rank: TwinRank, window: int) -> None:
+    def __init__(self, rank: ReferenceRank, window: int) -> None:
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
-        setting, lane = rank.config, rank.lane_number(0)
-        shared = {name: kernel.memory[name] for name in ("control", "parking", "orders", "chunks", "ranks")}
-        shared["lanes"] = kernel.memory["lanes"][lane : lane + 1]
+        setting, stream = rank.config, rank.stream_number(0)
+        shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq", "chunks", "ranks")}
+        shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
 
-    def begin(self, generation: int, total: int, length: int, tag: int) -> None:
-        super().begin(generation, total, length, tag)
-        self.native.begin(generation, total, length, tag)
+    def begin(self, seq: int, total: int, length: int, tag: int) -> None:
+        super().begin(seq, total, length, tag)
+        self.native.begin(seq, total, length, tag)
 
     def fill(self, chunk: int, words: Words) -> None:
         super().fill(chunk, words)
@@ -221,19 +224,19 @@ class TwinProcess(Process):
         self._in_c = True
         super().publish(ready)
         self._in_c = False
-        self.native.publish(self.memory.generation, ready)
-        self.native.rings()
+        self.native.publish(self.memory.seq, ready)
+        self.native.kicks()
 
     def replay(self) -> None:
         outermost, self._in_c = not self._in_c, True
         super().replay()
         if outermost:
             self._in_c = False
-            self.native.replay(self.memory.generation, self.memory.ready)
+            self.native.replay(self.memory.seq, self.memory.ready)
 
-    def settle(self) -> None:
-        super().settle()
-        self.kernel.control.settled = self.memory.settled
+    def mark_verified(self) -> None:
+        super().mark_verified()
+        self.kernel.control.verified = self.memory.verified
 
     def stall(self, now_us: int, still: bool = True) -> None:
         now_us = time.monotonic_ns() // 1000 & 0xFFFFFFFF
@@ -247,7 +250,7 @@ class TwinProcess(Process):
         self._in_c = True
         super().probe(cpu)
         self._in_c = False
-        self.native.probe(self.memory.generation, cpu)
+        self.native.probe(self.memory.seq, cpu)
 
     def refuse(self, chunk: int) -> None:
         self._in_c = True
@@ -255,8 +258,8 @@ class TwinProcess(Process):
         self._in_c = False
         self.native.refuse(chunk)
 
-    def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
-        super().order(kind, generation, chunk, attempt, extra)
+    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
+        super().post(kind, seq, chunk, attempt, extra)
         if not self._in_c:
-            self.native.order(kind, generation, chunk, attempt, extra)
+            self.native.post(kind, seq, chunk, attempt, extra)
 

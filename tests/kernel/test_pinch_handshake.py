@@ -1,4 +1,4 @@
-"""How ranks enter an exchange, frame by frame: what a hello is answered with, and when frames may be sent."""
+"""How ranks enter an exchange, frame by frame: what a handshake is answered with, and when frames may be sent."""
 
 import os
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ import pytest
 from testbed.exchange.pinch.numbers import EXPONENTS
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
-from testbed.protocol.pinch.packet import BELL_FOR_ALL, LEAST_BYTES, ORDER_ASK, frames_in
+from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
-from tests.kernel.pinch import ETH_P_ALL, GENERATION, Loaded, first_bell, hello, received
+from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, handshake, received
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
 GRAPH = draw_partitioned(0, 60, 500, 3)
 ASK = 1
-WRAPS = [(GENERATION, GENERATION + 1), (1, 2), (0xFFFFFFFE, 0xFFFFFFFF), (0xFFFFFFFF, 2)]
-"""Generations, each with the one after it."""
+WRAPS = [(SEQ, SEQ + 1), (1, 2), (0xFFFFFFFE, 0xFFFFFFFF), (0xFFFFFFFF, 2)]
+"""Sequence numbers, each with the one after it."""
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,14 @@ def shared() -> Iterator[Loaded]:
         yield made
 
 
-def before(loaded: Loaded, generation: int = GENERATION) -> Loaded:
-    """Rank 0 takes frames of a generation in, and nobody has entered it."""
+def before(loaded: Loaded, seq: int = SEQ) -> Loaded:
+    """Rank 0 takes frames of a sequence number in, and nobody has entered it."""
     port = loaded.ports[0]
     port.peers["ours"] = port.peers["theirs"] = 0
-    loaded.open(0, generation)
+    loaded.open(0, seq)
     port.peers["theirs"] = 0
-    port.control.met = port.control.unfit = port.control.odd = port.control.gone = port.control.late = port.control.told = 0
+    for name in ("met", "unfit", "nonfinite", "gone", "late", "end_acked"):
+        setattr(port.control, name, 0)
     return loaded
 
 
@@ -55,84 +56,84 @@ def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) ->
 
 
 def word_in(found: Frame) -> int:
-    assert found.header.kind == PinchKind.HELLO
+    assert found.header.kind == PinchKind.HANDSHAKE
     assert found.header.length == 8
     return int(found.payload[0])
 
 
-def test_who_enters_says_hello_to_all(loaded) -> None:
-    """What it says to whom is what the twin says: checked as its receiver would."""
+def test_who_enters_sends_handshakes_to_all(loaded) -> None:
+    """What it says to whom is what the reference model says: checked as its receiver would."""
     said = enter(loaded, 7)
     assert [found.destination.ip for found in said] == [loaded.groups[0].members[rank].ip for rank in (1, 2)]
     for rank, found in zip((1, 2), said, strict=True):
         frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
         port = loaded.ports[0]
-        twin = decode(hello(port, 0, frames, 7, receiver=rank, prev=GENERATION))
-        assert (found.header, word_in(found)) == (twin.header, word_in(twin))
+        expected = decode(handshake(port, 0, frames, 7, receiver=rank, prev=SEQ))
+        assert (found.header, word_in(found)) == (expected.header, word_in(expected))
         assert len(found.payload) * 8 + FRAME_BYTES == LEAST_BYTES
-    assert loaded.counters(0) == {"hellos": 2}
+    assert loaded.counters(0) == {"handshakes": 2}
 
 
-def test_the_last_hello_is_a_bell_for_all_flows(loaded) -> None:
+def test_the_last_handshake_is_a_kick_for_all_flows(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
-    assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+    assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
     assert port.control.met == 0
-    run = loaded.link(0, hello(port, 2, 4))
+    run = loaded.link(0, handshake(port, 2, 4))
     assert run.retval == XDP_REDIRECT
-    bell = decode(run.data).header
-    assert (bell.kind, bell.sender, bell.flags) == (PinchKind.BELL, 0, BELL_FOR_ALL)
-    assert port.control.met == GENERATION << 32 | 7
+    kick = decode(run.data).header
+    assert (kick.kind, kick.sender, kick.flags) == (PinchKind.DOORBELL, 0, KICK_ALL)
+    assert port.control.met == SEQ << 32 | 7
     assert port.peers["heard"].tolist()[0] == 0
-    assert loaded.run(0, "pinch_bell", run.data).retval == XDP_PASS
+    assert loaded.run(0, "pinch_doorbell", run.data).retval == XDP_PASS
 
 
-def test_frames_wait_for_the_last_hello(loaded) -> None:
-    port, bell = loaded.ports[0], first_bell(loaded.ports[0])
+def test_frames_wait_for_the_last_handshake(loaded) -> None:
+    port, kick = loaded.ports[0], first_kick(loaded.ports[0])
     enter(loaded)
     loaded.publish(0)
     with loaded.wire() as tap:
         for rank in (1, 2):
-            loaded.run(0, "pinch_send", bell)
+            loaded.run(0, "pinch_send", kick)
             assert received(tap) == []
-            loaded.link(0, hello(port, rank))
-        loaded.run(0, "pinch_send", bell)
+            loaded.link(0, handshake(port, rank))
+        loaded.run(0, "pinch_send", kick)
         assert len(received(tap)) > 0
 
 
 def test_who_enters_last_has_met_all(loaded) -> None:
-    """Their hellos have come before, some before this rank had even opened the exchange."""
+    """Their handshakes have come before, some before this rank had even opened the exchange."""
     port = loaded.ports[0]
-    port.open(GENERATION - 1)
-    loaded.link(0, hello(port, 1, 3, generation=GENERATION))
-    port.open(GENERATION)
-    loaded.link(0, hello(port, 2, 4))
+    port.open(SEQ - 1)
+    loaded.link(0, handshake(port, 1, 3, seq=SEQ))
+    port.open(SEQ)
+    loaded.link(0, handshake(port, 2, 4))
     assert port.control.met == 0
     enter(loaded)
-    assert port.control.met == GENERATION << 32 | 7
+    assert port.control.met == SEQ << 32 | 7
 
 
 def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> None:
     enter(loaded, 3)
     port = loaded.ports[0]
-    for generation in (GENERATION, GENERATION + 1):
-        run = loaded.link(0, hello(port, 1, 3, generation=GENERATION, flags=ASK, attempt=4))
+    for seq in (SEQ, SEQ + 1):
+        run = loaded.link(0, handshake(port, 1, 3, seq=SEQ, flags=ASK, attempt=4))
         assert run.retval == XDP_TX
         found = decode(run.data)
-        mine = decode(hello(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, generation=GENERATION))
+        mine = decode(handshake(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, seq=SEQ))
         assert word_in(found) == word_in(mine)
         assert (found.header.flags, found.header.attempt) == (0, 4)
         assert found.destination.ip == loaded.groups[0].members[1].ip
-        if generation == GENERATION:
-            port.open(GENERATION + 1)
+        if seq == SEQ:
+            port.open(SEQ + 1)
 
 
-def test_a_hello_counts_once(loaded) -> None:
+def test_a_handshake_counts_once(loaded) -> None:
     enter(loaded)
     port = loaded.ports[0]
     heard, news = (int(port.peers[name][1]) for name in ("heard", "news"))
     for turn in (1, 2):
-        assert loaded.link(0, hello(port, 1, 3)).retval == XDP_DROP
+        assert loaded.link(0, handshake(port, 1, 3)).retval == XDP_DROP
         assert (int(port.peers["heard"][1]), int(port.peers["news"][1])) == (heard + turn, news + 1)
     assert loaded.counters(0)["duplicate"] == 1
 
@@ -140,27 +141,27 @@ def test_a_hello_counts_once(loaded) -> None:
 def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
     """So that whoever waits knows that it lives."""
     port = loaded.ports[0]
-    asking = hello(port, 1, 3, generation=GENERATION + 1, flags=ASK)
+    asking = handshake(port, 1, 3, seq=SEQ + 1, flags=ASK)
     assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered any
     enter(loaded)
     found = decode(loaded.link(0, asking).data)
-    assert found.header.generation == word_in(found) >> 32 == GENERATION
-    assert found.header.prev == GENERATION
+    assert found.header.seq == word_in(found) >> 32 == SEQ
+    assert found.header.prev == SEQ
     other = loaded.ports[1]
-    other.open(GENERATION + 1)
+    other.open(SEQ + 1)
     heard = int(other.peers["heard"][0])
-    loaded.link(1, hello(other, 0, generation=GENERATION, prev=GENERATION, chunk=0b100))
-    assert other.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, GENERATION, 0b100)
-    loaded.open(1, GENERATION)
+    loaded.link(1, handshake(other, 0, seq=SEQ, prev=SEQ, chunk=0b100))
+    assert other.peers[["heard", "at", "waits"]][0].tolist() == (heard + 1, SEQ, 0b100)
+    loaded.open(1, SEQ)
 
 
 def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
     port = loaded.ports[0]
     enter(loaded)
-    loaded.link(0, hello(port, 1))
-    with loaded.wire() as tap, bells() as rung:
+    loaded.link(0, handshake(port, 1))
+    with loaded.wire() as tap, kicks() as kicked:
         port.greet(300)
-        (greeting,) = received(rung)
+        (greeting,) = received(kicked)
         loaded.run(0, "pinch_send", greeting)
         (again,) = (decode(data) for data in received(tap))
     assert again.destination.ip == loaded.groups[0].members[2].ip
@@ -186,96 +187,96 @@ def test_nothing_is_sent_with_a_scale_that_does_not_hold(loaded, exponents, hold
     loaded.publish(0)
     loaded.events(0)
     for rank in (1, 2):
-        run = loaded.link(0, hello(port, rank, exponent=exponents[rank]))
+        run = loaded.link(0, handshake(port, rank, exponent=exponents[rank]))
     assert run.retval == (XDP_REDIRECT if fits else XDP_DROP)
     assert port.highest == (None if None in exponents else max(exponents))
-    assert (port.control.met >> 32 == GENERATION) == fits
-    assert (port.control.unfit == GENERATION) == (not fits)
-    assert loaded.events(0) == ([] if fits else [GENERATION])
+    assert (port.control.met >> 32 == SEQ) == fits
+    assert (port.control.unfit == SEQ) == (not fits)
+    assert loaded.events(0) == ([] if fits else [SEQ])
     assert port.wait(0) is (Waited.TIME_UP if fits else Waited.UNFIT)
 
 
-@pytest.mark.parametrize(("generation", "after"), WRAPS)
-def test_generations_wrap(shared, generation, after) -> None:
-    loaded = before(shared, generation)
+@pytest.mark.parametrize(("seq", "after"), WRAPS)
+def test_sequence_numbers_wrap(shared, seq, after) -> None:
+    loaded = before(shared, seq)
     port = loaded.ports[0]
     enter(loaded)
-    assert loaded.link(0, hello(port, 1, 2, generation=after)).retval == XDP_DROP
-    assert loaded.counters(0) == {"hellos": 2}
+    assert loaded.link(0, handshake(port, 1, 2, seq=after)).retval == XDP_DROP
+    assert loaded.counters(0) == {"handshakes": 2}
     for rank in (1, 2):
-        loaded.link(0, hello(port, rank, 1))
-    assert port.control.met == generation << 32 | 2
+        loaded.link(0, handshake(port, rank, 1))
+    assert port.control.met == seq << 32 | 2
     port.open(after)
     enter(loaded)
-    assert frames_in(int(port.hellos[1])) == 2
-    loaded.link(0, hello(port, 2, 5))
+    assert frames_in(int(port.handshakes[1])) == 2
+    loaded.link(0, handshake(port, 2, 5))
     assert port.control.met == after << 32 | 7
     # What is late is answered, as an acknowledgement of all.
-    loaded.generation = after
-    assert loaded.link(0, loaded.embed(1, 0, 0, generation=generation)).retval == XDP_TX
-    loaded.generation = GENERATION
+    loaded.seq = after
+    assert loaded.link(0, loaded.embed(1, 0, 0, seq=seq)).retval == XDP_TX
+    loaded.seq = SEQ
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: there is one flow")
-def test_each_flow_gets_one_of_the_bells() -> None:
+def test_each_flow_gets_one_of_the_kicks() -> None:
     here = min(os.sched_getaffinity(0))
     with Loaded(GRAPH, embeddings(0, GRAPH, 8), processing="pinned") as loaded:
         port = loaded.ports[0]
         before(loaded)
         enter(loaded)
-        loaded.link(0, hello(port, 1))
-        bell = loaded.link(0, hello(port, 2)).data
+        loaded.link(0, handshake(port, 1))
+        kick = loaded.link(0, handshake(port, 2)).data
         flows = sorted(set(port.homes))
         assert len(flows) > 1
         verdicts = {}
         for _ in flows:
-            run = loaded.run(0, "pinch_bell", bell)
+            run = loaded.run(0, "pinch_doorbell", kick)
             verdicts[decode(run.data).header.chunk] = run.retval
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 
-def test_frames_are_rung_for_by_a_greeting_that_comes_late(loaded) -> None:
+def test_frames_are_kicked_for_by_a_greeting_that_comes_late(loaded) -> None:
     """This rank is the last, and its greeting still waits for a CPU when the process looks whether all are there."""
     port = loaded.ports[0]
     for rank in (1, 2):
-        loaded.link(0, hello(port, rank))
+        loaded.link(0, handshake(port, rank))
     mine = np.ascontiguousarray(loaded.x[GRAPH.halos[0].owned])
-    with loaded.wire() as tap, bells() as rung:
+    with loaded.wire() as tap, kicks() as kicked:
         port.enter(0, EXPONENTS)
         port.send(mine, loaded.bundles[0], 1.0, None)
-        received(rung)
+        received(kicked)
         loaded.run(0, "pinch_send", bytes(port.doorbell.greeting))
-        assert port.control.met >> 32 == GENERATION
-        (bell,) = received(rung)
-        assert decode(bell).header.flags == BELL_FOR_ALL
+        assert port.control.met >> 32 == SEQ
+        (kick,) = received(kicked)
+        assert decode(kick).header.flags == KICK_ALL
         received(tap)
-        loaded.run(0, "pinch_send", loaded.run(0, "pinch_bell", bell).data)
+        loaded.run(0, "pinch_send", loaded.run(0, "pinch_doorbell", kick).data)
         assert len(received(tap)) > 0
 
 
 @contextmanager
-def bells() -> Iterator[socket]:
+def kicks() -> Iterator[socket]:
     """What comes out at the doorbell's far end."""
     with socket(AF_PACKET, SOCK_RAW, 0) as tap:
-        tap.bind(("bell1", ETH_P_ALL))
+        tap.bind(("doorbell1", ETH_P_ALL))
         yield tap
 
 
 def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded) -> None:
     port = loaded.ports[0]
-    first = hello(port, 1, generation=1, exponent=EXPONENTS[0], flags=ASK)
+    first = handshake(port, 1, seq=1, exponent=EXPONENTS[0], flags=ASK)
     found = decode(loaded.link(0, first).data)
     assert word_in(found) == 1 << 32
-    assert loaded.link(0, hello(port, 1, generation=1, exponent=EXPONENTS[0])).retval == XDP_DROP
-    assert loaded.counters(0) == {"hellos": 1, "bad_generation": 1}
+    assert loaded.link(0, handshake(port, 1, seq=1, exponent=EXPONENTS[0])).retval == XDP_DROP
+    assert loaded.counters(0) == {"handshakes": 1, "bad_seq": 1}
 
 
-@pytest.mark.parametrize("generation", [1 << 31, 0xFFFFFFFF])
-def test_orders_of_high_generations(shared, generation) -> None:
-    loaded = before(shared, generation)
-    loaded.ports[0].order(1, np.array([0, 1 | ORDER_ASK]))
-    assert loaded.ports[0]._orders[0, :2].tolist() == [generation << 32, generation << 32 | ORDER_ASK | 1]
-    loaded.ports[0].flows["ordered"] = 0
+@pytest.mark.parametrize("seq", [1 << 31, 0xFFFFFFFF])
+def test_orders_of_high_sequence_numbers(shared, seq) -> None:
+    loaded = before(shared, seq)
+    loaded.ports[0].post(1, np.array([0, 1 | WR_ASK]))
+    assert loaded.ports[0]._sq[0, :2].tolist() == [seq << 32, seq << 32 | WR_ASK | 1]
+    loaded.ports[0].flows["sq_tail"] = 0
 
 
 @pytest.mark.parametrize("world", [31, 32])
@@ -294,6 +295,6 @@ def test_many_ranks(world, last) -> None:
         for rank in set(range(world)) - {me}:
             assert port.control.met == 0
             assert rank in port.seen().partners
-            loaded.link(me, hello(port, rank, rank + 1))
-        assert port.control.met == GENERATION << 32 | world * (world + 1) // 2 - (me + 1)
-        assert port.hellos.all()
+            loaded.link(me, handshake(port, rank, rank + 1))
+        assert port.control.met == SEQ << 32 | world * (world + 1) // 2 - (me + 1)
+        assert port.handshakes.all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from testbed.protocol.sequence import NEWEST
 from testbed.protocol.wire import BLOCK, encode
-from tests.kernel.twin import KernelRank, TwinProcess, TwinRank
+from tests.kernel.reference import KernelRank, ReferenceProcess, ReferenceRank
 from tests.protocol.network import Member, Network, collectives, config
 from tests.protocol.test_ring import ACTIONS, SCRIPTS, act
 
@@ -27,10 +27,11 @@ class Stock:
     def __init__(self) -> None:
         self.loaded: dict[tuple[int, ...], KernelRank] = {}
 
-    def get(self, rank: int, ranks: int, upstream: bool, gap: int) -> KernelRank:
-        key = rank, ranks, upstream, gap
+    def get(self, rank: int, ranks: int, upstream: bool, reorder_threshold: int) -> KernelRank:
+        key = rank, ranks, upstream, reorder_threshold
         if key not in self.loaded:
-            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, upstream=upstream, gap=gap)
+            terms = {"upstream": upstream, "reorder_threshold": reorder_threshold}
+            setting = config(rank, ranks, chunk_bytes=CHUNK_BYTES, chunks=CHUNKS, **terms)
             self.loaded[key] = KernelRank(setting)
         return self.loaded[key]
 
@@ -44,15 +45,17 @@ def stock() -> Iterator[Stock]:
 
 
 @contextmanager
-def network_of_twins(stock, ranks, todo, window=3, holdoff_us=0, generation=0, upstream=False, gap=0) -> Iterator[Network]:
-    network = Network(ranks, todo, window=window, holdoff_us=holdoff_us, chunk_bytes=CHUNK_BYTES, generation=generation)
+def network_of_references(
+    stock, ranks, todo, window=3, nack_holdoff_us=0, seq=0, upstream=False, reorder_threshold=0
+) -> Iterator[Network]:
+    network = Network(ranks, todo, window=window, nack_holdoff_us=nack_holdoff_us, chunk_bytes=CHUNK_BYTES, seq=seq)
     with ExitStack() as stack:
         for index in range(ranks):
-            kernel = stock.get(index, ranks, upstream, gap)
-            kernel.reset(generation, holdoff_us)
-            rank = TwinRank(kernel.config, generation=generation, holdoff_us=holdoff_us)
+            kernel = stock.get(index, ranks, upstream, reorder_threshold)
+            kernel.reset(seq, nack_holdoff_us)
+            rank = ReferenceRank(kernel.config, seq=seq, nack_holdoff_us=nack_holdoff_us)
             rank.kernel = kernel
-            process = TwinProcess(rank, window)
+            process = ReferenceProcess(rank, window)
             stack.enter_context(process.native)
             network.members[index] = Member(rank, window, todo)
             network.members[index].process = process
@@ -63,22 +66,22 @@ SCENES = {
     "ranks": st.integers(2, 4),
     "totals": st.lists(st.integers(1, CHUNKS), min_size=1, max_size=3),
     "window": st.integers(1, 3),
-    "holdoff_us": st.sampled_from((0, LONG_AGO)),
-    "generation": st.sampled_from((0, NEWEST - 1, NEWEST)),
+    "nack_holdoff_us": st.sampled_from((0, LONG_AGO)),
+    "seq": st.sampled_from((0, NEWEST - 1, NEWEST)),
     "upstream": st.booleans(),
-    "gap": st.sampled_from((0, 1)),
+    "reorder_threshold": st.sampled_from((0, 1)),
 }
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_twins(stock, ranks, totals, script, holdoff_us, generation, **scene) -> None:
+def test_every_step_is_the_reference_models(stock, ranks, totals, script, nack_holdoff_us, seq, **scene) -> None:
     """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
-    todo = collectives(ranks, totals, after=generation, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_twins(stock, ranks, todo, holdoff_us=holdoff_us, generation=generation, **scene) as network:
+    todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
+    with network_of_references(stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene) as network:
         for action, index in script:
             act(network, action, index)
-        if not holdoff_us:
+        if not nack_holdoff_us:
             network.run()
 
 
@@ -87,10 +90,10 @@ FIELDS = {
     "kind": 8,
     "group": 16,
     "cookie": 64,
-    "generation": 32,
+    "seq": 32,
     "chunk": 32,
     "checksum": 64,
-    "lane": 8,
+    "stream": 8,
     "hop": 8,
     "sender": 8,
     "receiver": 8,
@@ -105,7 +108,7 @@ FIELDS = {
 
 def forge(network: Network, chance: random.Random) -> None:
     """Deliver a frame of which one thing is not as it was: a field, a few bits, or its length."""
-    frame = network.flying[chance.randrange(len(network.flying))].copy()
+    frame = network.in_flight[chance.randrange(len(network.in_flight))].copy()
     to = int(frame.destination.ip.rpartition(".")[2]) - 1
     member = network.members[chance.choice((to, to, chance.randrange(len(network.members)))) % len(network.members)]
     what = chance.randrange(4)
@@ -132,13 +135,13 @@ def test_forged_frames_are_judged_alike(stock, seed) -> None:
     chance = random.Random(seed)
     ranks = chance.choice((2, 3, 4))
     todo = collectives(ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed)
-    with network_of_twins(stock, ranks, todo, upstream=seed % 2 == 1, gap=seed % 3) as network:
+    with network_of_references(stock, ranks, todo, upstream=seed % 2 == 1, reorder_threshold=seed % 3) as network:
         for member in network.members:
             member.verified = False
         forged = 0
         for _ in range(700):
             act(network, chance.choice((*ACTIONS, "step", "serve")), chance.randrange(1000))
-            if network.flying and chance.random() < 0.6:
+            if network.in_flight and chance.random() < 0.6:
                 forge(network, chance)
                 forged += 1
         assert forged > 200

@@ -18,15 +18,15 @@ from testbed.exchange.pinch.tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.memory import Config, Hub, Row, Source
-from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, ORDERS, U32, Packet
+from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, SQ_ENTRIES, U32, Packet
 from testbed.protocol.pinch.policy import Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
-from testbed.protocol.sequence import generation_after
+from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
-from tests.exchange import pinch_twin as twin
+from tests.exchange import pinch_reference as reference
 from tests.kernel.pinch import ETH_P_ALL, Loaded, received
 
 RING = 42  # where the ring's header begins
@@ -34,13 +34,13 @@ U64 = (1 << 64) - 1
 VERDICTS = {
     Next.DROP: XDP_DROP,
     Next.LINK: XDP_TX,
-    Next.BELL: XDP_REDIRECT,
+    Next.DOORBELL: XDP_REDIRECT,
     Next.BOTH: XDP_REDIRECT,
     Next.FAN: XDP_REDIRECT,
     Next.CPU: XDP_REDIRECT,
     Next.SEND: XDP_PASS,
 }
-SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "odd")
+SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "nonfinite")
 SAME += ("gone", "late", "handed", "taken")
 
 
@@ -102,9 +102,9 @@ class Accumulators:
 
 
 class Member:
-    """One rank: its port, and the twins of its programs and process."""
+    """One rank: its port, and the reference models of its programs and process."""
 
-    def __init__(self, network: "Twins", index: int) -> None:
+    def __init__(self, network: "Compared", index: int) -> None:
         self.network, self.index = network, index
         loaded = network.loaded
         self.port = port = loaded.ports[index]
@@ -150,25 +150,25 @@ class Member:
         port._consumer[0] = port._producer[0]
         self.network.loaded.numbers(self.index).reset(port.accumulators)
         self.sink.clear()
-        port.generation = 0
+        port.seq = 0
 
     # What the process does, twice.
 
-    def jump(self, generation: int) -> None:
-        """Let all exchanges up to a generation have been."""
-        self.port.control.progress, self.rank.generation = generation << 32, generation
+    def jump(self, seq: int) -> None:
+        """Let all exchanges up to a sequence number have been."""
+        self.port.control.progress, self.rank.seq = seq << 32, seq
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
-            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(generation << 32)
-            bitmap[:] = [generation << 32] * len(bitmap)
+            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(seq << 32)
+            bitmap[:] = [seq << 32] * len(bitmap)
 
-    def open(self, generation: int) -> None:
-        self.port.open(generation)
-        self.process.open(generation)
+    def open(self, seq: int) -> None:
+        self.port.open(seq)
+        self.process.open(seq)
 
     def address(self, bundles: Bundles, lanes: np.ndarray) -> None:
         port, layout = self.port, self.network.loaded.layout
         port.address(bundles)
-        bodies = twin.payloads(layout, bundles, lanes)
+        bodies = reference.payloads(layout, bundles, lanes)
         to = np.repeat(bundles.to, layout.parts).tolist()
         peers = -(-(port.group.size - 1) // len(set(port.homes)))
         self.rank.window = int(port.control.window)
@@ -178,15 +178,15 @@ class Member:
     def enter(self, exponent: int | None = 0, holds: range = EXPONENTS) -> None:
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         self.port.enter(exponent, holds)
-        self.rung([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
+        self.kicked([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
 
     def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
         self.port.send(x, bundles, factor, None)
-        self.rung(self.process.send())
+        self.kicked(self.process.send())
 
     def end(self, **why: list[int]) -> None:
         self.port.end(**why)
-        self.rung([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
+        self.kicked([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
 
     def act(self, policy: Policy) -> None:
         """Look, and do what is to be done; both look at the same."""
@@ -199,15 +199,15 @@ class Member:
         policy.look(seen)
         actions = policy.act(seen)
         self.port.act(actions)
-        self.rung(self.process.act(actions))
+        self.kicked(self.process.act(actions))
 
-    def rung(self, bells: list[Packet]) -> None:
-        """Both have rung with the same bells, which are on their way."""
-        rung = received(self.network.doorbell)
-        expected = sorted(self.bytes_of(bell)[RING:FRAME_BYTES] for bell in bells)
-        assert sorted(data[RING:FRAME_BYTES] for data in rung) == expected
-        for data in rung:
-            self.network.bells.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_bell", data))
+    def kicked(self, kicks: list[Packet]) -> None:
+        """Both have kicked with the same kicks, which are on their way."""
+        kicked = received(self.network.doorbell)
+        expected = sorted(self.bytes_of(kick)[RING:FRAME_BYTES] for kick in kicks)
+        assert sorted(data[RING:FRAME_BYTES] for data in kicked) == expected
+        for data in kicked:
+            self.network.kicks.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_doorbell", data))
         self.assert_same()
 
     # What programs do, twice.
@@ -215,48 +215,48 @@ class Member:
     def link(self, data: bytes, cpu: int) -> None:
         out, data = self._both("pinch_link", data, cpu, self.rank.on_link)
         if out in (Next.LINK, Next.BOTH):
-            self.network.flying.append(data)
-        if out in (Next.BELL, Next.BOTH):
-            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+            self.network.in_flight.append(data)
+        if out in (Next.DOORBELL, Next.BOTH):
+            self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.FAN:
-            self.network.bells += [(self.index, cpu, "pinch_bell", data)] * len(self.rank.config.fan)
+            self.network.kicks += [(self.index, cpu, "pinch_doorbell", data)] * len(self.rank.config.fan)
         if out is Next.CPU:  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
-            self.network.bells.append((self.index, self.port.cpu, "pinch_link", data))
+            self.network.kicks.append((self.index, self.port.cpu, "pinch_link", data))
 
-    def bell(self, data: bytes, cpu: int) -> None:
-        out, data = self._both("pinch_bell", data, cpu, lambda packet, now: self.rank.on_bell(packet))
-        if out is Next.BELL:
-            self.network.bells.append((self.index, cpu, "pinch_bell", data))
+    def kick(self, data: bytes, cpu: int) -> None:
+        out, data = self._both("pinch_doorbell", data, cpu, lambda packet, now: self.rank.on_doorbell(packet))
+        if out is Next.DOORBELL:
+            self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.SEND:
-            self.network.bells.append((self.index, cpu, "pinch_send", data))
+            self.network.kicks.append((self.index, cpu, "pinch_send", data))
         if out is Next.CPU:
             packet = self.parse(data)
             assert packet is not None
-            bell = packet.kind == PinchKind.BELL
-            to = packet.chunk if bell else self.port.cpu
+            kick = packet.kind == PinchKind.DOORBELL
+            to = packet.chunk if kick else self.port.cpu
             if to in self.network.cpus:
-                self.network.bells.append((self.index, to, "pinch_send" if bell else "pinch_bell", data))
+                self.network.kicks.append((self.index, to, "pinch_send" if kick else "pinch_doorbell", data))
 
     def serve(self, data: bytes, cpu: int) -> None:
-        """A bell has come to the program that sends."""
+        """A kick has come to the program that sends."""
         packet, self.rank.cpu = self.parse(data), cpu
         self.network.run(self.index, "pinch_send", data, cpu)
         out = self.rank.on_send(packet, 1) if packet is not None else []
-        sent, rung = received(self.network.wire), received(self.network.doorbell)
-        for found, way in ((sent, Next.LINK), (rung, Next.BELL)):
+        sent, kicked = received(self.network.wire), received(self.network.doorbell)
+        for found, way in ((sent, Next.LINK), (kicked, Next.DOORBELL)):
             expected = [self.bytes_of(each) for where, each in out if where is way]
             assert len(found) == len(expected)
             for got, wanted in zip(found, expected, strict=True):
-                begin = RING if way is Next.BELL else 0
+                begin = RING if way is Next.DOORBELL else 0
                 assert got[begin : len(wanted)] == wanted[begin:], (self.parse(got), self.parse(wanted))
-        self.network.flying += sent
-        self.network.bells += [(self.index, cpu, "pinch_bell", each) for each in rung]
+        self.network.in_flight += sent
+        self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
 
-    def _both(self, program, data, cpu, twins) -> tuple[Next, bytes]:
+    def _both(self, program, data, cpu, step) -> tuple[Next, bytes]:
         run = self.network.run(self.index, program, data, cpu)
         packet, self.rank.cpu = self.parse(data), cpu
-        out, after = twins(packet, 1) if packet is not None else (Next.DROP, None)
+        out, after = step(packet, 1) if packet is not None else (Next.DROP, None)
         assert run.retval == VERDICTS[out], (program, out, packet)
         if after is not None:
             wanted, begin = self.bytes_of(after), 0 if out in (Next.LINK, Next.BOTH) else RING
@@ -280,7 +280,7 @@ class Member:
             Endpoint(members[rank].mac, members[rank].ip) if rank != NOBODY else Endpoint("00:00:00:00:00:00", "0.0.0.0")
             for rank in (packet.source, packet.destination)
         )
-        own = packet.kind in (PinchKind.BELL, PinchKind.GREET, PinchKind.WORK)
+        own = packet.kind in (PinchKind.DOORBELL, PinchKind.GREET, PinchKind.WORK)
         words = packet.body[: 0 if own else packet.length // 8]
         header = packet.header
         payload = np.array(words, np.uint64)
@@ -289,30 +289,31 @@ class Member:
         return encode(Frame(header, payload, source, destination))
 
     def assert_same(self) -> None:
-        """All maps are as the twin's memory."""
+        """All maps are as the reference model's memory."""
         port, rank = self.port, self.rank
         control = port.control
-        assert control.progress == rank.generation << 32 | rank.ready
+        assert control.progress == rank.seq << 32 | rank.ready
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
-        assert (control.told, control.rtt_samples, control.sending) == (rank.told, rank.rtt_samples, 0)
+        assert (control.end_acked, control.rtt_samples, control.sending) == (rank.end_acked, rank.rtt_samples, 0)
         shared = port._receive.maps
-        orders = shared["pinch_orders"].view().reshape(-1, ORDERS)
+        queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
             record = port.flows[number]
-            assert (record["total"], record["next"], record["flying"]) == (len(flow.schedule), flow.next, flow.flying & U32)
-            first, pending = int(record["taken"]), int(record["ordered"]) - int(record["taken"])
-            assert first == flow.taken
-            assert orders[number, (first + np.arange(pending)) % ORDERS].tolist() == list(flow.orders)
+            expected = len(flow.schedule), flow.next, flow.in_flight & U32
+            assert record[["total", "next", "in_flight"]].tolist() == expected
+            first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
+            assert first == flow.sq_head
+            assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(flow.sq)
         for number, frame in enumerate(rank.frames):
             record = port.frames[number]
             assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)
         records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
-        for flow, number in np.argwhere(records["generation"]).tolist():
+        for flow, number in np.argwhere(records["seq"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
-            expected = sent.generation, sent.serial, sent.lane, sent.attempt
-            assert record[["generation", "serial", "lane", "attempt"]].tolist() == expected
-        assert np.count_nonzero(records["generation"]) == len(rank.sent)
+            expected = sent.seq, sent.serial, sent.stream, sent.attempt
+            assert record[["seq", "serial", "stream", "attempt"]].tolist() == expected
+        assert np.count_nonzero(records["seq"]) == len(rank.sent)
         for index, peer in enumerate(rank.peers):
             record = port.peers[index]
             for name in ("received", "acked", "heard", "news", "answers", "at", "waits"):
@@ -341,7 +342,7 @@ class Member:
         return np.ascontiguousarray(banks).view(dtype).max(axis=0).view(np.uint64)
 
 
-class Twins(Closing):
+class Compared(Closing):
     """All ranks of an exchange, and what is on its way between them.
 
     :param known: The scale is known beforehand: ranks meet only those that they share frames with.
@@ -363,24 +364,24 @@ class Twins(Closing):
         self.affinity = os.sched_getaffinity(0)
         self.cpus = sorted(self.affinity)[:2]
         self.loaded = Loaded(graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu)
-        self.wire, self.doorbell = (self._tap(name) for name in ("wire", "bell1"))
+        self.wire, self.doorbell = (self._tap(name) for name in ("wire", "doorbell1"))
 
     def _tap(self, device: str) -> socket:
         tap = socket(AF_PACKET, SOCK_RAW, 0)
         tap.bind((device, ETH_P_ALL))
         return tap
 
-    def begin(self, chance: random.Random, generation: int, exchanges: int) -> None:
+    def begin(self, chance: random.Random, seq: int, exchanges: int) -> None:
         """Have all ranks loaded anew, with so many exchanges before them.
 
-        :param generation: Of the exchange before the first.
+        :param seq: Of the exchange before the first.
         """
-        self.chance, self.flying, self.bells = chance, [], []
+        self.chance, self.in_flight, self.kicks = chance, [], []
         received(self.wire), received(self.doorbell)
         self.members = [Member(self, rank) for rank in range(self.graph.world)]
         self.exchanges = [self._draw(chance) for _ in range(exchanges)]
         for member, halo in zip(self.members, self.graph.halos, strict=True):
-            member.jump(generation)
+            member.jump(seq)
             if self.known:
                 ranks = {rank for rank in range(self.graph.world) if len(halo.sends[rank]) or len(halo.sources[rank])}
                 mask = sum(1 << rank for rank in ranks | {halo.rank})
@@ -404,17 +405,17 @@ class Twins(Closing):
 
     def deliver(self, index: int = 0) -> None:
         """A frame comes to where it is addressed, on some CPU."""
-        data = self.flying.pop(index)
+        data = self.in_flight.pop(index)
         for member in self.members:
             packet = member.parse(data)
             if packet is not None and packet.destination == member.index:
                 member.link(data, self.chance.choice(self.cpus))
 
-    def ring(self, index: int = 0) -> None:
+    def kick(self, index: int = 0) -> None:
         """What is on its way within a host goes on."""
-        rank, cpu, program, data = self.bells.pop(index)
+        rank, cpu, program, data = self.kicks.pop(index)
         member = self.members[rank]
-        {"pinch_link": member.link, "pinch_bell": member.bell, "pinch_send": member.serve}[program](data, cpu)
+        {"pinch_link": member.link, "pinch_doorbell": member.kick, "pinch_send": member.serve}[program](data, cpu)
 
     def step(self, index: int) -> bool:
         """A process goes on, if it can. Has it anything to do still?"""
@@ -424,7 +425,7 @@ class Twins(Closing):
         x, chosen, holds = self.exchanges[turn]
         bundles, mine = chosen[index], np.ascontiguousarray(x[self.graph.halos[index].owned])
         if phase == "open":
-            member.open(generation_after(member.rank.generation))
+            member.open(seq_after(member.rank.seq))
             self.at[index] = turn, "enter"
         elif phase == "enter":
             lanes = aggregates.Format(self.bits).quantize(mine, 0)
@@ -488,11 +489,11 @@ class Twins(Closing):
                 return
             for index in range(len(self.members)):
                 self.step(index)
-            quiet = not self.flying and not self.bells
-            while self.flying or self.bells:
-                while self.bells:
-                    self.ring()
-                if self.flying:
+            quiet = not self.in_flight and not self.kicks
+            while self.in_flight or self.kicks:
+                while self.kicks:
+                    self.kick()
+                if self.in_flight:
                     self.deliver()
             if quiet:
                 for index in range(len(self.members)):
