@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from testbed.protocol.sequence import NEWEST
@@ -73,6 +73,11 @@ SCENES = {
 }
 
 
+SIMPLE = {"window": 1, "nack_holdoff_us": 0, "seq": 0, "upstream": False, "reorder_threshold": 0}
+PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1), ("deliver", 0)]
+
+
+@example(ranks=2, totals=[1], script=PROBED_BEFORE_IT_ENTERS, **SIMPLE)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
 def test_every_step_is_the_reference_models(stock, ranks, totals, script, nack_holdoff_us, seq, **scene) -> None:

@@ -129,9 +129,11 @@ class Sender(Memory):
         """Have the frame name the latest one that was sent on this CPU, if that is of its collective or of the one before."""
         stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
+        if not stream.seq:
+            return
         if stream.seq == seq:
             header.prev = stream.prev
-        elif stream.seq and seq_after(stream.seq) == seq:
+        elif seq_after(stream.seq) == seq:
             header.prev = stream.prev
             header.flags |= EARLIER
 
