@@ -132,16 +132,16 @@ int pinch_doorbell(struct xdp_md *ctx)
 		return XDP_PASS;
 	if (f->kind == PINCH_DOORBELL) {
 		if (f->sender == pinch_config.rank && f->flags & PINCH_FLAG_ALL) {
-			f->chunk = next_in_fan();
+			f->stream = next_in_fan();
 			pinch_make_own(f, PINCH_DOORBELL);
 		}
 		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = pinch_frame_of(ctx);
-		/* One that no acknowledgement has become is for the flow of a CPU. */
-		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE && f->chunk != bpf_get_smp_processor_id())
-			return bpf_redirect_map(&pinch_cpus, f->chunk, XDP_DROP);
+		/* A kick that is no acknowledgement names the CPU that is to send. */
+		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE && f->stream != bpf_get_smp_processor_id())
+			return bpf_redirect_map(&pinch_cpus, f->stream, XDP_DROP);
 		return XDP_PASS;
 	}
 	if (elsewhere())

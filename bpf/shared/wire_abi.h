@@ -42,8 +42,8 @@ enum pinch_kind {
  *
  * RING_DOORBELL: flags (RING_FLAG_SPREAD). When a work request for a probe moves to another CPU, the frame becomes a
  *	RING_PROBE whose chunk and attempt are those of the work request.
- * PINCH_DOORBELL with sender == receiver, a kick: chunk = the flow to send, which has the number of its CPU; with
- *	PINCH_FLAG_ALL there is one frame for each flow, and the program at the far end fills in `chunk`.
+ * PINCH_DOORBELL with sender == receiver, a kick: stream = the CPU that is to send its flow; with PINCH_FLAG_ALL there is
+ *	one kick for each flow, and the program at the far end fills in `stream`.
  * PINCH_DOORBELL with another sender: it was that rank's PINCH_ACK, and keeps its seq, chunk, stream and prev.
  * PINCH_GREET: attempt = 0 for the first handshake of an exchange, else how often it has been repeated.
  * PINCH_WORK: none.
@@ -89,7 +89,7 @@ struct ring_frame {
 	__u32 seq;	  /* sequence number of the collective in its group, from 1 */
 	__u32 chunk;
 	__u64 checksum; /* the payload's sum plus the header's seal */
-	__u8 stream;	/* CPU that sent the frame; frames of one stream stay in order */
+	__u8 stream;	/* CPU that sent the frame, or is to (kick); frames of one stream stay in order */
 	__u8 hop;	/* RING_REDUCE: ranks whose sum this is; RING_RESULT: hops of the all-gather phase */
 	__u8 sender;	/* ranks; the IP addresses must agree with them */
 	__u8 receiver;

@@ -37,6 +37,6 @@ def word_of(seq: int, lower: int) -> int:
 
 def is_forward(before: int, after: int) -> bool:
     """Would a word go forward? One that is 0 was never written."""
-    if not before or is_before(before >> 32, after >> 32):
+    if not before or is_before(seq_of(before), seq_of(after)):
         return True
-    return before >> 32 == after >> 32 and before < after
+    return seq_of(before) == seq_of(after) and before < after

@@ -24,7 +24,7 @@ from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import Stage, item_of
-from testbed.protocol.sequence import NEWEST
+from testbed.protocol.sequence import NEWEST, word_of
 from testbed.protocol.status import Fault, Kind, decode, encode
 from testbed.protocol.wire import Kind as FrameKind
 from testbed.protocol.wire import decode as decode_frame
@@ -148,8 +148,8 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
     with loaded(chunks=6 * rounds, reorder_threshold=1) as (kernel, native):
         kernel.reset(SEQ - 1, nack_holdoff_us=60_000_000)
         native.begin(SEQ, 6 * rounds, LENGTH, TAG)
-        native.control.progress = SEQ << 32 | 6 * rounds
-        native.control.next = SEQ << 32 | 0xFFFF  # no token finds a chunk to become
+        native.control.progress = word_of(SEQ, 6 * rounds)
+        native.control.next = word_of(SEQ, 0xFFFF)  # no token finds a chunk to become
 
         def work(turn: int) -> None:
             kernel.run("ring_link", frames[turn])

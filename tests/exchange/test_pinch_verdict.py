@@ -5,13 +5,14 @@ import pytest
 from testbed.exchange.pinch.verdict import Words
 from testbed.protocol.pinch.packet import EXPONENT_BITS
 from testbed.protocol.pinch.policy import Seen, Up, Verdict
+from testbed.protocol.sequence import word_of
 
 SEQ = 16
 WORDS = Words(1, ["h1", "h2", "h3", "h4"], 2.0)
 
 
 def word(frames: int) -> int:
-    return SEQ << 32 | frames << EXPONENT_BITS
+    return word_of(SEQ, frames << EXPONENT_BITS)
 
 
 def seen(**fields) -> Seen:

@@ -18,6 +18,7 @@ from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.netns import Namespace
 from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
@@ -98,7 +99,7 @@ class Loaded(Closing):
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
             port._receive.maps[f"pinch_{name}"].view()[:] = 0
-        port.control.progress = seq - 1 << 32 if seq > 1 else 0
+        port.control.progress = word_of(seq - 1, 0) if seq > 1 else 0
         self.numbers(rank).reset(port.accumulators)
         port.address(self.bundles[rank])
         port.open(seq)
@@ -141,7 +142,7 @@ class Loaded(Closing):
         mine = np.ascontiguousarray(self.x[self.graph.halos[rank].owned])
         self.numbers(rank).fill(mine, bundles, 0, count, port.payloads, port.frames, self.exponent)
         port.control.copies = int(port.frames["copies"][:count].sum())
-        port.control.progress = port.seq << 32 | count
+        port.control.progress = word_of(port.seq, count)
         return count
 
     def program(self, rank: int, name: str) -> Program:
@@ -204,16 +205,16 @@ class Loaded(Closing):
 
 def meet(port: PinchPort, frames: np.ndarray) -> None:
     """Have all ranks entered, with so many frames each for this one."""
-    word = np.uint64(port.seq << 32)
+    word = np.uint64(word_of(port.seq, 0))
     port.peers["theirs"][:, port.seq & 1] = word | frames.astype(np.uint64) << np.uint64(EXPONENT_BITS)
-    port.control.met = port.seq << 32 | int(frames.sum())
+    port.control.met = word_of(port.seq, int(frames.sum()))
 
 
 def handshake(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
     """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest value."""
     seq = fields.setdefault("seq", port.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
-    word = np.array([seq << 32 | frames << EXPONENT_BITS | said], np.uint64)
+    word = np.array([word_of(seq, frames << EXPONENT_BITS | said)], np.uint64)
     return frame(port, word, sender, PinchKind.HANDSHAKE, **fields).ljust(LEAST_BYTES, b"\0")
 
 

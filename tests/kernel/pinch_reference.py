@@ -22,7 +22,7 @@ from testbed.protocol.pinch.packet import ANYWHERE, NOBODY, NOT_FINITE, SQ_ENTRI
 from testbed.protocol.pinch.policy import Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Next, Rank
-from testbed.protocol.sequence import seq_after
+from testbed.protocol.sequence import seq_after, word_of
 from testbed.protocol.wire import FRAME_BYTES, Endpoint, Frame, PinchKind, decode, encode
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
@@ -156,10 +156,10 @@ class Member:
 
     def jump(self, seq: int) -> None:
         """Let all exchanges up to a sequence number have been."""
-        self.port.control.progress, self.rank.seq = seq << 32, seq
+        self.port.control.progress, self.rank.seq = word_of(seq, 0), seq
         for name, bitmap in (("seen", self.rank.seen), ("acked", self.rank.acks)):
-            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(seq << 32)
-            bitmap[:] = [seq << 32] * len(bitmap)
+            self.port._receive.maps[f"pinch_{name}"].view()[:] = np.uint64(word_of(seq, 0))
+            bitmap[:] = [word_of(seq, 0)] * len(bitmap)
 
     def open(self, seq: int) -> None:
         self.port.open(seq)
@@ -233,7 +233,7 @@ class Member:
             packet = self.parse(data)
             assert packet is not None
             kick = packet.kind == PinchKind.DOORBELL
-            to = packet.chunk if kick else self.port.cpu
+            to = packet.stream if kick else self.port.cpu
             if to in self.network.cpus:
                 self.network.kicks.append((self.index, to, "pinch_send" if kick else "pinch_doorbell", data))
 
@@ -292,7 +292,7 @@ class Member:
         """All maps are as the reference model's memory."""
         port, rank = self.port, self.rank
         control = port.control
-        assert control.progress == rank.seq << 32 | rank.ready
+        assert control.progress == word_of(rank.seq, rank.ready)
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
         assert (control.end_acked, control.rtt_samples, control.sending) == (rank.end_acked, rank.rtt_samples, 0)

@@ -18,6 +18,7 @@ from testbed.kernel.abi import dtype
 from testbed.kernel.libbpf import TestRunOpts, check, libbpf
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.ring.memory import COUNTERS, EARLY_SLOTS, ResultState, Stage, WrKind, item_of
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
     FRAME_BYTES,
     RESTART,
@@ -308,7 +309,7 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
         np.testing.assert_array_equal(kernel.inputs[chunk], input_of(RANK, chunk))
     for beyond in (kernel.inputs[TOTAL:], kernel.results[TOTAL:], kernel.records[TOTAL:].view(np.uint8)):
         assert not beyond.any()
-    assert (kernel.control.progress, kernel.control.sq_tail) == (seq << 32 | TOTAL, kernel.control.sq_head)
+    assert (kernel.control.progress, kernel.control.sq_tail) == (word_of(seq, TOTAL), kernel.control.sq_head)
     return wrong
 
 

@@ -13,6 +13,7 @@ from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STREAM, WR_ASK
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.kernel.pinch import SEQ, STREAM, Loaded, ack, bits, first_kick, frame, meet, received, said
@@ -529,17 +530,17 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     kept, old = QUARTER - 1, QUARTER - 2
     bitmaps = [maps[f"pinch_{name}"].view().ravel() for name in ("seen", "acked", "hub_queue")]
     for bitmap in bitmaps:
-        bitmap[:] = old << 32 | 7
-        bitmap[0] = kept << 32 | 7
-    port.peers["ours"], port.peers["theirs"] = [old << 32 | 3, kept << 32 | 3], [QUARTER << 32 | 3, 1 << 32]
+        bitmap[:] = word_of(old, 7)
+        bitmap[0] = word_of(kept, 7)
+    port.peers["ours"], port.peers["theirs"] = [word_of(old, 3), word_of(kept, 3)], [word_of(QUARTER, 3), 1 << 32]
     records = sent_records(loaded, 1)
     records["seq"], records["seq"][0] = old, kept
     port.open(QUARTER)
     for bitmap in bitmaps:
-        assert int(bitmap[0]) == kept << 32 | 7
-        assert (bitmap[1:] == kept << 32).all()
-    assert (port.peers["ours"] == [0, kept << 32 | 3]).all()
-    assert (port.peers["theirs"] == [QUARTER << 32 | 3, 0]).all()
+        assert int(bitmap[0]) == word_of(kept, 7)
+        assert (bitmap[1:] == word_of(kept, 0)).all()
+    assert (port.peers["ours"] == [0, word_of(kept, 3)]).all()
+    assert (port.peers["theirs"] == [word_of(QUARTER, 3), 0]).all()
     assert records["seq"].tolist() == [kept] + [0] * (len(records) - 1)
 
 

@@ -12,6 +12,7 @@ from testbed.exchange.pinch.numbers import EXPONENTS
 from testbed.exchange.pinch.port import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import FRAME_BYTES, Frame, PinchKind, decode
 from testbed.testing.graphs import draw_partitioned, embeddings
 from tests.kernel.pinch import ETH_P_ALL, SEQ, Loaded, first_kick, handshake, received
@@ -83,7 +84,7 @@ def test_the_last_handshake_is_a_kick_for_all_flows(loaded) -> None:
     assert run.retval == XDP_REDIRECT
     kick = decode(run.data).header
     assert (kick.kind, kick.sender, kick.flags) == (PinchKind.DOORBELL, 0, KICK_ALL)
-    assert port.control.met == SEQ << 32 | 7
+    assert port.control.met == word_of(SEQ, 7)
     assert port.peers["heard"].tolist()[0] == 0
     assert loaded.run(0, "pinch_doorbell", run.data).retval == XDP_PASS
 
@@ -110,7 +111,7 @@ def test_who_enters_last_has_met_all(loaded) -> None:
     loaded.link(0, handshake(port, 2, 4))
     assert port.control.met == 0
     enter(loaded)
-    assert port.control.met == SEQ << 32 | 7
+    assert port.control.met == word_of(SEQ, 7)
 
 
 def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> None:
@@ -205,12 +206,12 @@ def test_sequence_numbers_wrap(shared, seq, after) -> None:
     assert loaded.counters(0) == {"handshakes": 2}
     for rank in (1, 2):
         loaded.link(0, handshake(port, rank, 1))
-    assert port.control.met == seq << 32 | 2
+    assert port.control.met == word_of(seq, 2)
     port.open(after)
     enter(loaded)
     assert frames_in(int(port.handshakes[1])) == 2
     loaded.link(0, handshake(port, 2, 5))
-    assert port.control.met == after << 32 | 7
+    assert port.control.met == word_of(after, 7)
     # What is late is answered, as an acknowledgement of all.
     loaded.seq = after
     assert loaded.link(0, loaded.embed(1, 0, 0, seq=seq)).retval == XDP_TX
@@ -231,7 +232,7 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
         verdicts = {}
         for _ in flows:
             run = loaded.run(0, "pinch_doorbell", kick)
-            verdicts[decode(run.data).header.chunk] = run.retval
+            verdicts[decode(run.data).header.stream] = run.retval
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 
@@ -275,7 +276,7 @@ def test_who_is_still_connecting_is_answered_by_those_that_are_far_ahead(loaded)
 def test_orders_of_high_sequence_numbers(shared, seq) -> None:
     loaded = before(shared, seq)
     loaded.ports[0].post(1, np.array([0, 1 | WR_ASK]))
-    assert loaded.ports[0]._sq[0, :2].tolist() == [seq << 32, seq << 32 | WR_ASK | 1]
+    assert loaded.ports[0]._sq[0, :2].tolist() == [word_of(seq, 0), word_of(seq, WR_ASK | 1)]
     loaded.ports[0].flows["sq_tail"] = 0
 
 
@@ -296,5 +297,5 @@ def test_many_ranks(world, last) -> None:
             assert port.control.met == 0
             assert rank in port.seen().partners
             loaded.link(me, handshake(port, rank, rank + 1))
-        assert port.control.met == SEQ << 32 | world * (world + 1) // 2 - (me + 1)
+        assert port.control.met == word_of(SEQ, world * (world + 1) // 2 - (me + 1))
         assert port.handshakes.all()

@@ -12,6 +12,7 @@ from scapy.layers.l2 import Ether
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
 from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, EARLY_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
 from testbed.protocol.scapy_layers import RingHeader
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
     EARLIER,
     FRAME_BYTES,
@@ -872,4 +873,4 @@ def test_damaged_frames_change_nothing(kernel, name) -> None:
 
 def test_window_of_the_fixture_leaves_a_chunk_to_launch(kernel) -> None:
     """What the rows above rely on."""
-    assert kernel.control.next == SEQ << 32 | WINDOW
+    assert kernel.control.next == word_of(SEQ, WINDOW)

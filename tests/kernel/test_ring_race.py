@@ -80,7 +80,7 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         kernel.inputs[:] = ones
         kernel.records["input_sum"] = checksum(ones)
         native.begin(SEQ, total, LENGTH, TAG)
-        native.control.progress = SEQ << 32 | total
+        native.control.progress = word_of(SEQ, total)
         batch = frames(kind)
         Pair(lambda turn: kernel.run("ring_link", batch[turn])).run(ROUNDS)
         counters = kernel.counters()

@@ -48,7 +48,7 @@ class Both:
         self.slot = 0
         # Head and tail wrap as well.
         native.control.sq_tail = native.control.sq_head = 0xFFFFFFF0
-        native.control.progress = memory.seq << 32
+        native.control.progress = word_of(memory.seq, 0)
         native.control.nack_holdoff_us = memory.nack_holdoff_us
 
     def begin(self, total: int, tag: int) -> None:
@@ -123,8 +123,8 @@ class Both:
         native, memory = self.native, self.memory
         assert native.waiting() == list(memory.sq)
         control = native.control
-        assert control.progress == memory.seq << 32 | memory.ready
-        assert control.next == memory.next_seq << 32 | memory.next_slot
+        assert control.progress == word_of(memory.seq, memory.ready)
+        assert control.next == word_of(memory.next_seq, memory.next_slot)
         assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors

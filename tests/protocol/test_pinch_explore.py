@@ -16,7 +16,7 @@ from testbed.protocol.pinch.policy import Actions, Policy, Seen
 from testbed.protocol.pinch.process import Process
 from testbed.protocol.pinch.rank import Rank
 from testbed.protocol.pinch.work import DROP, Claim, Out
-from testbed.protocol.sequence import seq_of
+from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import PinchKind, frame_seal
 from tests.protocol.pinch_system import FIELDS, Exchanges, Ranks, Scene
 from tests.support.explore import Counterexample, depth, explore
@@ -117,7 +117,7 @@ class ClaimsBackwards(Rank):
         fresh = bits & ~bits_of(bitmap[index], seq)
         if not fresh:
             return Claim.TAKEN, 0
-        bitmap[index] = seq << 32 | bits_of(bitmap[index], seq) | bits
+        bitmap[index] = word_of(seq, bits_of(bitmap[index], seq) | bits)
         return Claim.CLAIMED, fresh
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, ack_first
 from testbed.protocol.pinch.policy import TRIES, Policy, Seen, Up, cover
+from testbed.protocol.sequence import word_of
 
 SEQ = 16
-HERE = SEQ << 32 | 1 << EXPONENT_BITS  # has entered, with a frame
+HERE = word_of(SEQ, 1 << EXPONENT_BITS)  # has entered, with a frame
 
 
 def seen(**fields) -> Seen:

@@ -41,7 +41,7 @@ class Doorbell(Closing):
         self.kick_bytes = max(size, LEAST_BYTES)
         #: A kick for each flow, this rank's own last: the others' CPUs have begun by then.
         self.kicks = ctypes.create_string_buffer(
-            b"".join(make_kick(PinchKind.DOORBELL, group, self.kick_bytes, chunk=flow) for flow in flows)
+            b"".join(make_kick(PinchKind.DOORBELL, group, self.kick_bytes, stream=flow) for flow in flows)
         )
         self.kick_count = len(flows)
         self._work = make_kick(PinchKind.WORK, group)

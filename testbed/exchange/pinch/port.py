@@ -27,6 +27,7 @@ from testbed.native import load
 from testbed.protocol.pinch.memory import COUNTERS
 from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, SQ_ENTRIES, UNKNOWN, WR_ASK, exponent_in
 from testbed.protocol.pinch.policy import Actions, Seen
+from testbed.protocol.sequence import seq_of
 from testbed.protocol.wire import FRAME_BYTES, net_peer
 
 __all__ = ["PinchPort", "Waited"]
@@ -373,7 +374,7 @@ class PinchPort(Closing):
             partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
             handshakes=self.handshakes.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
-            met=int(self.control.met) >> 32 == self.seq,
+            met=seq_of(int(self.control.met)) == self.seq,
             owed=int(self.control.owed),
             **counts,
         )

@@ -212,14 +212,14 @@ class Process:
 
     def kicks(self) -> list[Packet]:
         """A kick for each flow."""
-        return [self._own(PinchKind.DOORBELL, chunk=flow) for flow in self.memory.config.fan]
+        return [self._own(PinchKind.DOORBELL, stream=flow) for flow in self.memory.config.fan]
 
     def greeting(self, attempt: int = 0) -> Packet:
         """What has handshakes sent."""
         return self._own(PinchKind.GREET, attempt=attempt)
 
-    def _own(self, kind: PinchKind, chunk: int = 0, attempt: int = 0) -> Packet:
+    def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:
         config = self.memory.config
-        head = Packet(config.rank, config.rank, kind, config.group, config.cookie, chunk=chunk, attempt=attempt)
+        head = Packet(config.rank, config.rank, kind, config.group, config.cookie, stream=stream, attempt=attempt)
         own = head._replace(sender=config.rank, receiver=config.rank, body=(0,) * LEAST_WORDS)
         return own._replace(checksum=own.seal)

@@ -315,11 +315,11 @@ class Rank(Sender):
             self.fanned[self.cpu] = place + 1
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
-            packet = self._own(packet._replace(chunk=flow), PinchKind.DOORBELL)
+            packet = self._own(packet._replace(stream=flow), PinchKind.DOORBELL)
         # Where its buffer has no room for what it becomes, the program that sends finds a larger one.
         packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
-        # One that no acknowledgement has become is for the flow of a CPU.
-        if mine and not self.config.anywhere and packet.chunk != self.cpu:
+        # A kick that is no acknowledgement names the CPU that is to send.
+        if mine and not self.config.anywhere and packet.stream != self.cpu:
             return Next.CPU, packet
         return Next.SEND, packet
 

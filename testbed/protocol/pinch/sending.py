@@ -72,7 +72,7 @@ class Sender(Work):
             flow.sq_head += 1
             number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
             # What has not been sent yet is left alone.
-            if wr >> 32 != self.seq or number >= self.ready or last is None or last.seq != self.seq:
+            if seq_of(wr) != self.seq or number >= self.ready or last is None or last.seq != self.seq:
                 continue
             to = self.frames[number].to & homes
             lacking = sum(1 << rank for rank in range(self.config.ranks) if to >> rank & 1 and not self._is_acked(number, rank))

@@ -19,7 +19,7 @@ from testbed.protocol.ring.memory import (
     WrKind,
     slots_of,
 )
-from testbed.protocol.sequence import is_before, word_of
+from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import Frame, Header, Kind, Words, checksum, weigh
 
 __all__ = ["Process"]
@@ -153,13 +153,13 @@ class Process:
                     break
                 if self._is_done(chunk):
                     continue
-                if chunk % config.ranks == config.rank and record.reduced >> 32 != seq:
+                if chunk % config.ranks == config.rank and seq_of(record.reduced) != seq:
                     if not blind and chunk // config.ranks < memory.next_slot:
                         self.post(WrKind.LAUNCH, seq, chunk)
                     continue
                 if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
                     continue
-                if record.result >> 32 == seq and record.result & 0xFF == ResultState.REFUSED:
+                if seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED:
                     self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
                 if asked < _BLIND if blind else complete or self._is_lost(chunk):
                     self.post(WrKind.NACK, seq, chunk)
@@ -187,7 +187,7 @@ class Process:
 
     def _is_done(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
-        return result >> 32 == self.memory.seq and result & 0xFF == ResultState.DONE
+        return seq_of(result) == self.memory.seq and result & 0xFF == ResultState.DONE
 
     def _is_complete(self) -> bool:
         """Has the rank before all results, so that it has sent whatever this rank lacks?"""
@@ -197,7 +197,7 @@ class Process:
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""
         memory, record = self.memory, self.memory.chunks[chunk]
-        begun = chunk % memory.config.ranks == memory.config.rank or record.reduced >> 32 == memory.seq
+        begun = chunk % memory.config.ranks == memory.config.rank or seq_of(record.reduced) == memory.seq
         return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 
     def _allowance(self) -> int:

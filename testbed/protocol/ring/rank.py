@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
-from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
+from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, VERIFIED, VERIFIED_ACK, VERSION, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
@@ -160,7 +160,7 @@ class Rank(Sender):
         if header.hop != hop:
             return self._drop("bad_rank")
         state = w.result & 0xFF
-        if w.result >> 32 == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
+        if seq_of(w.result) == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
             return self._drop("duplicate")
         if header.seq != w.seq or w.index >= w.ready:
             # No sum can be whole without this rank's part: a forgery, or a frame of another age.
@@ -169,7 +169,7 @@ class Rank(Sender):
         if total is None:
             return None
         self._look_back(w)
-        first = w.result >> 32 != w.seq
+        first = seq_of(w.result) != w.seq
         if not self._take_result(w, header.round, total):
             return self._drop("duplicate")
         if hop + 1 < config.ranks:
@@ -211,7 +211,7 @@ class Rank(Sender):
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
         """The rank behind lacks the partial sum that this rank has sent."""
-        if w.frame.header.seq != w.seq or w.reduced >> 32 != w.seq:
+        if w.frame.header.seq != w.seq or seq_of(w.reduced) != w.seq:
             return self._drop("not_held")
         self._note_loss(w)
         if not (self.config.upstream or mine):
@@ -302,13 +302,13 @@ class Rank(Sender):
     def _nack_next(self, w: Work) -> Frame | None:
         """Ask for whatever frame is next to come about a chunk, unless it is all there."""
         chunk = self.chunks[w.index]
-        if chunk.result >> 32 == w.seq:
+        if seq_of(chunk.result) == w.seq:
             state = chunk.result & 0xFF
             if state in (ResultState.DONE, ResultState.CLAIMED):
                 return None
             if state == ResultState.REFUSED:
                 return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
-        if chunk.reduced >> 32 == w.seq:
+        if seq_of(chunk.reduced) == w.seq:
             return self._send_nack(w, chunk.reduced & 0xFF, Stage.RESULT)
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
@@ -398,7 +398,7 @@ class Rank(Sender):
 
     def _take_result(self, w: Work, round_: int, total: int) -> bool:
         """Take the payload, which has been verified, for the result; one that the process has verified is kept."""
-        chunk, first = self.chunks[w.index], w.result >> 32 != w.seq
+        chunk, first = self.chunks[w.index], seq_of(w.result) != w.seq
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
             return False

@@ -25,7 +25,7 @@ from testbed.protocol.ring.memory import (
     item_of,
     parts_of,
 )
-from testbed.protocol.sequence import is_before, is_forward, seq_after, word_of
+from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
 from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, RESTART, Frame, Kind, frame_seal
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
@@ -88,7 +88,7 @@ class Sender(Memory):
 
     def _holds(self, w: Work) -> bool:
         """Does this rank hold the result of the frame's chunk and sequence number?"""
-        return w.result >> 32 == w.frame.header.seq and w.result & 0xFF == ResultState.DONE
+        return seq_of(w.result) == w.frame.header.seq and w.result & 0xFF == ResultState.DONE
 
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
@@ -140,7 +140,7 @@ class Sender(Memory):
     def _lacks(self, chunk: Chunk, seq: int, round_: int, stage: Stage) -> bool:
         """Is a frame about a chunk missing here?"""
         state = chunk.result & 0xFF
-        at_all = chunk.result >> 32 == seq and state != ResultState.NONE
+        at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
         good = state == ResultState.DONE and self._is_verified(seq)
@@ -257,7 +257,7 @@ class Sender(Memory):
     def _launch_first(self, w: Work) -> Frame | None:
         """Launch an own chunk that nobody has launched yet."""
         chunk = self.chunks[w.index]
-        if chunk.reduced >> 32 == w.seq or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.seq, 0)):
+        if seq_of(chunk.reduced) == w.seq or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.seq, 0)):
             return None
         return self._launch(w, 0, again=False)
 
@@ -276,12 +276,12 @@ class Sender(Memory):
         Nobody has saved the partial sum that was lost, or a rank has refused the result of a round.
         """
         chunk = self.chunks[w.index]
-        if chunk.reduced >> 32 == w.seq and chunk.reduced & 0xFF > round_:
+        if seq_of(chunk.reduced) == w.seq and chunk.reduced & 0xFF > round_:
             # A nack that names an earlier round comes from a rank that has not seen this one: its first hop may be lost.
             if (w.now - chunk.resent_us & U32) < self.nack_holdoff_us:
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
-        if chunk.reduced >> 32 != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
+        if seq_of(chunk.reduced) != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
             return None
         if not self._advance(chunk, "reduced", chunk.reduced, chunk.reduced + 1):
             return None
@@ -299,7 +299,7 @@ class Sender(Memory):
         hop = self._result_steps(w.index, to)
         w.frame.resize(w.length)
         w.frame.fill(self.results[w.index], w.length)
-        if chunk.result >> 32 != header.seq or chunk.result & 0xFF != ResultState.DONE:
+        if seq_of(chunk.result) != header.seq or chunk.result & 0xFF != ResultState.DONE:
             return self._drop("overtaken")
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
@@ -313,13 +313,13 @@ class Sender(Memory):
     def _save_partial(self, w: Work, total: int) -> None:
         """Keep the partial sum that is about to be sent, unless the slot has one that may still be needed."""
         slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
-        if slot.owner != mine and slot.owner >> 32 == w.seq:
+        if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
             # Whose result is here was taken from this rank by the rank behind.
-            if self.chunks[other].result >> 32 != w.seq:
+            if seq_of(self.chunks[other].result) != w.seq:
                 self._count("unsaved")
                 return
-        if slot.owner != mine and slot.owner and is_before(w.seq, slot.owner >> 32):
+        if slot.owner != mine and slot.owner and is_before(w.seq, seq_of(slot.owner)):
             return
         slot.owner = slot.valid = mine
         slot.data, slot.sum, slot.round = w.frame.take(w.length), total, self.chunks[w.index].reduced & 0xFF
