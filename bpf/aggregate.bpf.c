@@ -31,7 +31,7 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 }
 
 /* A handshake has come: it goes back as an answer, or as the last one that was missing becomes a kick for each flow. */
-static __always_inline int greet(struct xdp_md *ctx, struct pinch_control *c)
+static __always_inline int on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
 	__u32 next = pinch_on_handshake(ctx, c);
 	struct ring_frame *f;
@@ -68,7 +68,7 @@ static __always_inline int receive(struct xdp_md *ctx, bool by_link)
 		return bpf_redirect(pinch_config.doorbell, 0);
 	}
 	if (f->kind == PINCH_HANDSHAKE)
-		return greet(ctx, c);
+		return on_handshake(ctx, c);
 	pinch_count(DROP_BAD_KIND, 1);
 	return XDP_DROP;
 }
@@ -128,7 +128,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 
 	if (!f || !c || pinch_is_foreign(f))
 		return XDP_DROP;
-	if (f->kind == PINCH_GREET)
+	if (f->kind == PINCH_SEND_HANDSHAKES)
 		return XDP_PASS;
 	if (f->kind == PINCH_DOORBELL) {
 		if (f->sender == pinch_config.rank && f->flags & PINCH_FLAG_ALL) {

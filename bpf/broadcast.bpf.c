@@ -210,17 +210,17 @@ static long send_new(__u32 i, struct send_work *w)
 	return 0;
 }
 
-struct greet_work {
+struct handshakes_work {
 	struct pinch_handshake handshake;
 	struct __sk_buff *skb;
 	struct pinch_control *control;
-	struct pinch_greeting say;
+	struct pinch_status say;
 };
 
 /* Send a handshake to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
  * told until they have said that they know.
  */
-static long send_handshake(__u32 rank, struct greet_work *w)
+static long send_handshake(__u32 rank, struct handshakes_work *w)
 {
 	struct pinch_peer *peer = bpf_map_lookup_elem(&pinch_peers, &rank);
 	__u64 word = peer ? pinch_word_in(peer->ours, w->say.seq) : 0;
@@ -253,9 +253,9 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 }
 
 /* A function of its own, as it is all the stack that there is, together with what else the program needs. */
-static __noinline int greet_all(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
+static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
 {
-	struct greet_work w = { .skb = skb, .control = c };
+	struct handshakes_work w = { .skb = skb, .control = c };
 
 	w.say.seq = seq_of(c->progress);
 	w.say.attempt = kick->attempt;
@@ -295,7 +295,7 @@ static __always_inline bool is_kick(const struct ring_frame *kick)
 		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
-	if (kick->kind != PINCH_DOORBELL && kick->kind != PINCH_GREET) {
+	if (kick->kind != PINCH_DOORBELL && kick->kind != PINCH_SEND_HANDSHAKES) {
 		pinch_count(DROP_BAD_KIND, 1);
 		return false;
 	}
@@ -317,8 +317,8 @@ int pinch_send(struct __sk_buff *skb)
 	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) || !is_kick(&kick))
 		return TC_ACT_SHOT;
 	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
-	if (kick.kind == PINCH_GREET)
-		return greet_all(skb, w.control, &kick);
+	if (kick.kind == PINCH_SEND_HANDSHAKES)
+		return send_handshakes(skb, w.control, &kick);
 	w.here = here;
 	w.homes = pinch_config.homes[here % PINCH_MAX_FLOWS];
 	__sync_fetch_and_add(&w.control->sending, 1);

@@ -126,7 +126,7 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 }
 
 /* What a rank has to say to all. */
-struct pinch_greeting {
+struct pinch_status {
 	__u32 seq; /* that it has entered last */
 	__u32 waits;
 	__u8 attempt;
@@ -134,7 +134,7 @@ struct pinch_greeting {
 };
 
 /* Make the frame at hand a handshake to a rank. */
-static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_greeting *say)
+static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_status *say)
 {
 	struct ring_frame *f = &handshake->head;
 	bool ended = pinch_has_ended(c);

@@ -78,7 +78,7 @@ static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch
 {
 	struct pinch_handshake *handshake = (void *)(long)ctx->data;
 	__u32 sender, seq, mine = seq_of(*(volatile __u64 *)&c->progress);
-	struct pinch_greeting say = {};
+	struct pinch_status say = {};
 	struct pinch_peer *peer;
 	__u64 answer;
 	bool ask, late;

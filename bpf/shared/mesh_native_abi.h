@@ -5,7 +5,7 @@
 #include <linux/types.h>
 
 enum mesh_kind { MESH_REQUEST = 1, MESH_ROWS, MESH_NONFINITE_ROWS, MESH_NOTE };
-enum mesh_step { MESH_ASKING, MESH_MOVING, MESH_DONE };
+enum mesh_step { MESH_REQUESTING, MESH_MOVING, MESH_DONE };
 enum mesh_outcome {
 	MESH_FINE,
 	MESH_GONE,
@@ -36,7 +36,7 @@ struct mesh_peer {
 	__u32 nonfinite;	   /* its embeddings were not all finite */
 	__u64 needed;	   /* rows that come */
 	char *into;	   /* where they go */
-	const __s64 *asks; /* pull: numbers of their vertices */
+	const __s64 *requests; /* pull: numbers of their vertices */
 	__u64 serves;	   /* rows that go */
 	__s64 *rows;	   /* their positions; pull: room for the numbers that it sends, which become positions */
 	char *chunk;	   /* room for chunk_rows rows */

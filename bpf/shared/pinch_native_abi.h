@@ -30,7 +30,7 @@ struct pinch {
 	char *payloads;
 	struct pinch_frame *frames;
 	const char *kicks; /* one a flow */
-	const char *greeting;
+	const char *handshake_kick; /* has handshakes sent */
 	struct pinch_peer *peers;
 	struct pinch_flow *flows;
 	const __u64 *frames_to; /* each rank */
@@ -38,7 +38,7 @@ struct pinch {
 	struct pinch_sent *sent;
 	__u64 *consumer;
 	const __u64 *producer;
-	__u32 kick_count, kick_length, greeting_length;
+	__u32 kick_count, kick_length, handshake_kick_length;
 	__u32 rank, ranks, flow_count;
 	__u32 seen_words, acked_words, hub_places, sent_records;
 	__s32 doorbell, events;

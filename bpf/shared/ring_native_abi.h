@@ -76,7 +76,7 @@ struct ring {
 	__u64 *consumer;  /* positions in the ring buffer of events */
 	const __u64 *producer;
 	__u32 front;   /* all chunks before this one are done */
-	__u32 asked;   /* results that were here when missing ones were last asked for */
+	__u32 nacked_at; /* results stored when missing ones were last nacked */
 	__u32 allowed; /* chunks that could be asked for then */
 	__u32 stalls;  /* in a row */
 	__u32 probes;  /* since the start */

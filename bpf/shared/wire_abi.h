@@ -34,7 +34,7 @@ enum pinch_kind {
 	PINCH_ASK = 9,	 /* has frame `chunk` arrived? stream and prev as in PINCH_EMBED */
 	PINCH_DOORBELL = 17, /* there are frames to send */
 	PINCH_WORK = 18,     /* there are hubs to go on with */
-	PINCH_GREET = 19,    /* there are handshakes to send */
+	PINCH_SEND_HANDSHAKES = 19,    /* there are handshakes to send */
 };
 
 /* Doorbell frames (kinds from RING_DOORBELL on) never leave their host: its process or its own programs make them, and
@@ -45,7 +45,7 @@ enum pinch_kind {
  * PINCH_DOORBELL with sender == receiver, a kick: stream = the CPU that is to send its flow; with PINCH_FLAG_ALL there is
  *	one kick for each flow, and the program at the far end fills in `stream`.
  * PINCH_DOORBELL with another sender: it was that rank's PINCH_ACK, and keeps its seq, chunk, stream and prev.
- * PINCH_GREET: attempt = 0 for the first handshake of an exchange, else how often it has been repeated.
+ * PINCH_SEND_HANDSHAKES: attempt = 0 for the first handshake of an exchange, else how often it has been repeated.
  * PINCH_WORK: none.
  */
 

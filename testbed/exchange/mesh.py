@@ -96,12 +96,12 @@ class Mesh(Closing):
         first = np.cumsum([0, *(len(source) for source in halo.sources)])
         self._arrays: list[NDArray[Any]] = [matrix]  # which the structures point to
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
-            asks, sends = (np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends))
+            requests, sends = (np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends))
             rows = np.empty_like(sends) if pull else sends
             chunk = np.empty(min(CHUNK_BYTES, len(rows) * row_bytes), np.uint8)
-            self._arrays += [asks, rows, chunk]
+            self._arrays += [requests, rows, chunk]
             peer["fd"] = sock.fileno()
-            peer["needed"], peer["asks"] = len(asks), asks.ctypes.data
+            peer["needed"], peer["requests"] = len(requests), requests.ctypes.data
             peer["into"] = matrix.ctypes.data + int(first[rank]) * row_bytes
             peer["serves"], peer["rows"], peer["chunk"] = len(rows), rows.ctypes.data, chunk.ctypes.data
 

@@ -1,6 +1,6 @@
 // One exchange of rows among ranks over connected TCP sockets: the loop of testbed/exchange/mesh.py.
 //
-// A rank sends each peer the rows that it needs (push), or asks each peer for rows by the numbers of their vertices, and answers what
+// A rank sends each peer the rows that it needs (push), or requests rows from each peer for rows by the numbers of their vertices, and answers what
 // it is asked (pull). All peers are served at once, so that no two ranks wait for each other to read. A peer's rows go straight to
 // where they are wanted. Once all is handed to the kernel there is only to receive: one system call a peer, which sleeps in the kernel
 // until everything is there.
@@ -24,9 +24,9 @@ static int again(void)
 }
 
 // Enter a step, or the first one behind it that there is anything to do in.
-static void enter(struct mesh_flow *f, uint32_t step, int asks, int moves)
+static void enter(struct mesh_flow *f, uint32_t step, int requests, int moves)
 {
-	if (step == MESH_ASKING && !asks)
+	if (step == MESH_REQUESTING && !requests)
 		step = MESH_MOVING;
 	if (step == MESH_MOVING && !moves)
 		step = MESH_DONE;
@@ -38,8 +38,8 @@ static void enter_out(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->out, step, m->pull && p->needed, p->serves != 0);
 	p->out.header.exchange = m->exchange;
-	p->out.header.kind = p->out.step == MESH_ASKING ? MESH_REQUEST : m->nonfinite ? MESH_NONFINITE_ROWS : MESH_ROWS;
-	p->out.header.bytes = p->out.step == MESH_ASKING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
+	p->out.header.kind = p->out.step == MESH_REQUESTING ? MESH_REQUEST : m->nonfinite ? MESH_NONFINITE_ROWS : MESH_ROWS;
+	p->out.header.bytes = p->out.step == MESH_REQUESTING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
 }
 
 static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
@@ -49,7 +49,7 @@ static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 
 static int has_to_send(const struct mesh_peer *p)
 {
-	return p->out.step == MESH_ASKING || (p->out.step == MESH_MOVING && p->in.step != MESH_ASKING);
+	return p->out.step == MESH_REQUESTING || (p->out.step == MESH_MOVING && p->in.step != MESH_REQUESTING);
 }
 
 static int unfinished(const struct mesh_peer *p)
@@ -83,7 +83,7 @@ static int send_some(struct mesh *m, struct mesh_peer *p, const char *x)
 		struct mesh_flow *out = &p->out;
 		uint64_t at = out->done < sizeof(struct mesh_header) ? 0 : out->done - sizeof(struct mesh_header);
 		uint64_t chunk_bytes = m->chunk_rows * m->row_bytes, left = out->header.bytes - at;
-		char *payload = (char *)p->asks + at;
+		char *payload = (char *)p->requests + at;
 		struct iovec parts[2];
 		struct msghdr message;
 		ssize_t bytes;
@@ -129,7 +129,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 	struct msghdr message;
 	ssize_t bytes;
 
-	if (in->step == MESH_ASKING) {
+	if (in->step == MESH_REQUESTING) {
 		into = (char *)p->rows;
 		due = p->serves * sizeof(int64_t);
 	} else if (in->step == MESH_MOVING) {
@@ -151,12 +151,12 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 		return MESH_FINE;
 	if (in->header.kind == MESH_NOTE)
 		return MESH_NOTED;
-	if (in->step == MESH_DONE || (in->step == MESH_ASKING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_NONFINITE_ROWS ||
+	if (in->step == MESH_DONE || (in->step == MESH_REQUESTING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_NONFINITE_ROWS ||
 	    in->header.exchange != m->exchange || in->header.bytes != due)
 		return MESH_FOREIGN;
 	if (in->done < sizeof(struct mesh_header) + due)
 		return MESH_FINE;
-	if (in->step == MESH_ASKING && look_up(m, p))
+	if (in->step == MESH_REQUESTING && look_up(m, p))
 		return MESH_UNKNOWN_VERTEX;
 	if (in->step == MESH_MOVING)
 		p->nonfinite = in->header.kind == MESH_NONFINITE_ROWS;
@@ -228,8 +228,8 @@ int mesh_exchange(struct mesh *m, const char *x)
 		p->nonfinite = 0;
 		p->gathered = 0;
 		p->out.blocked = 0;
-		enter_out(m, p, MESH_ASKING);
-		enter_in(m, p, MESH_ASKING);
+		enter_out(m, p, MESH_REQUESTING);
+		enter_in(m, p, MESH_REQUESTING);
 	}
 	for (;;) {
 		uint64_t start = now_ns();

@@ -23,9 +23,9 @@ int pinch_kick(struct pinch *p)
 }
 
 /* Have handshakes sent to all partners. Returns 0 or an errno. */
-static int greet(const struct pinch *p)
+static int kick_handshakes(const struct pinch *p)
 {
-	return send(p->doorbell, p->greeting, p->greeting_length, 0) < 0 ? errno : 0;
+	return send(p->doorbell, p->handshake_kick, p->handshake_kick_length, 0) < 0 ? errno : 0;
 }
 
 /* Reset words that are of neither of two sequence numbers. Programs may be at work. */
@@ -98,7 +98,7 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].ours[seq & 1] = word | p->frames_to[i] << PINCH_EXPONENT_BITS;
 	__atomic_store_n(&p->peers[p->rank].theirs[seq & 1], word, __ATOMIC_SEQ_CST);
-	return greet(p);
+	return kick_handshakes(p);
 }
 
 /* The largest exponent of any rank that has entered, as handshakes have it. */
@@ -167,7 +167,7 @@ int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 	__atomic_fetch_or(&p->control->nonfinite, nonfinite, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->gone, gone, __ATOMIC_SEQ_CST);
 	__atomic_fetch_or(&p->control->late, late, __ATOMIC_SEQ_CST);
-	return greet(p);
+	return kick_handshakes(p);
 }
 
 /* Sleep until an exchange is complete (1), cannot be (2), none will be (3), or time is up (0); negative: errno. */

@@ -22,10 +22,10 @@
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
-	uint32_t stored = __atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST), come = stored - MIN(r->asked, stored);
+	uint32_t stored = __atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST), come = stored - MIN(r->nacked_at, stored);
 
 	r->allowed = come ? MIN(r->allowed + come, most) : (r->allowed > 1 ? r->allowed / 2 : 1);
-	r->asked = stored;
+	r->nacked_at = stored;
 	return r->allowed;
 }
 

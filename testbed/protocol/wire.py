@@ -123,7 +123,7 @@ class PinchKind(IntEnum):
     ASK = constant("PINCH_ASK")
     DOORBELL = constant("PINCH_DOORBELL")
     WORK = constant("PINCH_WORK")
-    GREET = constant("PINCH_GREET")
+    SEND_HANDSHAKES = constant("PINCH_SEND_HANDSHAKES")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from testbed.faults.events import check_events
 from testbed.faults.limits import each_limited
 from testbed.faults.spec import events_of, limits_of, parse_fault
 from testbed.protocol.wire import Kind, PinchKind
-from testbed.soak.odds import LEAST_LAP, Odds
+from testbed.soak.odds import LEAST_PHASE, Odds
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
 
 __all__ = ["SHARING", "draw", "draw_shape"]
@@ -116,7 +116,7 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
             terms=CollectiveOptions(
                 lanes=random.choice(LANES),
                 window=random.choice(WINDOWS),
-                recovery=random.choice(WAYS) if odds.lap(len(members)) >= LEAST_LAP else "upstream",
+                recovery=random.choice(WAYS) if odds.phase(len(members)) >= LEAST_PHASE else "upstream",
                 reorder_threshold=random.choice([0, 1, 2, 4, 16]),
             ),
             summands=(),

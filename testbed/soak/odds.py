@@ -14,17 +14,17 @@ from testbed.faults.spec import parse_fault
 from testbed.soak.scenario import Exchange, Group
 from testbed.testing.reference import lanes_of
 
-__all__ = ["LEAST_LAP", "Odds"]
+__all__ = ["LEAST_PHASE", "Odds"]
 
-LEAST_LAP = 0.02
-"""With ``origin`` a lap that breaks begins again at the owner of its chunk, so it takes (1-p)^-(N-1) tries in the mean, each as
-long as a round trip or more. It ends, whatever the odds; in time for a soak where a lap gets through once in fifty tries."""
+LEAST_PHASE = 0.02
+"""With ``origin`` a reduce-scatter phase that breaks starts over at the chunk's owner, so it takes (1-p)^-(N-1) attempts on
+average, each at least a round trip. It always ends; in time for a soak if a phase succeeds at least once in fifty attempts."""
 
 _RANK = 60e-6  # seconds per rank and collective: two cores serve all ranks
 _FRAME = 3e-6  # seconds per frame and hop
 _LOSS = 1.5e-3  # seconds until a frame that is lost has been sent again
 _TRY = 4e-3  # seconds of a phase that an owner starts over
-_TOKENS = 192  # frames under way
+_TOKENS = 192  # frames in flight
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Odds:
     """The combined effect of faults on a frame over one link.
 
     :param passes: Probability that it is not lost or damaged.
-    :param once: The same of all rules that are for a single link: one hop of a lap meets them.
+    :param once: The same of all rules that are for a single link: one hop of a phase meets them.
     :param waits: Seconds that it is held in the mean.
     """
 
@@ -62,8 +62,8 @@ class Odds:
                     once *= 1 - lost
         return cls(passes, once, waits)
 
-    def lap(self, ranks: int) -> float:
-        """Probability that a chunk's first lap gets through without a loss."""
+    def phase(self, ranks: int) -> float:
+        """Probability that a chunk's reduce-scatter phase gets through without a loss."""
         return self.once * math.pow(self.passes, ranks - 1)
 
     def all_reduce(self, group: Group, elements: int, mtu: int) -> float:
@@ -77,7 +77,7 @@ class Odds:
         if group.terms.recovery == "upstream":
             way += lost * _LOSS / self.passes
         else:
-            way += (1 / self.lap(ranks) - 1) * (_TRY + ranks * self.waits) + lost / 2 * _LOSS / self.passes
+            way += (1 / self.phase(ranks) - 1) * (_TRY + ranks * self.waits) + lost / 2 * _LOSS / self.passes
         return in_a_row * way + chunks * hops * _FRAME
 
     def aggregation(self, exchange: Exchange) -> float:

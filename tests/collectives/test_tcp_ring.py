@@ -13,7 +13,7 @@ from testbed.collectives import tcp_ring
 from testbed.comm import rendezvous
 from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, SpecError
-from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
+from tests.collectives.foreign_clients import FOREIGN, address_of, connect_clients, is_closed
 
 CONTEXT = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
 GROUP_IDS = iter(range(4095))
@@ -156,56 +156,57 @@ def test_a_rank_that_never_comes():
     ]
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("number", [1, 50])
-def test_strangers_hold_nobody_up_and_are_sent_away(kind, number):
+def test_foreign_clients_delay_nobody_and_are_closed(kind, number):
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
         # Rank 0 listens, and cannot have met rank 1, which is not there.
-        with knock(door(specs[0]), [STRANGERS[kind]] * number, lambda: not first.done()) as strangers:
+        with connect_clients(address_of(specs[0]), [FOREIGN[kind]] * number, lambda: not first.done()) as clients:
             second = pool.submit(connect_and_sum, specs[1])
             assert first.result() == second.result() == 3.0
-            assert all(map(is_sent_away, strangers))
+            assert all(map(is_closed, clients))
 
 
-def test_strangers_of_all_kinds_at_several_doors():
+def test_foreign_clients_of_all_kinds_at_several_listeners():
     first, second, third, last = make_specs(4)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         pool.submit(connect_and_sum, second)
         waiting = {spec: pool.submit(connect_and_sum, spec) for spec in (first, third)}  # for the last
         for spec, future in waiting.items():
-            stack.enter_context(knock(door(spec), [*STRANGERS.values()] * 4, lambda future=future: not future.done()))
+            behaviours = [*FOREIGN.values()] * 4
+            stack.enter_context(connect_clients(address_of(spec), behaviours, lambda future=future: not future.done()))
         assert connect_and_sum(last) == 10.0
         assert [future.result() for future in waiting.values()] == [10.0] * 2
 
 
-def test_the_first_of_too_many_strangers_makes_room(monkeypatch):
-    monkeypatch.setattr(rendezvous, "MOST_STRANGERS", 8)
+def test_the_oldest_of_too_many_foreign_clients_makes_room(monkeypatch):
+    monkeypatch.setattr(rendezvous, "MOST_PENDING", 8)
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
-        with knock(door(specs[0]), [STRANGERS["silent"]] * 50, lambda: not first.done()) as strangers:
-            assert all(map(is_sent_away, strangers[:42]))  # before anybody has met
+        with connect_clients(address_of(specs[0]), [FOREIGN["silent"]] * 50, lambda: not first.done()) as clients:
+            assert all(map(is_closed, clients[:42]))  # before anybody has met
             assert not first.done()
             second = pool.submit(connect_and_sum, specs[1])
             assert first.result() == second.result() == 3.0
 
 
-def test_a_stranger_that_listens_in_a_members_place():
+def test_a_foreign_listener_in_a_members_place():
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(door(specs[1]))
+            listener.bind(address_of(specs[1]))
             listener.listen()
             listener.settimeout(5)
             first = pool.submit(connect_and_sum, specs[0])
             for _ in range(4):  # each of the two connections is tried again
-                visitor, _ = listener.accept()
-                with visitor:
-                    visitor.settimeout(5)
-                    visitor.sendall(visitor.recv(20))  # its own greeting, as an echo
+                client, _ = listener.accept()
+                with client:
+                    client.settimeout(5)
+                    client.sendall(client.recv(20))  # its own handshake, as an echo
         second = pool.submit(connect_and_sum, specs[1])
         assert first.result() == second.result() == 3.0
 

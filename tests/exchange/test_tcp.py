@@ -20,7 +20,7 @@ from testbed.exchange import mesh
 from testbed.exchange.interface import Aggregation, Exchange, ExchangeSpec
 from testbed.exchange.registry import open_exchange
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.collectives.strangers import STRANGERS, door, is_sent_away, knock
+from tests.collectives.foreign_clients import FOREIGN, address_of, connect_clients, is_closed
 from tests.exchange.graphs import partitioned
 
 CONTEXT: Any = SimpleNamespace(host=SimpleNamespace(ifname="lo"))
@@ -297,13 +297,14 @@ def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
 
     with ThreadPoolExecutor(3) as pool, contextlib.ExitStack() as stack:
         futures = [pool.submit(one, spec) for spec in (first, third)]
-        strangers = []
+        clients = []
         for spec, future in zip((first, third), futures, strict=True):
-            knocking = knock(door(spec.group), [*STRANGERS.values()] * 4, lambda future=future: not future.done())
-            strangers += stack.enter_context(knocking)
+            behaviours = [*FOREIGN.values()] * 4
+            connected = connect_clients(address_of(spec.group), behaviours, lambda future=future: not future.done())
+            clients += stack.enter_context(connected)
         futures.append(pool.submit(one, last))
         assert [future.result() for future in futures] == [0.0, 2.0, 1.0]
-        assert all(map(is_sent_away, strangers))
+        assert all(map(is_closed, clients))
 
 
 @both

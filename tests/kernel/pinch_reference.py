@@ -280,7 +280,7 @@ class Member:
             Endpoint(members[rank].mac, members[rank].ip) if rank != NOBODY else Endpoint("00:00:00:00:00:00", "0.0.0.0")
             for rank in (packet.source, packet.destination)
         )
-        own = packet.kind in (PinchKind.DOORBELL, PinchKind.GREET, PinchKind.WORK)
+        own = packet.kind in (PinchKind.DOORBELL, PinchKind.SEND_HANDSHAKES, PinchKind.WORK)
         words = packet.body[: 0 if own else packet.length // 8]
         header = packet.header
         payload = np.array(words, np.uint64)

@@ -52,7 +52,7 @@ def enter(loaded: Loaded, exponent: int | None = 0, holds: range = EXPONENTS) ->
     port = loaded.ports[0]
     with loaded.wire() as tap:
         port.enter(exponent, holds)
-        loaded.run(0, "pinch_send", bytes(port.doorbell.greeting))
+        loaded.run(0, "pinch_send", bytes(port.doorbell.handshake_kick))
         return [found for data in received(tap) if (found := decode(data)) is not None]
 
 
@@ -161,9 +161,9 @@ def test_who_greets_again_greets_only_those_that_are_missing(loaded) -> None:
     enter(loaded)
     loaded.link(0, handshake(port, 1))
     with loaded.wire() as tap, kicks() as kicked:
-        port.greet(300)
-        (greeting,) = received(kicked)
-        loaded.run(0, "pinch_send", greeting)
+        port.send_handshakes(300)
+        (kick,) = received(kicked)
+        loaded.run(0, "pinch_send", kick)
         (again,) = (decode(data) for data in received(tap))
     assert again.destination.ip == loaded.groups[0].members[2].ip
     assert (again.header.attempt, again.header.flags) == (45, ASK)
@@ -236,8 +236,8 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
         assert verdicts == {flow: XDP_PASS if flow == here else XDP_REDIRECT for flow in flows}
 
 
-def test_frames_are_kicked_for_by_a_greeting_that_comes_late(loaded) -> None:
-    """This rank is the last, and its greeting still waits for a CPU when the process looks whether all are there."""
+def test_frames_are_kicked_for_by_a_handshake_kick_that_comes_late(loaded) -> None:
+    """This rank is the last, and its handshake kick still waits for a CPU when the process looks whether all are there."""
     port = loaded.ports[0]
     for rank in (1, 2):
         loaded.link(0, handshake(port, rank))
@@ -246,7 +246,7 @@ def test_frames_are_kicked_for_by_a_greeting_that_comes_late(loaded) -> None:
         port.enter(0, EXPONENTS)
         port.send(mine, loaded.bundles[0], 1.0, None)
         received(kicked)
-        loaded.run(0, "pinch_send", bytes(port.doorbell.greeting))
+        loaded.run(0, "pinch_send", bytes(port.doorbell.handshake_kick))
         assert port.control.met >> 32 == SEQ
         (kick,) = received(kicked)
         assert decode(kick).header.flags == KICK_ALL
@@ -291,7 +291,7 @@ def test_many_ranks(world, last) -> None:
         port.control.met = 0
         with loaded.wire() as tap:
             port.enter(0, EXPONENTS)
-            loaded.run(me, "pinch_send", bytes(port.doorbell.greeting))
+            loaded.run(me, "pinch_send", bytes(port.doorbell.handshake_kick))
             assert len(received(tap)) == world - 1
         for rank in set(range(world)) - {me}:
             assert port.control.met == 0

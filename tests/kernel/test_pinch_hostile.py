@@ -96,7 +96,7 @@ def answer(loaded: Loaded, **fields: int) -> bytes:
     return ack(loaded.ports[0], fields.pop("by", SENDER), fields.pop("chunk", 1), range(2), **fields)
 
 
-def greeting(loaded: Loaded, **fields: int) -> bytes:
+def handshake_from(loaded: Loaded, **fields: int) -> bytes:
     return handshake(loaded.ports[0], fields.pop("by", SENDER), 3, **fields)
 
 
@@ -113,14 +113,14 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "a frame beyond what its sender can have": ("bad_chunk", lambda on: embed(on, chunk=60)),
     "a frame beyond everything": ("bad_chunk", lambda on: embed(on, chunk=0xFFFFFFFF)),
     "acknowledgement of a frame never made": ("bad_chunk", lambda on: answer(on, chunk=60)),
-    "handshake without a word": ("bad_length", lambda on: greeting(on)[:FRAME_BYTES]),
-    "handshake of another length": ("bad_length", lambda on: greeting(on, length=16)),
-    "handshake with a wrong sum": ("bad_checksum", lambda on: greeting(on, checksum=1)),
-    "handshake, its word is of another": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 4, SEQ + 1)),
-    "handshake that promises more": ("bad_checksum", lambda on: changed(greeting(on), FRAME_BYTES + 2, 1)),
-    "handshake of another layout": ("bad_tensor", lambda on: greeting(on, tag=int(on.ports[0].control.tag) ^ 1)),
-    "handshake in another rank's name": ("bad_rank", lambda on: greeting(on, sender=2)),
-    "handshake of a host outside": ("bad_rank", lambda on: outside(greeting(on))),
+    "handshake without a word": ("bad_length", lambda on: handshake_from(on)[:FRAME_BYTES]),
+    "handshake of another length": ("bad_length", lambda on: handshake_from(on, length=16)),
+    "handshake with a wrong sum": ("bad_checksum", lambda on: handshake_from(on, checksum=1)),
+    "handshake, its word is of another": ("bad_checksum", lambda on: changed(handshake_from(on), FRAME_BYTES + 4, SEQ + 1)),
+    "handshake that promises more": ("bad_checksum", lambda on: changed(handshake_from(on), FRAME_BYTES + 2, 1)),
+    "handshake of another layout": ("bad_tensor", lambda on: handshake_from(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "handshake in another rank's name": ("bad_rank", lambda on: handshake_from(on, sender=2)),
+    "handshake of a host outside": ("bad_rank", lambda on: outside(handshake_from(on))),
     "no payload": ("bad_length", lambda on: sized(on, 0)),
     "no row": ("bad_length", lambda on: sized(on, 8)),
     "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
@@ -148,12 +148,12 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "for another rank and host": ("bad_receiver", lambda on: flooded(on, embed(on, receiver=2))),
     "acknowledgement for another rank": ("bad_receiver", lambda on: answer(on, receiver=2)),
     "acknowledgement for another host": ("bad_receiver", lambda on: flooded(on, answer(on))),
-    "handshake for another rank": ("bad_receiver", lambda on: greeting(on, receiver=2)),
-    "handshake for another host": ("bad_receiver", lambda on: flooded(on, greeting(on))),
+    "handshake for another rank": ("bad_receiver", lambda on: handshake_from(on, receiver=2)),
+    "handshake for another host": ("bad_receiver", lambda on: flooded(on, handshake_from(on))),
     "another kind for another rank": ("bad_receiver", lambda on: embed(on, kind=255, receiver=2)),
     "another rank's, in name and address": ("bad_checksum", lambda on: renamed(on, on.embed(2, 0, 0))),
     "another rank's acknowledgement, in name and address": ("bad_checksum", lambda on: renamed(on, answer(on, by=2))),
-    "another rank's handshake, in name and address": ("bad_checksum", lambda on: renamed(on, greeting(on, by=2))),
+    "another rank's handshake, in name and address": ("bad_checksum", lambda on: renamed(on, handshake_from(on, by=2))),
     "one that has come, but damaged": ("bad_checksum", lambda on: on.embed(SENDER, 0, 0, checksum=1)),
     "late, and damaged": ("bad_checksum", lambda on: embed(on, seq=SEQ - 1, checksum=1)),
     "another frame's number": ("bad_checksum", lambda on: changed(embed(on), 60, 2)),
@@ -178,7 +178,7 @@ def test_every_reason_is_met(loaded) -> None:
 @pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
 def test_who_is_far_away_is_heard_of_and_no_more(fresh, seq) -> None:
     counted, before, peers = fresh.counters(0), fresh.memory(0), fresh.ports[0].peers.copy()
-    assert fresh.link(0, greeting(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
+    assert fresh.link(0, handshake_from(fresh, seq=seq, prev=seq, chunk=0b101)).retval == XDP_DROP
     assert fresh.counters(0) == counted | {"bad_seq": 1}
     peers["heard"][SENDER] += 1
     peers["at"][SENDER], peers["waits"][SENDER] = seq, 0b101
@@ -205,7 +205,7 @@ def test_flipped_bits_are_refused(fresh, kind) -> None:
     random = np.random.default_rng(0)
     header = [place + i for place, width in (*ADDRESSES, *FIELDS) for i in range(width)]
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": handshake_from}[kind](fresh)
     for turn in range(6000):
         places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "handshake" else len(good)))
         assert fresh.link(0, flip(random, good, places)).retval == XDP_DROP
@@ -218,7 +218,7 @@ def test_flipped_bits_are_refused(fresh, kind) -> None:
 @pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_every_single_bit_of_a_header(fresh, kind) -> None:
     before = fresh.memory(0)
-    good = {"embed": embed, "ack": answer, "handshake": greeting}[kind](fresh)
+    good = {"embed": embed, "ack": answer, "handshake": handshake_from}[kind](fresh)
     for place, width in (*ADDRESSES, *FIELDS):
         for bit in range(8 * width):
             data = bytearray(good)
@@ -231,7 +231,7 @@ def test_damaged_kicks_send_nothing(fresh) -> None:
     """All that the doorbell brings to the program that sends, from its kind on."""
     port = fresh.ports[0]
     before = fresh.memory(0)
-    for good in (first_kick(port), bytes(port.doorbell.greeting)):
+    for good in (first_kick(port), bytes(port.doorbell.handshake_kick)):
         for place, width in FIELDS[2:]:
             for bit in range(8 * width):
                 data = bytearray(good)

@@ -240,7 +240,7 @@ class Ranks:
     def _on_timer(self, index: int, phase: str, policy: Policy | None) -> list[tuple[Next, Packet | None]]:
         process = self.processes[index]
         if phase == "lingering":
-            return [(Next.DOORBELL, process.greeting(1))]
+            return [(Next.DOORBELL, process.handshake_kick(1))]
         assert policy is not None
         seen = process.seen()
         policy.look(seen)

@@ -190,14 +190,14 @@ class TellsNobody(Rank):
 class AsksOnlyThoseBehind(Policy):
     def act(self, seen: Seen) -> Actions:
         actions = super().act(seen)
-        greet = actions.greet if any(map(seen.is_behind, seen.partners)) else 0
-        return Actions(greet, actions.asks, actions.resends, actions.work)
+        handshake = actions.handshake if any(map(seen.is_behind, seen.partners)) else 0
+        return Actions(handshake, actions.asks, actions.resends, actions.work)
 
 
 class AsksForNoAcknowledgement(Policy):
     def act(self, seen: Seen) -> Actions:
         actions = super().act(seen)
-        return Actions(actions.greet, {}, {}, actions.work)
+        return Actions(actions.handshake, {}, {}, actions.work)
 
 
 class BelievesTheLastAnswerAlone(Policy):

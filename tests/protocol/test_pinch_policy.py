@@ -47,7 +47,7 @@ def heard(of: Seen, *ranks: int, **fields) -> Seen:
 
 def test_nothing_is_done_where_nothing_is_missing() -> None:
     actions = Policy(seen()).act(seen())
-    assert (actions.greet, actions.asks, actions.resends, actions.work) == (0, {}, {}, False)
+    assert (actions.handshake, actions.asks, actions.resends, actions.work) == (0, {}, {}, False)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_nothing_is_done_where_nothing_is_missing() -> None:
 )
 def test_who_has_more_to_say_is_asked_again_and_again(missing) -> None:
     policy = Policy(seen(**missing))
-    assert [policy.act(seen(**missing)).greet for _ in range(3)] == [1, 2, 3]
+    assert [policy.act(seen(**missing)).handshake for _ in range(3)] == [1, 2, 3]
 
 
 def test_hubs_are_gone_on_with() -> None:
@@ -105,7 +105,7 @@ def test_it_begins_anew_when_something_has_moved() -> None:
     moved = heard(waiting, 2, news=[0, 0, 1])
     assert policy.look(moved)
     assert not policy.look(heard(moved, 1))
-    assert policy.act(moved).greet == 1
+    assert policy.act(moved).handshake == 1
 
 
 def test_who_has_not_been_heard_of_is_silent() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from testbed.comm.options import CollectiveOptions
 from testbed.soak.draw import BUDGET, PINCH, draw
-from testbed.soak.odds import LEAST_LAP, Odds
+from testbed.soak.odds import LEAST_PHASE, Odds
 from testbed.soak.scenario import Group
 
 DATA = ("reduce", "result")
@@ -40,7 +40,7 @@ def test_frames_that_are_held_are_no_loss():
 
 
 def test_a_lap_meets_a_rule_for_all_links_on_each_of_its_hops():
-    assert Odds(0.9, 0.5).lap(5) == pytest.approx(0.9**4 * 0.5)
+    assert Odds(0.9, 0.5).phase(5) == pytest.approx(0.9**4 * 0.5)
 
 
 @given(elements=st.integers(0, 1 << 20), loss=st.floats(0.0, 0.5))
@@ -61,7 +61,7 @@ def test_what_is_drawn_keeps_within_the_budget(seed, number):
     for group in scenario.groups:
         seconds = group.times * sum(odds.all_reduce(group, s.elements, scenario.shape.mtu) for s in group.summands)
         assert group.rounds * seconds <= BUDGET * 1.001 or group.turns == 1
-        assert group.terms.recovery == "upstream" or odds.lap(len(group.members)) >= LEAST_LAP
+        assert group.terms.recovery == "upstream" or odds.phase(len(group.members)) >= LEAST_PHASE
     odds = Odds.of(scenario.faults, PINCH)
     for exchange in scenario.exchanges:
         assert exchange.times == 1 or exchange.turns * odds.aggregation(exchange) <= BUDGET * 1.001

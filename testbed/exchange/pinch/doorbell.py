@@ -45,8 +45,9 @@ class Doorbell(Closing):
         )
         self.kick_count = len(flows)
         self._work = make_kick(PinchKind.WORK, group)
-        greeting = make_kick(PinchKind.GREET, group)
-        self.greeting = ctypes.create_string_buffer(greeting, len(greeting))
+        kick = make_kick(PinchKind.SEND_HANDSHAKES, group)
+        #: Has this rank's programs send its handshakes.
+        self.handshake_kick = ctypes.create_string_buffer(kick, len(kick))
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self._socket.bind((DOORBELL_NEAR, 0))
@@ -62,13 +63,13 @@ class Doorbell(Closing):
         """
         self._send(self._work)
 
-    def greet(self, attempt: int) -> None:
+    def send_handshakes(self, attempt: int) -> None:
         """Have handshakes sent to those from whom there is none.
 
         :param attempt: 1..255.
         :raises CollectiveError: The doorbell is gone.
         """
-        self._send(make_kick(PinchKind.GREET, self._group, attempt=attempt))
+        self._send(make_kick(PinchKind.SEND_HANDSHAKES, self._group, attempt=attempt))
 
     def _send(self, kick: bytes) -> None:
         try:

@@ -70,7 +70,7 @@ class Pinch(Exchange):
         self._address(nothing)
         self._advance()
         port.enter(LEAST_EXPONENT, EXPONENTS)
-        port.greet(1)  # others' handshakes have met nobody here
+        port.send_handshakes(1)  # others' handshakes have met nobody here
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._together = True

@@ -182,7 +182,7 @@ class PinchPort(Closing):
             payloads=self.payloads.ctypes.data,
             frames=self.frames.ctypes.data,
             kicks=ctypes.addressof(doorbell.kicks),
-            greeting=ctypes.addressof(doorbell.greeting),
+            handshake_kick=ctypes.addressof(doorbell.handshake_kick),
             peers=self.peers.ctypes.data,
             flows=self.flows.ctypes.data,
             frames_to=self._frames_to.ctypes.data,
@@ -194,7 +194,7 @@ class PinchPort(Closing):
             producer=self._producer.ctypes.data,
             kick_count=doorbell.kick_count,
             kick_length=doorbell.kick_bytes,
-            greeting_length=len(doorbell.greeting),
+            handshake_kick_length=len(doorbell.handshake_kick),
             rank=self.group.rank,
             ranks=self.group.size,
             flow_count=len(self.flows),
@@ -264,12 +264,12 @@ class PinchPort(Closing):
         lowest, highest = (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
-    def greet(self, attempt: int) -> None:
+    def send_handshakes(self, attempt: int) -> None:
         """Have handshakes sent to partners that have more to say, or if exchanges have ended, to all that do not know.
 
         :param attempt: 1 or more.
         """
-        self.doorbell.greet((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
+        self.doorbell.send_handshakes((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
 
     @property
     def handshakes(self) -> NDArray[np.uint64]:
@@ -381,8 +381,8 @@ class PinchPort(Closing):
 
     def act(self, actions: Actions) -> None:
         """Do what the policy says, and keep all flows going."""
-        if actions.greet:
-            self.greet(actions.greet)
+        if actions.handshake:
+            self.send_handshakes(actions.handshake)
         for rank, numbers in actions.asks.items():
             self.post(rank, np.array(numbers) | WR_ASK)
         for rank, numbers in actions.resends.items():

@@ -94,7 +94,7 @@ class Recovery:
             elif port.wait(self.timer.timeout) is Waited.UNFIT:
                 break
             attempt += 1
-            port.greet(attempt)
+            port.send_handshakes(attempt)
 
     def _measure(self) -> None:
         """Take in the round trips that the programs have seen."""

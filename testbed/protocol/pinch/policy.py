@@ -71,13 +71,13 @@ class Seen:
 class Actions:
     """What to do now.
 
-    :param greet: Have those that are behind asked, and see who has come: which attempt this is; 0: there is no need.
+    :param handshake: Have those that are behind asked, and see who has come: which attempt this is; 0: there is no need.
     :param asks: By rank: the frames to ask about.
     :param resends: By rank: the frames to send again.
     :param work: Go on with hubs.
     """
 
-    greet: int
+    handshake: int
     asks: dict[int, list[int]]
     resends: dict[int, list[int]]
     work: bool

@@ -93,7 +93,7 @@ class Process:
 
         :param exponent: Of its largest value, as handshakes have it.
         :param lowest: Of all ranks', with which payloads can be sent as they will be made; `highest`, too.
-        :returns: The greeting to ring with.
+        :returns: The kick that has handshakes sent.
         """
         memory = self.memory
         memory.lowest, memory.highest = lowest, highest
@@ -101,7 +101,7 @@ class Process:
         for peer, frames in zip(memory.peers, self.frames_to, strict=True):
             peer.ours[parity] = word | frames << EXPONENT_BITS
         memory.peers[memory.config.rank].theirs[parity] = word
-        return self.greeting()
+        return self.handshake_kick()
 
     def send(self, count: int | None = None) -> list[Packet]:
         """Let all frames be sent.
@@ -137,17 +137,17 @@ class Process:
         :param nonfinite: Ranks with values that must not be, a bit each.
         :param gone: Ranks of which nothing is heard any more.
         :param late: Ranks that are up, and were waited for in vain.
-        :returns: The greeting to ring with.
+        :returns: The kick that has handshakes sent.
         """
         self.memory.nonfinite |= nonfinite
         self.memory.gone |= gone
         self.memory.late |= late
-        return self.greeting()
+        return self.handshake_kick()
 
     def linger(self) -> Packet:
         """Be where all ranks come to when they are done: until they have, they may lack something of this one's.
 
-        :returns: The greeting to ring with.
+        :returns: The kick that has handshakes sent.
         """
         self.memory.partners = (1 << self.memory.config.ranks) - 1
         return self.enter(0, 1, 0)  # that all have come is then found to be no exchange
@@ -196,7 +196,7 @@ class Process:
 
         :returns: What to ring with.
         """
-        kicked = [self.greeting((actions.greet - 1) % 255 + 1)] if actions.greet else []
+        kicked = [self.handshake_kick((actions.handshake - 1) % 255 + 1)] if actions.handshake else []
         for ask, numbers in ((WR_ASK, actions.asks), (0, actions.resends)):
             for rank, of_rank in numbers.items():
                 self.post(rank, [number | ask for number in of_rank])
@@ -214,9 +214,9 @@ class Process:
         """A kick for each flow."""
         return [self._own(PinchKind.DOORBELL, stream=flow) for flow in self.memory.config.fan]
 
-    def greeting(self, attempt: int = 0) -> Packet:
+    def handshake_kick(self, attempt: int = 0) -> Packet:
         """What has handshakes sent."""
-        return self._own(PinchKind.GREET, attempt=attempt)
+        return self._own(PinchKind.SEND_HANDSHAKES, attempt=attempt)
 
     def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:
         config = self.memory.config

@@ -27,7 +27,7 @@ from testbed.protocol.pinch.packet import (
     word_in,
 )
 from testbed.protocol.pinch.sending import Sender
-from testbed.protocol.pinch.work import DROP, Claim, Greeting, Next, Out
+from testbed.protocol.pinch.work import DROP, Claim, Next, Out, Status
 from testbed.protocol.sequence import is_before, seq_after, seq_of, word_of
 from testbed.protocol.wire import PinchKind
 
@@ -263,7 +263,7 @@ class Rank(Sender):
         if not answer:
             return DROP
         entered = seq_of(word_in(peer.ours, self.seq) or peer.ours[~self.seq & 1])
-        say = Greeting(entered, self.waits(), packet.attempt)
+        say = Status(entered, self.waits(), packet.attempt)
         return Next.LINK, self._handshake(packet, packet.sender, answer, say)
 
     def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
@@ -302,7 +302,7 @@ class Rank(Sender):
         """A frame of this host's own has come to the doorbell's far end (``pinch_doorbell``)."""
         if self._is_foreign(packet):
             return DROP
-        if packet.kind == PinchKind.GREET:
+        if packet.kind == PinchKind.SEND_HANDSHAKES:
             return Next.SEND, packet
         if packet.kind != PinchKind.DOORBELL:
             if self._elsewhere():

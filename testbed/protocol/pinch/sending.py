@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from testbed.protocol.pinch.memory import Sent
 from testbed.protocol.pinch.packet import BATCH, KICK_ALL, LEAST_WORDS, WR_ASK, Packet, ack_first, word_in
-from testbed.protocol.pinch.work import Greeting, Next, Work
+from testbed.protocol.pinch.work import Next, Status, Work
 from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
 
@@ -20,8 +20,8 @@ class Sender(Work):
         """A kick becomes frames (``pinch_send``); each is a copy of it, as it is dropped in the end."""
         if not self._is_kick(kick):
             return []
-        if kick.kind == PinchKind.GREET:
-            return self._greet_all(kick)
+        if kick.kind == PinchKind.SEND_HANDSHAKES:
+            return self._send_handshakes(kick)
         if self.flow_here >= len(self.flows):
             return []
         return [(Next.LINK, packet) for packet in self._send_all(kick, now_us)]
@@ -31,14 +31,14 @@ class Sender(Work):
             return False
         if kick.receiver != self.config.rank:
             return self._refuse("bad_receiver")
-        if kick.kind not in (PinchKind.DOORBELL, PinchKind.GREET):
+        if kick.kind not in (PinchKind.DOORBELL, PinchKind.SEND_HANDSHAKES):
             return self._refuse("bad_kind")
         return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
-    def _greet_all(self, kick: Packet) -> list[tuple[Next, Packet]]:
+    def _send_handshakes(self, kick: Packet) -> list[tuple[Next, Packet]]:
         """Send handshakes to all partners, or again to those that are behind; announce the end until all know."""
         waits = self.waits() if kick.attempt else 0
-        say = Greeting(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
+        say = Status(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
         out = []
         for rank, peer in enumerate(self.peers):
             word = word_in(peer.ours, self.seq)

@@ -13,7 +13,7 @@ from testbed.protocol.pinch.packet import ACK_WORDS, ASK, ENDED, LATE, U32, Pack
 from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import VERSION, PinchKind
 
-__all__ = ["DROP", "Claim", "Greeting", "Next", "Out", "Work"]
+__all__ = ["DROP", "Claim", "Next", "Out", "Status", "Work"]
 
 
 class Next(Enum):
@@ -42,8 +42,8 @@ class Claim(Enum):
     STALE = auto()
 
 
-class Greeting(NamedTuple):
-    """``struct greeting``: what a rank has to say to all."""
+class Status(NamedTuple):
+    """``struct pinch_status``: what a rank has to say to all."""
 
     seq: int
     waits: int = 0
@@ -143,7 +143,7 @@ class Work(Memory):
 
     # Headers.
 
-    def _handshake(self, packet: Packet, to: int, word: int, say: Greeting) -> Packet:
+    def _handshake(self, packet: Packet, to: int, word: int, say: Status) -> Packet:
         """The frame becomes a handshake to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word

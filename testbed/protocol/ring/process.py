@@ -146,7 +146,7 @@ class Process:
         memory.front = self._front
         end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
         for blind in (False, True) if flushed else (False,):
-            asked = 0
+            nacked = 0
             for chunk in range(self._front, end if not known else 0):
                 record = memory.chunks[chunk]
                 if not allowed:
@@ -161,11 +161,11 @@ class Process:
                     continue
                 if seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED:
                     self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
-                if asked < _BLIND if blind else complete or self._is_lost(chunk):
+                if nacked < _BLIND if blind else complete or self._is_lost(chunk):
                     self.post(WrKind.NACK, seq, chunk)
-                    asked += 1
+                    nacked += 1
                     allowed -= 1
-            known |= asked > 0
+            known |= nacked > 0
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:

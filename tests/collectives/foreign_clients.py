@@ -1,4 +1,4 @@
-"""Connections to a rank's door from somebody who is no member of its group."""
+"""Connections to a rank's listener from clients that are not members of its group."""
 
 import contextlib
 import random
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from testbed.comm.rendezvous import BASE_PORT
 
-__all__ = ["STRANGERS", "door", "is_sent_away", "knock"]
+__all__ = ["FOREIGN", "address_of", "connect_clients", "is_closed"]
 
 Behaviour = Callable[[socket.socket, int], None]
 
@@ -21,7 +21,7 @@ def _garbage(sock: socket.socket, number: int) -> None:
 
 
 def _slow(sock: socket.socket, number: int) -> None:
-    """Begin as a member would, a byte at a time, and stop before the cookie."""
+    """Begin like a member, one byte at a time, and stop before the cookie."""
     for byte in b"tcp-ring"[: 1 + number % 8]:
         sock.send(bytes([byte]))
 
@@ -34,7 +34,7 @@ def _gone(sock: socket.socket, _number: int) -> None:
     sock.shutdown(socket.SHUT_RDWR)
 
 
-STRANGERS: dict[str, Behaviour] = {
+FOREIGN: dict[str, Behaviour] = {
     "silent": _silent,
     "garbage": _garbage,
     "slow": _slow,
@@ -43,35 +43,35 @@ STRANGERS: dict[str, Behaviour] = {
 }
 
 
-def door(spec) -> tuple[str, int]:
+def address_of(spec) -> tuple[str, int]:
     """The address at which a group's rank listens."""
     return spec.me.ip, BASE_PORT + spec.group_id
 
 
 @contextlib.contextmanager
-def knock(
+def connect_clients(
     address: tuple[str, int], behaviours: Sequence[Behaviour], alive: Callable[[], bool]
 ) -> Iterator[list[socket.socket]]:
-    """Connect one stranger a behaviour to a door, which need not be there yet.
+    """Connect one client per behaviour to a listener, which need not exist yet.
 
-    :param alive: Whether somebody is still going to be there.
+    :param alive: Whether the listener can still come.
     """
     with contextlib.ExitStack() as stack:
-        strangers = []
+        clients = []
         for number, behave in enumerate(behaviours):
             sock = stack.enter_context(socket.socket())
             while sock.connect_ex(address):
                 assert alive()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(ConnectionError):  # who is sent away may still be speaking
+            with contextlib.suppress(ConnectionError):  # a client may be closed while it still sends
                 behave(sock, number)
             sock.settimeout(5)
-            strangers.append(sock)
-        yield strangers
+            clients.append(sock)
+        yield clients
 
 
-def is_sent_away(sock: socket.socket) -> bool:
-    """Whether a connection has been closed by the other side, who has said nothing."""
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the other side has closed a connection without a word."""
     try:
         return sock.recv(1) == b""
     except ConnectionError:
