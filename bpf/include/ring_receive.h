@@ -52,7 +52,7 @@ static __always_inline bool ring_holds(struct ring_work *w)
 /* Is that result good enough for the frame's round? A verified one is good enough for any round. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_verified(w, w->frame->seq));
+	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_seq_verified(w, w->frame->seq));
 }
 
 /* Verify checksum and seal of the whole frame. */
@@ -179,7 +179,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_is_verified(w, w->frame->seq)) {
+	if (ring_holds(w) && ring_seq_verified(w, w->frame->seq)) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);

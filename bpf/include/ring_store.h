@@ -244,7 +244,7 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 		return RING_NOT_TAKEN;
 	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* another CPU is writing an earlier round's */
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_verified(w, seq))
+	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_seq_verified(w, seq))
 		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
 	if (!word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
 		return RING_NOT_TAKEN;

@@ -227,7 +227,7 @@ class Rank(Sender):
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._is_verified(header.seq):
+        if self._holds(w) and self._seq_verified(header.seq):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
@@ -406,7 +406,7 @@ class Rank(Sender):
             return False
         done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and state == ResultState.DONE
-        if held and self._is_verified(w.seq):
+        if held and self._seq_verified(w.seq):
             return self._advance(chunk, "result", w.result, done)
         if not self._advance(chunk, "result", w.result, done):
             return False

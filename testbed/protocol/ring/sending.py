@@ -83,7 +83,7 @@ class Sender(Memory):
         """
         return self._steps(index, rank) + 1
 
-    def _is_verified(self, seq: int) -> bool:
+    def _seq_verified(self, seq: int) -> bool:
         return self.verified == seq or is_before(seq, self.seq)
 
     def _holds(self, w: Work) -> bool:
@@ -93,7 +93,7 @@ class Sender(Memory):
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
         header = w.frame.header
-        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_verified(header.seq))
+        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._seq_verified(header.seq))
 
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
@@ -143,7 +143,7 @@ class Sender(Memory):
         at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
-        good = state == ResultState.DONE and self._is_verified(seq)
+        good = state == ResultState.DONE and self._seq_verified(seq)
         return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or good))
 
     def _has_early(self, seq: int, index: int) -> bool:
