@@ -4,19 +4,33 @@
 
 #include "ring_store.h"
 
-/* Does the frame, which has this rank's sequence number, fit this rank's tensor? */
+/* Does the whole frame match its checksum? */
+static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
+{
+	__u64 expected = ring_payload_expected(w);
+
+	if (ring_payload_sum(w->ctx, w->length, sum)) {
+		ring_count(w, DROP_BAD_LENGTH);
+		return false;
+	}
+	if (*sum == expected)
+		return true;
+	ring_count(w, DROP_BAD_CHECKSUM);
+	return false;
+}
+
+/* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender reduces another tensor, or the frame was
+ * damaged. Only the former is counted as a bad tensor, because the process draws conclusions from it.
+ */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->seq);
+	__u64 sum;
 
-	if (w->index >= tensor->total)
-		ring_count(w, DROP_BAD_CHUNK);
-	else if (w->frame->length != tensor->length)
-		ring_count(w, DROP_BAD_LENGTH);
-	else if (w->frame->tag != tensor->tag)
-		ring_count(w, DROP_BAD_TENSOR);
-	else
+	if (w->index < tensor->total && w->frame->length == tensor->length && w->frame->tag == tensor->tag)
 		return true;
+	if (w->frame->kind == RING_NACK ? ring_is_sealed(w) : ring_verify(w, &sum))
+		ring_count(w, DROP_BAD_TENSOR);
 	return false;
 }
 
@@ -46,28 +60,15 @@ static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
 
-	return seq_of(result) == w->frame->seq && ring_state_of(result) == RING_RESULT_DONE;
+	return seq_of(result) == w->frame->seq && ring_is_done(result);
 }
 
 /* Is that result good enough for the frame's round? A verified one is good enough for any round. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_seq_verified(w, w->frame->seq));
-}
+	__u64 result = word_read(&w->chunk->result);
 
-/* Verify checksum and seal of the whole frame. */
-static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
-{
-	__u64 expected = ring_payload_expected(w);
-
-	if (ring_payload_sum(w->ctx, w->length, sum)) {
-		ring_count(w, DROP_BAD_LENGTH);
-		return false;
-	}
-	if (*sum == expected)
-		return true;
-	ring_count(w, DROP_BAD_CHECKSUM);
-	return false;
+	return ring_holds(w) && (ring_round_of(result) >= w->frame->round || ring_is_verified(w, result));
 }
 
 static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
@@ -179,7 +180,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_seq_verified(w, w->frame->seq)) {
+	if (ring_holds(w) && ring_is_verified(w, word_read(&w->chunk->result))) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
@@ -232,8 +233,10 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		rank->verified = seq;
 }
 
-/* Send a probe or an answer. An answer to the rank after names the last frame of the stream. */
-static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
+/* Send a probe or an answer. An answer to the rank after names the last frame of the stream. `acked`: with RING_FLAG_VERIFIED_ACK, the sequence
+ * number that is acknowledged.
+ */
+static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags, __u16 acked)
 {
 	__u32 seq = seq_of(word_read(&w->control->progress));
 
@@ -243,7 +246,7 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 	w->frame->hop = 0;
 	w->frame->flags = flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
 	w->frame->round = 0;
-	w->frame->tag = 0;
+	w->frame->tag = acked;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
 		ring_name_latest(w, seq);
@@ -255,19 +258,21 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 	if (!ring_is_sealed(w))
 		return RING_GONE;
 	ring_note_rank(w);
-	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_VERIFIED ? RING_FLAG_VERIFIED_ACK : 0);
+	if (!(w->frame->flags & RING_FLAG_VERIFIED))
+		return ring_tell(w, RING_ALIVE, w->frame->sender, 0, 0);
+	return ring_tell(w, RING_ALIVE, w->frame->sender, RING_FLAG_VERIFIED_ACK, w->frame->seq);
 }
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
-	__u32 stream = w->frame->stream, sender = w->frame->sender;
+	__u32 stream = w->frame->stream, sender = w->frame->sender, verified = *(volatile __u32 *)&w->control->verified;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
 	if (!ring_is_sealed(w) || !rank)
 		return RING_GONE;
 	ring_note_rank(w);
-	if (w->frame->flags & RING_FLAG_VERIFIED_ACK)
-		rank->verified_acked = *(volatile __u32 *)&w->control->verified;
+	if (w->frame->flags & RING_FLAG_VERIFIED_ACK && w->frame->tag == (__u16)verified) /* a late answer may acknowledge an earlier one */
+		rank->verified_acked = verified;
 	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);

@@ -41,7 +41,7 @@ static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_ch
 
 	if (stage == RING_STAGE_PARTIAL)
 		return !at_all && word_is_forward(reduced, word_of(seq, round));
-	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_seq_verified(w, seq))));
+	return !(at_all && (ring_round_of(result) >= round || ring_is_verified(w, result)));
 }
 
 static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_nack *nack)

@@ -75,12 +75,12 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = seq_of(reduced) == seq;
 
-	if (seq_of(result) == seq && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
+	if (seq_of(result) == seq && (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;
 	if (seq_of(result) == seq && ring_state_of(result) == RING_RESULT_REFUSED)
 		return ring_send_nack(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
-	if (begun)
-		return ring_send_nack(w, (__u8)reduced, RING_STAGE_RESULT);
+	if (begun) /* a result of any round will do */
+		return ring_send_nack(w, 0, RING_STAGE_RESULT);
 	return ring_is_mine(w->index) ? RING_GONE : ring_send_nack(w, 0, RING_STAGE_PARTIAL);
 }
 
@@ -104,7 +104,7 @@ static __always_inline enum ring_verdict ring_restart_wr(struct ring_work *w, __
 static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_wr *wr)
 {
 	w->frame->attempt = wr->attempt;
-	return ring_tell(w, RING_PROBE, wr->chunk, 0);
+	return ring_tell(w, RING_PROBE, wr->chunk, 0, 0);
 }
 
 /* Take the next work request. False: none waits, or other CPUs were faster. */

@@ -54,6 +54,12 @@ static __always_inline enum ring_result_state ring_state_of(__u64 word)
 	return word & 0xff;
 }
 
+/* Does a result word say that the whole result is stored? */
+static __always_inline bool ring_is_done(__u64 word)
+{
+	return ring_state_of(word) == RING_RESULT_DONE || ring_state_of(word) == RING_RESULT_VERIFIED;
+}
+
 static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 seq)
 {
 	return &w->control->tensors[seq & 1];
@@ -105,6 +111,13 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 static __always_inline bool ring_seq_verified(struct ring_work *w, __u32 seq)
 {
 	return *(volatile __u32 *)&w->control->verified == seq || seq_is_before(seq, seq_of(w->progress));
+}
+
+/* Has the process verified the result that a word describes? */
+static __always_inline bool ring_is_verified(struct ring_work *w, __u64 word)
+{
+	return ring_state_of(word) == RING_RESULT_VERIFIED ||
+	       (ring_state_of(word) == RING_RESULT_DONE && ring_seq_verified(w, seq_of(word)));
 }
 
 /* Has the process entered another collective since this frame's work began? Then the data read may be torn. */

@@ -63,6 +63,7 @@ enum ring_result_state {
 	RING_RESULT_CLAIMED, /* a CPU writes it */
 	RING_RESULT_DONE,
 	RING_RESULT_REFUSED, /* the process found that its check word does not match */
+	RING_RESULT_VERIFIED, /* the process found that it matches: the result stays, and serves nacks of any round */
 };
 
 /* `reduced` and `result` change by compare-and-exchange and only forward, so a CPU that was delayed changes nothing. */

@@ -42,7 +42,7 @@ struct ring_layout {
 /* A CPU's stream from the rank before, as the process sees it. */
 struct ring_quiet {
 	__u64 progress; /* of the stream, when it was last looked at */
-	__u64 since;	/* ns: nothing new has come since then, nor has it been asked why */
+	__u64 since;	/* ns: time of the last progress or probe */
 	__u32 probes;	/* in a row */
 	__u32 pad;
 };
@@ -64,7 +64,7 @@ struct ring {
 	struct ring_stream *cpus;
 	struct ring_rank *peers;
 	__u32 cpu_count;
-	__u32 in_recovery; /* the last stall has asked for something that is known to be lost */
+	__u32 in_recovery; /* the last stall nacked a frame that is known to be lost */
 	struct lanes lanes;
 	__u32 chunk_bytes, window;
 	__u32 yields;	      /* times that a collective's wait gives way before it sleeps */
@@ -77,9 +77,11 @@ struct ring {
 	const __u64 *producer;
 	__u32 front;   /* all chunks before this one are done */
 	__u32 nacked_at; /* results stored when missing ones were last nacked */
-	__u32 allowed; /* chunks that could be asked for then */
+	__u32 allowed; /* chunks that could be nacked then */
 	__u32 stalls;  /* in a row */
 	__u32 probes;  /* since the start */
+	__u32 next;    /* chunk that the next stall starts at */
+	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
 	__u32 pad;
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that were not what their check said */

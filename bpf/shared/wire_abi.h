@@ -54,7 +54,7 @@ enum ring_flag {
 	RING_FLAG_SPREAD = 2,	     /* doorbell: there is work for more than one CPU */
 	RING_FLAG_VERIFIED = 4,	     /* probe, answer: the sender's process has verified all results of `seq` */
 	RING_FLAG_RESTART = 8,	     /* nack: start the chunk's reduce-scatter phase over */
-	RING_FLAG_VERIFIED_ACK = 16, /* answer: the sender knows that the receiver has verified all results */
+	RING_FLAG_VERIFIED_ACK = 16, /* answer: the sender knows that the receiver has verified all results of the number in `tag` */
 	RING_FLAG_EARLIER = 32,	     /* `prev` belongs to the sequence number before */
 };
 
@@ -96,7 +96,7 @@ struct ring_frame {
 	__u8 flags;   /* enum ring_flag, enum pinch_flag */
 	__u8 round;   /* how often the reduce-scatter phase of the chunk has been started over */
 	__u16 length; /* of the payload, bytes; a multiple of 64 */
-	__u16 tag;    /* of the tensor: ranks must not add up different ones */
+	__u16 tag;    /* of the tensor: ranks must not add up different ones; VERIFIED_ACK: the lower half of the number acknowledged */
 	__u16 attempt; /* 0, then one more for each retransmission */
 	__u32 prev;   /* the frame before it on its stream, to the same rank; nack: the round of the sender's partial sum */
 } __attribute__((packed, aligned(8)));

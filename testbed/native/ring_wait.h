@@ -1,4 +1,4 @@
-/* Waiting for results, and having sent again what is missing. Process.stall of testbed/protocol/ring/process.py decides the same. */
+/* Waiting for results, and recovery of what is missing. Reference model: Process.stall of testbed/protocol/ring/process.py. */
 #pragma once
 
 #include <errno.h>
@@ -8,17 +8,17 @@
 #include "clock.h"
 #include "ring.h"
 
-/* How long nothing new may come on a CPU before it is asked why: longer each time, as long as nothing does. Probes cost little, and have nothing sent
- * again that is not lost, so this need not follow round trips, which on a busy machine are mostly the time that ranks wait for a CPU.
+/* How long a CPU may make no progress before a probe is sent; the time doubles with each probe. Probes are cheap and retransmit nothing that is
+ * not lost, so this need not follow round trips, which on a busy machine are mostly the time that ranks wait for a CPU.
  */
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define RECOVERY_DOUBLINGS 1 /* while something is known to be lost: what is sent again may get lost again, with `origin` on any of its hops */
+#define RECOVERY_DOUBLINGS 1 /* while a loss is known: a retransmission may be lost again, with `origin` on any of its hops */
 
-/* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
- * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
- * results have come (RFC 5681: after a timeout, slow start).
+/* How many chunks may be nacked at once. Silence may mean that all is lost, or that all waits in a queue, which nacks would make
+ * longer. So the number halves each time until a result arrives, and then grows by the results that have arrived (RFC 5681: slow start
+ * after a timeout).
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
@@ -29,7 +29,7 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 	return r->allowed;
 }
 
-/* Has the rank before all results, so that it has sent whatever this rank lacks? */
+/* Does the rank before hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
@@ -47,67 +47,89 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == seq;
 }
 
-/* Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost. */
+/* Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived before the answer is lost. */
 void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
 	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
-/* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
- * for lately. When the rank before has answered on all CPUs, nothing comes on any of them (`still`), and nothing is known to be lost, ask for what is
- * missing first without knowing why: what has been said about it may have been lost as well.
+/* Verify results before all are stored, each once, from where the last call stopped. A verified result serves ranks that have refused theirs. If no
+ * rank had one, only those that lack the result would have a reason to start its sum over, and a loss on the way there might never be nacked.
+ */
+static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
+{
+	uint32_t length = r->control->tensors[seq & 1].length, most = MIN(REACH * r->window * r->ranks, total);
+
+	for (uint32_t looked = 0; looked < most; looked++, r->to_verify++) {
+		uint32_t chunk = r->to_verify = r->to_verify < total ? r->to_verify : 0;
+		__u64 *result = &r->records[chunk].result, word = read_word(result);
+
+		if (seq_of(word) != seq || (uint8_t)word != RING_RESULT_DONE)
+			continue;
+		if (lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, length))
+			__atomic_compare_exchange_n(result, &word, word - RING_RESULT_DONE + RING_RESULT_VERIFIED, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+		else
+			ring_refuse(r, chunk);
+	}
+}
+
+/* A CPU has made no progress for a while. Launch what should have been launched, and nack what is known to be lost and has not been nacked lately.
+ * If no CPU makes progress (`still`) although the rank before has answered on all of them, verify what is stored, and nack a few missing
+ * chunks without evidence, because the evidence may have been lost. Each call goes on behind the last chunk that was nacked, so that a chunk
+ * that nobody can send yet does not block the others.
  */
 void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
-	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
-	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind = 0;
+	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	bool complete = flushed && is_complete(r, seq);
 
-	while (r->front < total && is_done(r, r->front, seq))
+	if (flushed)
+		verify_early(r, MIN(total, ready), seq);
+	while (r->front < total && is_done(read_word(&r->records[r->front].result), seq))
 		r->front++;
 	c->front = r->front;
-	end = total - r->front < REACH * most ? total : r->front + REACH * most;
-	for (int pass = 0; pass < 2 && !known; pass++) {
-		for (uint32_t chunk = r->front; chunk < end && chunk < ready && allowed; chunk++) {
-			const struct ring_chunk *record = &r->records[chunk];
-			uint64_t result = read_word(&record->result);
-			bool mine = chunk % r->ranks == r->rank;
+	end = MIN(MIN(total, ready), r->front + REACH * most);
+	chunk = r->next >= r->front && r->next < end ? r->next : r->front;
+	r->in_recovery = false;
+	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed; left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
+		const struct ring_chunk *record = &r->records[chunk];
+		uint64_t result = read_word(&record->result);
+		bool known;
 
-			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_DONE)
-				continue;
-			if (mine && seq_of(read_word(&record->reduced)) != seq) {
-				if (!pass && chunk / r->ranks < next)
-					ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
-				continue;
-			}
-			if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
-				continue;
-			if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
-				ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
-			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, seq)) {
-				ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
-				allowed--;
-				known = !pass;
-			}
+		if (is_done(result, seq))
+			continue;
+		if (chunk % r->ranks == r->rank && seq_of(read_word(&record->reduced)) != seq) {
+			if (chunk / r->ranks < next)
+				ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
+			continue;
 		}
-		if (!flushed)
-			break;
+		if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
+			continue;
+		if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
+			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
+		known = complete || is_lost(r, chunk, seq);
+		if (!known && (!flushed || blind++ >= BLIND))
+			continue;
+		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
+		r->in_recovery |= known;
+		r->next = chunk + 1;
+		allowed--;
 	}
-	r->in_recovery = known;
 	r->stalls++;
 }
 
-/* How long a CPU may be quiet before it is asked why. */
+/* How long a CPU may make no progress before a probe is sent. */
 static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
 	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
 }
 
-/* Has something new come on a CPU since the last look? If not, when is it to be asked why? */
+/* Has a CPU made progress since the last look? *left is cut to the time until its next probe is due. */
 static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 {
 	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
@@ -123,7 +145,7 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 	return moved;
 }
 
-/* Look at all CPUs' streams; *left is cut to the time until one of them is to be looked at again. 0, or an errno. */
+/* Look at all CPUs' streams, and probe where one is due; *left is cut to the time until the next look. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
 	uint32_t seq = seq_of(r->control->progress);
@@ -153,8 +175,8 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 	return ring_flush(r);
 }
 
-/* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno. First let the other
- * ranks have the CPU a few times: when all are about to finish, that is sooner than a sleep and an interrupt.
+/* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno. First yield
+ * the CPU to the other ranks a few times: if all are about to finish, that is faster than a sleep and an interrupt.
  */
 static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
@@ -171,7 +193,7 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 	now = now_ns();
 	end = now + timeout_ns;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
-		if (!r->quiet[cpu].probes) /* until now this process was busy itself */
+		if (!r->quiet[cpu].probes) /* this process was busy itself until now */
 			r->quiet[cpu].since = now;
 	for (;; now = now_ns()) {
 		int64_t left = (int64_t)(end - now);

@@ -120,7 +120,7 @@ class KernelRank:
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
             for name in ("nacked_us", "resent_us"):
                 assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)
-            if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED):
+            if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED, ResultState.VERIFIED):
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
                 np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
@@ -207,6 +207,7 @@ class ReferenceProcess(Process):
         self.kernel = kernel = rank.kernel
         setting, stream = rank.config, rank.stream_number(0)
         shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq", "chunks", "ranks")}
+        shared["results"] = kernel.results
         shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
@@ -253,10 +254,11 @@ class ReferenceProcess(Process):
         self.native.probe(self.memory.seq, cpu)
 
     def refuse(self, chunk: int) -> None:
-        self._in_c = True
+        outermost, self._in_c = not self._in_c, True
         super().refuse(chunk)
-        self._in_c = False
-        self.native.refuse(chunk)
+        if outermost:
+            self._in_c = False
+            self.native.refuse(chunk)
 
     def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         super().post(kind, seq, chunk, attempt, extra)

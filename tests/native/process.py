@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
 from testbed.protocol.ring.memory import EARLY_SLOTS, SQ_ENTRIES, WorkRequest, WrKind
-from testbed.protocol.wire import MAX_RANKS
+from testbed.protocol.wire import BLOCK, MAX_RANKS
 
 __all__ = ["STRUCTS", "NativeProcess", "sq_pending"]
 
@@ -29,6 +29,7 @@ STRUCTS = {
     "streams": "ring_stream",
     "ranks": "ring_rank",
 }
+CHUNK_WORDS = BLOCK // 8
 SIZES = {"control": 1, "early_frames": EARLY_SLOTS, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
 
 
@@ -40,7 +41,8 @@ class NativeProcess:
 
     def __init__(self, rank: int, ranks: int, window: int, shared: Memory = NONE) -> None:
         self.window = window
-        self.memory = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()} | dict(shared)
+        own = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()}
+        self.memory = own | {"results": np.zeros((RECORDS, CHUNK_WORDS), np.uint64)} | dict(shared)
         self.control = Struct(self.memory["control"])
         records = (Struct.each(self.memory[name]) for name in ("early_frames", "chunks", "ranks"))
         self.early_frames, self.records, self.peers = records
@@ -54,6 +56,8 @@ class NativeProcess:
             early_frames=self.memory["early_frames"].ctypes.data,
             sq=self.memory["sq"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
+            results=self.memory["results"].ctypes.data,
+            chunk_bytes=self.memory["results"].strides[0],
             cpus=self.memory["streams"].ctypes.data,
             peers=self.memory["ranks"].ctypes.data,
             cpu_count=1,

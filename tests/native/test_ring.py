@@ -2,12 +2,23 @@
 
 import errno
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.ring.memory import ANYWHERE, EARLY_SLOTS, SQ_ENTRIES, Memory, ResultState, Stage, WorkRequest, WrKind
+from testbed.protocol.ring.memory import (
+    ANYWHERE,
+    EARLY_SLOTS,
+    SQ_ENTRIES,
+    Memory,
+    ResultState,
+    Stage,
+    WorkRequest,
+    WrKind,
+    is_done,
+)
 from testbed.protocol.ring.process import Process
 from testbed.protocol.sequence import NEWEST, seq_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
@@ -28,6 +39,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("launched"), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("taken"), st.integers(1, 20), st.just(0)),
     st.tuples(st.just("result"), CHUNK, st.sampled_from((ResultState.CLAIMED, ResultState.DONE, ResultState.REFUSED))),
+    st.tuples(st.just("damage"), CHUNK, st.integers(0, BLOCK // 8 - 1)),
     st.tuples(st.just("reduced"), CHUNK, st.integers(0, 2)),
     st.tuples(st.just("lost"), CHUNK, st.sampled_from(Stage)),
     st.tuples(st.just("asked"), CHUNK, st.integers(0, 400)),
@@ -85,8 +97,13 @@ class Both:
         was = record.result & 0xFF if record.result >> 32 == seq else ResultState.NONE
         record.result = word_of(seq, (record.result + 0x100 & 0xFF00) | state)
         self.native.records[chunk].result = record.result
-        self.memory.stored += (state == ResultState.DONE) - (was == ResultState.DONE)
+        self.memory.stored += is_done(state) - is_done(was)
         self.native.control.stored = self.memory.stored
+
+    def damage(self, chunk: int, word: int) -> None:
+        """Flip a bit of a stored result, or flip it back."""
+        self.memory.results[chunk][word] ^= np.uint64(1)
+        self.native.memory["results"][chunk, word] ^= np.uint64(1)
 
     def reduced(self, chunk: int, round_: int) -> None:
         self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.seq, round_)
@@ -223,6 +240,41 @@ def test_blind_requests_are_few(both) -> None:
     assert len([entry for entry in blind if entry[0] == WrKind.NACK]) == 4
 
 
+def test_each_stall_goes_on_behind_the_last_nack(both) -> None:
+    """A chunk that nobody can send yet does not block the others, however few may be nacked at once."""
+    for _ in range(4):
+        both.stall(True)
+    both.lost(0, Stage.RESULT)
+    both.flushed(1, 0)
+    missing = (0, 1, 2, 3, 5)
+    for chunk in range(4, CHUNKS):
+        if chunk not in missing:
+            both.result(chunk, ResultState.DONE)
+    both.memory.stored = both.native.control.stored = 0
+    found = []
+    for _ in range(6):
+        both.stall(True)
+        found += [chunk for kind, chunk in asked(both) if kind is WrKind.NACK]
+    assert found == [0, 1, 2, 3, 5, 0]
+
+
+def test_results_are_verified_before_all_are_stored(both) -> None:
+    """After a stall, good results serve nacks of any round, and bad ones are refused."""
+    for chunk in (0, 1, 3):
+        both.result(chunk, ResultState.DONE)
+    both.damage(3, 0)
+    both.stall(True)
+    both.flushed(1, 0)
+    both.stall(True)
+    states = [ResultState(chunk.result & 0xFF) for chunk in both.memory.chunks[:4]]
+    assert states == [ResultState.VERIFIED, ResultState.VERIFIED, ResultState.NONE, ResultState.REFUSED]
+    assert (WrKind.RESTART, 3) in asked(both)
+    both.result(3, ResultState.DONE)
+    both.damage(3, 0)
+    both.stall(True)
+    assert both.memory.chunks[3].result & 0xFF == ResultState.VERIFIED
+
+
 def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:
     both.stall(True)
     both.flushed(1, 0)
@@ -256,7 +308,7 @@ def test_probes_name_their_cpu_and_are_told_apart() -> None:
 
 
 def test_a_silent_process_asks_for_less_and_less() -> None:
-    """What nobody answers may stand in a queue, which asking makes longer; results raise what may be asked for again."""
+    """Unanswered nacks may be waiting in a queue, so fewer are sent each time; results raise the number again."""
     window, total = 16, 64
     memory = Memory(config(0, 2, chunks=total))
     counts = []

@@ -5,8 +5,6 @@ Reference model of ``testbed/native/ring.c``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from testbed.protocol.ring.memory import (
     ANYWHERE,
     EARLY_SLOTS,
@@ -17,6 +15,7 @@ from testbed.protocol.ring.memory import (
     Tensor,
     WorkRequest,
     WrKind,
+    is_done,
     slots_of,
 )
 from testbed.protocol.sequence import is_before, seq_of, word_of
@@ -27,7 +26,7 @@ __all__ = ["Process"]
 _REACH = 8
 """Times the window and the ranks: chunks looked at, from the first that is missing."""
 _BLIND = 4
-"""Chunks that are asked for without a sign of loss, when nothing else explains that nothing comes."""
+"""Chunks that are nacked without a sign of loss, when nothing else explains the silence."""
 
 
 class Process:
@@ -41,7 +40,7 @@ class Process:
         self.memory = memory
         self.window = window
         self.total = self.stalls = 0
-        self._front = self._asked = self._allowed = self._probes = 0
+        self._front = self._nacked_at = self._allowed = self._probes = self._next = self._to_verify = 0
 
     def begin(self, seq: int, total: int, length: int, tag: int) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
@@ -51,7 +50,7 @@ class Process:
         memory.seq = memory.next_seq = seq
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
-        self.stalls = self._front = self._asked = 0
+        self.stalls = self._front = self._nacked_at = self._next = self._to_verify = 0
         self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
@@ -95,23 +94,37 @@ class Process:
 
     def verify(self) -> bool:
         """All results are stored: are they what their checks say? Those that are not are refused."""
-        memory = self.memory
-        if any(memory.chunks[chunk].result != done for chunk, done in enumerate(self._done())):
+        if not all(self._is_done(chunk) for chunk in range(self.total)):
             return False
-        words = memory.tensors[memory.seq & 1].length // 8
-        results = [result[:words] for result in memory.results[: self.total]]
-        wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
+        wrong = [chunk for chunk in range(self.total) if not self._is_good(chunk)]
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
             self.mark_verified()
         return not wrong
 
-    def _done(self) -> Iterable[int]:
-        """For each chunk, the word that says that its result is stored, in whichever round."""
+    def _is_good(self, chunk: int) -> bool:
+        """Does a stored result match its check word?"""
         memory = self.memory
-        for chunk in memory.chunks[: self.total]:
-            yield word_of(memory.seq, chunk.result & 0xFF00 | ResultState.DONE)
+        result = memory.results[chunk][: memory.tensors[memory.seq & 1].length // 8]
+        return weigh(result[:-1]) == int(result[-1])
+
+    def _verify_early(self, end: int) -> None:
+        """Verify results before all are stored, each once, from where the last call stopped.
+
+        A verified result serves ranks that have refused theirs. If no rank had one, only those that lack the result would have
+        a reason to start its sum over, and a loss on the way there might never be nacked.
+        """
+        for _ in range(min(_REACH * self.window * self.memory.config.ranks, end)):
+            chunk = self._to_verify if self._to_verify < end else 0
+            self._to_verify = chunk + 1
+            record = self.memory.chunks[chunk]
+            if not self._is_done(chunk) or record.result & 0xFF == ResultState.VERIFIED:
+                continue
+            if self._is_good(chunk):
+                record.result += ResultState.VERIFIED - ResultState.DONE
+            else:
+                self.refuse(chunk)
 
     def mark_verified(self) -> None:
         """All results are good, and stay as they are."""
@@ -129,43 +142,47 @@ class Process:
         self.post(WrKind.RESTART, memory.seq, chunk, extra=record.result >> 8 & 0xFF)
 
     def stall(self, now_us: int, still: bool = True) -> None:
-        """Nothing new has come on a CPU for a while (``ring_stall``).
+        """A CPU has made no progress for a while (``ring_stall``).
 
-        Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately.
-        When the rank before has answered on all CPUs, nothing comes on any of them, and nothing is known to be lost, ask for
-        what is missing first without knowing why: what has been said about it may have been lost as well.
+        Launch what should have been launched, and nack what is known to be lost and has not been nacked lately. If no CPU makes
+        progress although the rank before has answered on all of them, verify what is stored, and nack a few missing chunks
+        without evidence, because the evidence may have been lost. Each call goes on behind the last chunk that was nacked, so
+        that a chunk that nobody can send yet does not block the others.
 
-        :param still: Nothing has come on any CPU since the last look.
+        :param still: No CPU has made progress since the last look.
         """
         memory, config, seq = self.memory, self.memory.config, self.memory.seq
         allowed = self._allowance()
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
-        known, complete = False, flushed and self._is_complete()
+        complete, blind = flushed and self._is_complete(), 0
+        if flushed:
+            self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
             self._front += 1
         memory.front = self._front
         end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
-        for blind in (False, True) if flushed else (False,):
-            nacked = 0
-            for chunk in range(self._front, end if not known else 0):
-                record = memory.chunks[chunk]
-                if not allowed:
-                    break
-                if self._is_done(chunk):
+        start = self._next if self._front <= self._next < end else self._front
+        for chunk in (*range(start, end), *range(self._front, min(start, end))):
+            record = memory.chunks[chunk]
+            if not allowed:
+                break
+            if self._is_done(chunk):
+                continue
+            if chunk % config.ranks == config.rank and seq_of(record.reduced) != seq:
+                if chunk // config.ranks < memory.next_slot:
+                    self.post(WrKind.LAUNCH, seq, chunk)
+                continue
+            if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
+                continue
+            if seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED:
+                self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
+            if not (complete or self._is_lost(chunk)):
+                if not flushed or blind >= _BLIND:
                     continue
-                if chunk % config.ranks == config.rank and seq_of(record.reduced) != seq:
-                    if not blind and chunk // config.ranks < memory.next_slot:
-                        self.post(WrKind.LAUNCH, seq, chunk)
-                    continue
-                if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
-                    continue
-                if seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED:
-                    self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
-                if nacked < _BLIND if blind else complete or self._is_lost(chunk):
-                    self.post(WrKind.NACK, seq, chunk)
-                    nacked += 1
-                    allowed -= 1
-            known |= nacked > 0
+                blind += 1
+            self.post(WrKind.NACK, seq, chunk)
+            self._next = chunk + 1
+            allowed -= 1
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:
@@ -176,7 +193,7 @@ class Process:
         self._probes += 1
 
     def on_timer(self, now_us: int) -> None:
-        """Nothing has come for so long that all CPUs are asked."""
+        """There has been no progress for so long that all CPUs are probed."""
         self.stall(now_us)
         for cpu in range(self.memory.config.cpus):
             self.probe(cpu)
@@ -187,7 +204,7 @@ class Process:
 
     def _is_done(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
-        return seq_of(result) == self.memory.seq and result & 0xFF == ResultState.DONE
+        return seq_of(result) == self.memory.seq and is_done(result)
 
     def _is_complete(self) -> bool:
         """Has the rank before all results, so that it has sent whatever this rank lacks?"""
@@ -201,9 +218,9 @@ class Process:
         return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 
     def _allowance(self) -> int:
-        """How many chunks may be asked for at once: half as many as the last time, until something comes."""
+        """How many chunks may be nacked at once: half as many as the last time, until a result arrives."""
         memory, most = self.memory, self.window * self.memory.config.ranks
-        come, self._asked = memory.stored - min(self._asked, memory.stored), memory.stored
+        come, self._nacked_at = memory.stored - min(self._nacked_at, memory.stored), memory.stored
         self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
         return self._allowed
 

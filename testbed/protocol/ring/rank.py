@@ -7,7 +7,7 @@ Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by 
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, parts_of
+from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, is_done, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, VERIFIED, VERIFIED_ACK, VERSION, Frame, Kind, frame_seal
@@ -108,13 +108,17 @@ class Rank(Sender):
         return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
-        """Is the frame, which is of this rank's sequence number, one of this rank's tensor?"""
+        """Does the frame, which has this rank's sequence number, fit this rank's tensor?
+
+        If not, its sender reduces another tensor, or the frame was damaged. Only the former is counted as a bad tensor, because
+        the process draws conclusions from it.
+        """
         header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
-        if header.chunk >= tensor.total:
-            return self._refuse("bad_chunk")
-        if header.length != tensor.length:
-            return self._refuse("bad_length")
-        return header.tag == tensor.tag or self._refuse("bad_tensor")
+        if header.chunk < tensor.total and header.length == tensor.length and header.tag == tensor.tag:
+            return True
+        if self._is_sealed(w) if header.kind == Kind.NACK else self._verify(w) is not None:
+            self._count("bad_tensor")
+        return False
 
     def _expected(self, w: Work) -> int:
         """The checksum that the payload must have, if the header is what its sender has sealed."""
@@ -227,7 +231,7 @@ class Rank(Sender):
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._seq_verified(header.seq):
+        if self._holds(w) and self._is_verified(w.result):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
@@ -245,11 +249,14 @@ class Rank(Sender):
         if header.flags & VERIFIED:
             peer.verified = header.seq
 
-    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
-        """What this rank says of itself. To the rank behind it names what it has sent it last."""
+    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, acked: int = 0) -> Frame:
+        """Send a probe or an answer. An answer to the rank after names the last frame of the stream.
+
+        :param acked: With ``VERIFIED_ACK``, the sequence number that is acknowledged.
+        """
         header = w.frame.header
         header.kind, header.seq, header.chunk = kind, self.seq, self.front
-        header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
+        header.hop, header.round, header.tag, header.prev = 0, 0, acked & 0xFFFF, NOTHING
         header.flags = flags | (VERIFIED if self.verified == self.seq else 0)
         if kind == Kind.ALIVE and to == self.config.after:
             self._name_latest(w, self.seq)
@@ -260,14 +267,17 @@ class Rank(Sender):
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        return self._tell(w, Kind.ALIVE, header.sender, VERIFIED_ACK if header.flags & VERIFIED else 0)
+        if not header.flags & VERIFIED:
+            return self._tell(w, Kind.ALIVE, header.sender)
+        return self._tell(w, Kind.ALIVE, header.sender, VERIFIED_ACK, header.seq)
 
     def _on_alive(self, w: Work) -> Frame | None:
         header = w.frame.header
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        if header.flags & VERIFIED_ACK:
+        # A late answer may acknowledge an earlier sequence number.
+        if header.flags & VERIFIED_ACK and header.tag == self.verified & 0xFFFF:
             self.ranks[header.sender].verified_acked = self.verified
         if header.sender == self.config.before and not is_before(header.seq, w.seq):
             self._look_back(w)
@@ -304,12 +314,12 @@ class Rank(Sender):
         chunk = self.chunks[w.index]
         if seq_of(chunk.result) == w.seq:
             state = chunk.result & 0xFF
-            if state in (ResultState.DONE, ResultState.CLAIMED):
+            if is_done(chunk.result) or state == ResultState.CLAIMED:
                 return None
             if state == ResultState.REFUSED:
                 return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
         if seq_of(chunk.reduced) == w.seq:
-            return self._send_nack(w, chunk.reduced & 0xFF, Stage.RESULT)
+            return self._send_nack(w, 0, Stage.RESULT)  # one of any round will do
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
@@ -405,9 +415,9 @@ class Rank(Sender):
         if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
             return False
         done = word_of(w.seq, round_ << 8 | ResultState.DONE)
-        held = not first and state == ResultState.DONE
-        if held and self._seq_verified(w.seq):
-            return self._advance(chunk, "result", w.result, done)
+        held = not first and is_done(w.result)
+        if held and self._is_verified(w.result):
+            return self._advance(chunk, "result", w.result, word_of(w.seq, round_ << 8 | state))
         if not self._advance(chunk, "result", w.result, done):
             return False
         self.results[w.index] = w.frame.take(w.length)

@@ -22,6 +22,7 @@ from testbed.protocol.ring.memory import (
     ResultState,
     Stage,
     Tensor,
+    is_done,
     item_of,
     parts_of,
 )
@@ -86,14 +87,18 @@ class Sender(Memory):
     def _seq_verified(self, seq: int) -> bool:
         return self.verified == seq or is_before(seq, self.seq)
 
+    def _is_verified(self, word: int) -> bool:
+        """Has the process verified the result that a word describes?"""
+        state = word & 0xFF
+        return state == ResultState.VERIFIED or (state == ResultState.DONE and self._seq_verified(seq_of(word)))
+
     def _holds(self, w: Work) -> bool:
         """Does this rank hold the result of the frame's chunk and sequence number?"""
-        return seq_of(w.result) == w.frame.header.seq and w.result & 0xFF == ResultState.DONE
+        return seq_of(w.result) == w.frame.header.seq and is_done(w.result)
 
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
-        header = w.frame.header
-        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._seq_verified(header.seq))
+        return self._holds(w) and (w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result))
 
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
@@ -143,8 +148,7 @@ class Sender(Memory):
         at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
-        good = state == ResultState.DONE and self._seq_verified(seq)
-        return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or good))
+        return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or self._is_verified(chunk.result)))
 
     def _has_early(self, seq: int, index: int) -> bool:
         for step in range(EARLY_TRIES):
@@ -299,7 +303,7 @@ class Sender(Memory):
         hop = self._result_steps(w.index, to)
         w.frame.resize(w.length)
         w.frame.fill(self.results[w.index], w.length)
-        if seq_of(chunk.result) != header.seq or chunk.result & 0xFF != ResultState.DONE:
+        if seq_of(chunk.result) != header.seq or not is_done(chunk.result):
             return self._drop("overtaken")
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
