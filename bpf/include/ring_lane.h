@@ -39,7 +39,7 @@ static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_ch
 
 	if (stage == RING_STAGE_PARTIAL)
 		return !at_all && word_is_forward(reduced, word_of(generation, round));
-	return !(at_all && (ring_round_of(result) >= round || (ring_state_of(result) == RING_RESULT_DONE && ring_is_settled(w, generation))));
+	return !(at_all && (ring_round_of(result) >= round || ring_is_verified(w, result)));
 }
 
 static __always_inline bool ring_is_missing(struct ring_work *w, const struct ring_ask *ask)

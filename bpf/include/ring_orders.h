@@ -75,12 +75,12 @@ static __always_inline enum ring_verdict ring_request_next(struct ring_work *w)
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = generation_of(reduced) == generation;
 
-	if (generation_of(result) == generation && (ring_state_of(result) == RING_RESULT_DONE || ring_state_of(result) == RING_RESULT_CLAIMED))
+	if (generation_of(result) == generation && (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;
 	if (generation_of(result) == generation && ring_state_of(result) == RING_RESULT_REFUSED)
 		return ring_request(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
-	if (begun)
-		return ring_request(w, (__u8)reduced, RING_STAGE_RESULT);
+	if (begun) /* a result of any round will do */
+		return ring_request(w, 0, RING_STAGE_RESULT);
 	return ring_is_mine(w->index) ? RING_GONE : ring_request(w, 0, RING_STAGE_PARTIAL);
 }
 
@@ -104,7 +104,7 @@ static __always_inline enum ring_verdict ring_order_restart(struct ring_work *w,
 static __always_inline enum ring_verdict ring_probe(struct ring_work *w, const struct ring_order *order)
 {
 	w->frame->attempt = order->attempt;
-	return ring_tell(w, RING_PROBE, order->chunk, 0);
+	return ring_tell(w, RING_PROBE, order->chunk, 0, 0);
 }
 
 /* The next order, if there is one that no other CPU has taken. */

@@ -4,19 +4,33 @@
 
 #include "ring_store.h"
 
-/* Is the frame, which is of this rank's generation, one of this rank's tensor? */
+/* Is the whole frame what its sender has sealed? */
+static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
+{
+	__u64 expected = ring_payload_expected(w);
+
+	if (ring_payload_sum(w->ctx, w->length, sum)) {
+		ring_count(w, DROP_BAD_LENGTH);
+		return false;
+	}
+	if (*sum == expected)
+		return true;
+	ring_count(w, DROP_BAD_CHECKSUM);
+	return false;
+}
+
+/* Is the frame, which is of this rank's generation, one of this rank's tensor? If not, its sender reduces another one, or it was damaged: only the
+ * former is counted as such, since the process goes by it.
+ */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->generation);
+	__u64 sum;
 
-	if (w->index >= tensor->total)
-		ring_count(w, DROP_BAD_CHUNK);
-	else if (w->frame->length != tensor->length)
-		ring_count(w, DROP_BAD_LENGTH);
-	else if (w->frame->tag != tensor->tag)
-		ring_count(w, DROP_BAD_TENSOR);
-	else
+	if (w->index < tensor->total && w->frame->length == tensor->length && w->frame->tag == tensor->tag)
 		return true;
+	if (w->frame->kind == RING_REQUEST ? ring_is_sealed(w) : ring_verify(w, &sum))
+		ring_count(w, DROP_BAD_TENSOR);
 	return false;
 }
 
@@ -46,28 +60,15 @@ static __always_inline bool ring_holds(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
 
-	return generation_of(result) == w->frame->generation && ring_state_of(result) == RING_RESULT_DONE;
+	return generation_of(result) == w->frame->generation && ring_is_done(result);
 }
 
 /* Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any. */
 static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
-	return ring_holds(w) && (ring_round_of(word_read(&w->chunk->result)) >= w->frame->round || ring_is_settled(w, w->frame->generation));
-}
+	__u64 result = word_read(&w->chunk->result);
 
-/* Is the whole frame what its sender has sealed? */
-static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
-{
-	__u64 expected = ring_payload_expected(w);
-
-	if (ring_payload_sum(w->ctx, w->length, sum)) {
-		ring_count(w, DROP_BAD_LENGTH);
-		return false;
-	}
-	if (*sum == expected)
-		return true;
-	ring_count(w, DROP_BAD_CHECKSUM);
-	return false;
+	return ring_holds(w) && (ring_round_of(result) >= w->frame->round || ring_is_verified(w, result));
 }
 
 static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
@@ -181,7 +182,7 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 
 	if (!mine)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (ring_holds(w) && ring_is_settled(w, w->frame->generation)) {
+	if (ring_holds(w) && ring_is_verified(w, word_read(&w->chunk->result))) {
 		if (ring_too_soon(w))
 			return RING_GONE;
 		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
@@ -234,8 +235,8 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		rank->settled = generation;
 }
 
-/* What this rank says of itself. To the rank behind it names what it has sent it last. */
-static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags)
+/* What this rank says of itself. To the rank behind it names what it has sent it last. `told`: with RING_FLAG_TOLD, the generation. */
+static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags, __u16 told)
 {
 	__u32 generation = generation_of(word_read(&w->control->progress));
 
@@ -245,7 +246,7 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 	w->frame->hop = 0;
 	w->frame->flags = flags | (*(volatile __u32 *)&w->control->settled == generation ? RING_FLAG_SETTLED : 0);
 	w->frame->round = 0;
-	w->frame->tag = 0;
+	w->frame->tag = told;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))
 		ring_name_latest(w, generation);
@@ -257,19 +258,21 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 	if (!ring_is_sealed(w))
 		return RING_GONE;
 	ring_note_rank(w);
-	return ring_tell(w, RING_ALIVE, w->frame->sender, w->frame->flags & RING_FLAG_SETTLED ? RING_FLAG_TOLD : 0);
+	if (!(w->frame->flags & RING_FLAG_SETTLED))
+		return ring_tell(w, RING_ALIVE, w->frame->sender, 0, 0);
+	return ring_tell(w, RING_ALIVE, w->frame->sender, RING_FLAG_TOLD, w->frame->generation);
 }
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
-	__u32 lane = w->frame->lane, sender = w->frame->sender;
+	__u32 lane = w->frame->lane, sender = w->frame->sender, settled = *(volatile __u32 *)&w->control->settled;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
 	if (!ring_is_sealed(w) || !rank)
 		return RING_GONE;
 	ring_note_rank(w);
-	if (w->frame->flags & RING_FLAG_TOLD)
-		rank->told = *(volatile __u32 *)&w->control->settled;
+	if (w->frame->flags & RING_FLAG_TOLD && w->frame->tag == (__u16)settled) /* a late one may be about an earlier generation */
+		rank->told = settled;
 	if (sender != ring_rank_before(ring_config.rank) || generation_is_before(w->frame->generation, generation_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);

@@ -112,7 +112,7 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 		return ring_drop(w, DROP_BAD_LENGTH);
 	sum = w->chunk->result_sum;
 	barrier();
-	if (word_read(&w->chunk->result) != result || generation_of(result) != generation || ring_state_of(result) != RING_RESULT_DONE)
+	if (word_read(&w->chunk->result) != result || generation_of(result) != generation || !ring_is_done(result))
 		return ring_drop(w, DROP_OVERTAKEN);
 	if (!ring_reload(w))
 		return RING_GONE;
@@ -217,7 +217,7 @@ static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 
 	if (w->lane)
 		w->lane->progress += 1;
 	w->chunk->resent_us = 0; /* whoever asks for it from now on can have it */
-	if (generation_of(before) == generation && ring_state_of(before) == RING_RESULT_DONE)
+	if (generation_of(before) == generation && ring_is_done(before))
 		return;
 	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
 		__u64 event = generation;
@@ -244,8 +244,8 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 		return RING_NOT_TAKEN;
 	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* a CPU is writing one of an earlier round */
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_DONE && ring_is_settled(w, generation))
-		return word_advance(&w->chunk->result, before, word_of(generation, ring_result_of(round, RING_RESULT_DONE))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
+	if (!first && ring_is_verified(w, before))
+		return word_advance(&w->chunk->result, before, word_of(generation, ring_result_of(round, ring_state_of(before)))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
 	if (!word_advance(&w->chunk->result, before, word_of(generation, ring_result_of(round, RING_RESULT_CLAIMED))))
 		return RING_NOT_TAKEN;
 	ring_payload_take(w->ctx, data, w->length);

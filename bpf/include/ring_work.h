@@ -54,6 +54,12 @@ static __always_inline enum ring_result_state ring_state_of(__u64 word)
 	return word & 0xff;
 }
 
+/* Does a result word say that the whole result is here? */
+static __always_inline bool ring_is_done(__u64 word)
+{
+	return ring_state_of(word) == RING_RESULT_DONE || ring_state_of(word) == RING_RESULT_VERIFIED;
+}
+
 static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 generation)
 {
 	return &w->control->tensors[generation & 1];
@@ -105,6 +111,13 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 static __always_inline bool ring_is_settled(struct ring_work *w, __u32 generation)
 {
 	return *(volatile __u32 *)&w->control->settled == generation || generation_is_before(generation, generation_of(w->progress));
+}
+
+/* Is the result that a word speaks of what its check says, as far as the process knows? */
+static __always_inline bool ring_is_verified(struct ring_work *w, __u64 word)
+{
+	return ring_state_of(word) == RING_RESULT_VERIFIED ||
+	       (ring_state_of(word) == RING_RESULT_DONE && ring_is_settled(w, generation_of(word)));
 }
 
 /* Has the process begun another collective since this frame's work began? Then what was read may be torn. */

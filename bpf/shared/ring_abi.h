@@ -63,6 +63,7 @@ enum ring_result_state {
 	RING_RESULT_CLAIMED, /* a CPU writes it */
 	RING_RESULT_DONE,
 	RING_RESULT_REFUSED, /* the process has found that it is not what its check says */
+	RING_RESULT_VERIFIED, /* the process has found that it is: it stays as it is, and is good for whoever lacks it, in whichever round */
 };
 
 /* The words `reduced` and `result` change by compare-and-exchange, and only ever forward: whoever was held up finds nothing to change. */

@@ -80,6 +80,8 @@ struct ring {
 	__u32 allowed; /* chunks that could be asked for then */
 	__u32 stalls;  /* in a row */
 	__u32 probes;  /* since the start */
+	__u32 next;    /* chunk that the next stall begins with */
+	__u32 verified; /* chunk whose result is looked at next, before all are here */
 	__u32 pad;
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that were not what their check said */

@@ -58,7 +58,7 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
-	r->front = r->asked = r->stalls = r->chasing = 0;
+	r->front = r->asked = r->stalls = r->chasing = r->next = r->verified = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
@@ -211,7 +211,7 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t generation, 
 	for (uint32_t chunk = 0; chunk < total; chunk++) {
 		uint64_t word = read_word(&r->records[chunk].result);
 
-		if (generation_of(word) != generation || (uint8_t)word != RING_RESULT_DONE)
+		if (!is_done(word, generation))
 			return false;
 		*version += word; /* words only go forward */
 	}

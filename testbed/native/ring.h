@@ -17,12 +17,12 @@ static inline uint64_t read_word(const __u64 *word)
 	return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-static inline bool is_done(const struct ring *r, uint32_t chunk, uint32_t generation)
+/* Does a result word say that the whole result of a generation is here? */
+static inline bool is_done(uint64_t word, uint32_t generation)
 {
-	uint64_t word = read_word(&r->records[chunk].result);
-
-	return generation_of(word) == generation && (uint8_t)word == RING_RESULT_DONE;
+	return generation_of(word) == generation && ((uint8_t)word == RING_RESULT_DONE || (uint8_t)word == RING_RESULT_VERIFIED);
 }
 
 int ring_flush(struct ring *r);
+void ring_refuse(struct ring *r, uint32_t chunk);
 void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra);

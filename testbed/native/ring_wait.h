@@ -54,50 +54,72 @@ void ring_probe(struct ring *r, uint32_t generation, uint32_t cpu)
 	ring_order(r, RING_ORDER_PROBE, generation, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
-/* Nothing new has come on a CPU for a while. Launch what should have been launched, have sent again what is known to be lost and has not been asked
- * for lately. When the rank before has answered on all CPUs, nothing comes on any of them (`still`), and nothing is known to be lost, ask for what is
- * missing first without knowing why: what has been said about it may have been lost as well.
+/* Look at results before all are here, each once, from where the last call has stopped. Those that are good are so for ranks that have refused theirs:
+ * with none, nobody has any reason to make the sum anew but those that lack it, and what gets lost on its way there may never be asked for.
+ */
+static void verify_early(struct ring *r, uint32_t total, uint32_t generation)
+{
+	uint32_t length = r->control->tensors[generation & 1].length, most = MIN(REACH * r->window * r->ranks, total);
+
+	for (uint32_t looked = 0; looked < most; looked++, r->verified++) {
+		uint32_t chunk = r->verified = r->verified < total ? r->verified : 0;
+		__u64 *result = &r->records[chunk].result, word = read_word(result);
+
+		if (generation_of(word) != generation || (uint8_t)word != RING_RESULT_DONE)
+			continue;
+		if (lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, length))
+			__atomic_compare_exchange_n(result, &word, word - RING_RESULT_DONE + RING_RESULT_VERIFIED, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+		else
+			ring_refuse(r, chunk);
+	}
+}
+
+/* Nothing new has come on a CPU for a while. Launch what should have been launched, and have sent again what is known to be lost and has not been asked
+ * for lately. When the rank before has answered on all CPUs, and nothing comes on any of them (`still`), verify what is here, and ask for some of what
+ * is missing without knowing why: what has been said about it may have been lost as well. Each call goes on behind what the last one has asked for, so that
+ * what nobody can send yet does not keep the rest from being asked for.
  */
 void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t generation = generation_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
-	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, blind = 0;
-	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all, known = false;
+	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind = 0;
+	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	bool complete = flushed && is_complete(r, generation);
 
-	while (r->front < total && is_done(r, r->front, generation))
+	if (flushed)
+		verify_early(r, MIN(total, ready), generation);
+	while (r->front < total && is_done(read_word(&r->records[r->front].result), generation))
 		r->front++;
 	c->front = r->front;
-	end = total - r->front < REACH * most ? total : r->front + REACH * most;
-	for (int pass = 0; pass < 2 && !known; pass++) {
-		for (uint32_t chunk = r->front; chunk < end && chunk < ready && allowed; chunk++) {
-			const struct ring_chunk *record = &r->records[chunk];
-			uint64_t result = read_word(&record->result);
-			bool mine = chunk % r->ranks == r->rank;
+	end = MIN(MIN(total, ready), r->front + REACH * most);
+	chunk = r->next >= r->front && r->next < end ? r->next : r->front;
+	r->chasing = false;
+	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed; left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
+		const struct ring_chunk *record = &r->records[chunk];
+		uint64_t result = read_word(&record->result);
+		bool known;
 
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_DONE)
-				continue;
-			if (mine && generation_of(read_word(&record->reduced)) != generation) {
-				if (!pass && chunk / r->ranks < next)
-					ring_order(r, RING_ORDER_LAUNCH, generation, chunk, 0, 0);
-				continue;
-			}
-			if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
-				continue;
-			if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
-				ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
-			if (pass ? blind++ < BLIND : complete || is_lost(r, chunk, generation)) {
-				ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
-				allowed--;
-				known = !pass;
-			}
+		if (is_done(result, generation))
+			continue;
+		if (chunk % r->ranks == r->rank && generation_of(read_word(&record->reduced)) != generation) {
+			if (chunk / r->ranks < next)
+				ring_order(r, RING_ORDER_LAUNCH, generation, chunk, 0, 0);
+			continue;
 		}
-		if (!flushed)
-			break;
+		if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
+			continue;
+		if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
+			ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
+		known = complete || is_lost(r, chunk, generation);
+		if (!known && (!flushed || blind++ >= BLIND))
+			continue;
+		ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
+		r->chasing |= known;
+		r->next = chunk + 1;
+		allowed--;
 	}
-	r->chasing = known;
 	r->stalls++;
 }
 

@@ -119,7 +119,7 @@ class KernelRank:
                 assert record[name].tolist() == getattr(chunk, name), (index, name)
             for name in ("asked_us", "resent_us"):
                 assert bool(record[name]) == bool(getattr(chunk, name)), (index, name)
-            if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED):
+            if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED, ResultState.VERIFIED):
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
                 np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
@@ -204,6 +204,7 @@ class TwinProcess(Process):
         self.kernel = kernel = rank.kernel
         setting, lane = rank.config, rank.lane_number(0)
         shared = {name: kernel.memory[name] for name in ("control", "parking", "orders", "chunks", "ranks")}
+        shared["results"] = kernel.results
         shared["lanes"] = kernel.memory["lanes"][lane : lane + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
         self._in_c = False  # C is at work, and does by itself what this class does step by step
@@ -250,10 +251,11 @@ class TwinProcess(Process):
         self.native.probe(self.memory.generation, cpu)
 
     def refuse(self, chunk: int) -> None:
-        self._in_c = True
+        outermost, self._in_c = not self._in_c, True
         super().refuse(chunk)
-        self._in_c = False
-        self.native.refuse(chunk)
+        if outermost:
+            self._in_c = False
+            self.native.refuse(chunk)
 
     def order(self, kind: Order, generation: int, chunk: int, attempt: int = 0, extra: int = 0) -> None:
         super().order(kind, generation, chunk, attempt, extra)

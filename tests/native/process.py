@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from testbed.kernel.abi import Struct, dtype
 from testbed.native import load
 from testbed.protocol.ring.memory import ORDERS, PARKING, Order, OrderEntry
-from testbed.protocol.wire import MAX_RANKS
+from testbed.protocol.wire import BLOCK, MAX_RANKS
 
 __all__ = ["STRUCTS", "NativeProcess", "orders_waiting"]
 
@@ -29,6 +29,7 @@ STRUCTS = {
     "lanes": "ring_lane",
     "ranks": "ring_rank",
 }
+CHUNK_WORDS = BLOCK // 8
 SIZES = {"control": 1, "parking": PARKING, "orders": ORDERS, "chunks": RECORDS, "lanes": 1, "ranks": MAX_RANKS}
 
 
@@ -40,7 +41,8 @@ class NativeProcess:
 
     def __init__(self, rank: int, ranks: int, window: int, shared: Memory = NONE) -> None:
         self.window = window
-        self.memory = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()} | dict(shared)
+        own = {name: np.zeros(size, dtype(STRUCTS[name])) for name, size in SIZES.items()}
+        self.memory = own | {"results": np.zeros((RECORDS, CHUNK_WORDS), np.uint64)} | dict(shared)
         self.control = Struct(self.memory["control"])
         self.parking, self.records, self.peers = (Struct.each(self.memory[name]) for name in ("parking", "chunks", "ranks"))
         self.quiet = Struct("ring_quiet")
@@ -53,6 +55,8 @@ class NativeProcess:
             parking=self.memory["parking"].ctypes.data,
             orders=self.memory["orders"].ctypes.data,
             records=self.memory["chunks"].ctypes.data,
+            results=self.memory["results"].ctypes.data,
+            chunk_bytes=self.memory["results"].strides[0],
             cpus=self.memory["lanes"].ctypes.data,
             peers=self.memory["ranks"].ctypes.data,
             cpu_count=1,

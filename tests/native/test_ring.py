@@ -2,12 +2,13 @@
 
 import errno
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.kernel.abi import constant
-from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage
+from testbed.protocol.ring.memory import ANYWHERE, ORDERS, PARKING, Memory, Order, OrderEntry, ResultState, Stage, is_done
 from testbed.protocol.ring.process import Process
 from testbed.protocol.sequence import NEWEST, generation_after, word_of
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind
@@ -28,6 +29,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("launched"), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("taken"), st.integers(1, 20), st.just(0)),
     st.tuples(st.just("result"), CHUNK, st.sampled_from((ResultState.CLAIMED, ResultState.DONE, ResultState.REFUSED))),
+    st.tuples(st.just("damage"), CHUNK, st.integers(0, BLOCK // 8 - 1)),
     st.tuples(st.just("reduced"), CHUNK, st.integers(0, 2)),
     st.tuples(st.just("lost"), CHUNK, st.sampled_from(Stage)),
     st.tuples(st.just("asked"), CHUNK, st.integers(0, 400)),
@@ -85,8 +87,13 @@ class Both:
         was = record.result & 0xFF if record.result >> 32 == generation else ResultState.NONE
         record.result = word_of(generation, (record.result + 0x100 & 0xFF00) | state)
         self.native.records[chunk].result = record.result
-        self.memory.stored += (state == ResultState.DONE) - (was == ResultState.DONE)
+        self.memory.stored += is_done(state) - is_done(was)
         self.native.control.stored = self.memory.stored
+
+    def damage(self, chunk: int, word: int) -> None:
+        """What is here of a chunk's result is not what its check says, or is again."""
+        self.memory.results[chunk][word] ^= np.uint64(1)
+        self.native.memory["results"][chunk, word] ^= np.uint64(1)
 
     def reduced(self, chunk: int, round_: int) -> None:
         self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.generation, round_)
@@ -221,6 +228,41 @@ def test_blind_requests_are_few(both) -> None:
     both.stall(True)
     blind = asked(both)
     assert len([entry for entry in blind if entry[0] == Order.REQUEST]) == 4
+
+
+def test_each_call_goes_on_behind_what_the_last_one_has_asked_for(both) -> None:
+    """What nobody can send yet keeps nothing else from being asked for, however few may be asked for at once."""
+    for _ in range(4):
+        both.stall(True)
+    both.lost(0, Stage.RESULT)
+    both.flushed(1, 0)
+    missing = (0, 1, 2, 3, 5)
+    for chunk in range(4, CHUNKS):
+        if chunk not in missing:
+            both.result(chunk, ResultState.DONE)
+    both.memory.stored = both.native.control.stored = 0
+    found = []
+    for _ in range(6):
+        both.stall(True)
+        found += [chunk for kind, chunk in asked(both) if kind is Order.REQUEST]
+    assert found == [0, 1, 2, 3, 5, 0]
+
+
+def test_results_are_verified_before_all_are_here(both) -> None:
+    """Nothing comes any more: what is good is good for others from now on, what is not is refused."""
+    for chunk in (0, 1, 3):
+        both.result(chunk, ResultState.DONE)
+    both.damage(3, 0)
+    both.stall(True)
+    both.flushed(1, 0)
+    both.stall(True)
+    states = [ResultState(chunk.result & 0xFF) for chunk in both.memory.chunks[:4]]
+    assert states == [ResultState.VERIFIED, ResultState.VERIFIED, ResultState.NONE, ResultState.REFUSED]
+    assert (Order.RESTART, 3) in asked(both)
+    both.result(3, ResultState.DONE)
+    both.damage(3, 0)
+    both.stall(True)
+    assert both.memory.chunks[3].result & 0xFF == ResultState.VERIFIED
 
 
 def test_all_is_asked_for_when_the_rank_before_has_all(both) -> None:

@@ -113,8 +113,8 @@ class TinyProcess(Process):
         super().probe(cpu)
         self._probes = 0
 
-    def wrong(self) -> list[int]:
-        return [chunk for chunk in range(self.total) if self.memory.results[chunk] >= UNSEEN]
+    def _is_good(self, chunk: int) -> bool:
+        return self.memory.results[chunk] < UNSEEN
 
     def _allowance(self) -> int:
         return 1 << 30
@@ -365,7 +365,7 @@ class RingSystem(System[State]):
     def _look(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         turn = state.ranks[index].turn
-        if not self._verify(rank, process):
+        if not process.verify():
             return self._serve(state, index, rank, process)
         got = list(rank.results[: process.total])
         expected = [
@@ -376,16 +376,6 @@ class RingSystem(System[State]):
         last = turn + 1 == len(self.scene.totals)
         phase = ("lingering" if self.lingers else "left") if last else "idle"
         return self._freeze(state, index, rank, process, phase=phase, turn=turn + 1)
-
-    def _verify(self, rank: TinyRank, process: TinyProcess) -> bool:
-        if any(rank.chunks[chunk].result != done for chunk, done in enumerate(process._done())):
-            return False
-        wrong = process.wrong()
-        for chunk in wrong:
-            process.refuse(chunk)
-        if not wrong:
-            process.settle()
-        return not wrong
 
     def _timer(self, state: State, index: int) -> State:
         """A probe of the rank before on all lanes, what is known to be lost, and a question to everybody."""

@@ -119,8 +119,7 @@ class Recovery:
 
     def _mismatched(self) -> int:
         """Frames of other tensors that have come, in all collectives; ranks that wait for each other go on sending them."""
-        counters = self.port.counters()
-        return sum(counters[key] for key in ("bad_tensor", "bad_length", "bad_chunk"))
+        return self.port.counters()["bad_tensor"]
 
     def _verdict(self, generation: int, where: str, quiet: list[int], mismatched: bool) -> str:
         """Why a collective does not go on, as far as this rank can tell.

@@ -37,6 +37,7 @@ __all__ = [
     "ResultState",
     "Stage",
     "Tensor",
+    "is_done",
     "item_of",
     "parts_of",
     "slots_of",
@@ -90,6 +91,7 @@ class ResultState(IntEnum):
     CLAIMED = constant("RING_RESULT_CLAIMED")
     DONE = constant("RING_RESULT_DONE")
     REFUSED = constant("RING_RESULT_REFUSED")
+    VERIFIED = constant("RING_RESULT_VERIFIED")
 
 
 class OrderEntry(NamedTuple):
@@ -266,6 +268,11 @@ class Memory:
         self.asks = [Asks() for _ in range(config.cpus)]
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
+
+
+def is_done(word: int) -> bool:
+    """Does a result word say that the whole result is here?"""
+    return word & 0xFF in (ResultState.DONE, ResultState.VERIFIED)
 
 
 def item_of(index: int, round_: int, stage: Stage) -> int:

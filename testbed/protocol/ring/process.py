@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from testbed.protocol.ring.memory import (
     ANYWHERE,
     ORDERS,
@@ -14,6 +12,7 @@ from testbed.protocol.ring.memory import (
     ResultState,
     Stage,
     Tensor,
+    is_done,
     slots_of,
 )
 from testbed.protocol.sequence import is_before, word_of
@@ -38,7 +37,7 @@ class Process:
         self.memory = memory
         self.window = window
         self.total = self.stalls = 0
-        self._front = self._asked = self._allowed = self._probes = 0
+        self._front = self._asked = self._allowed = self._probes = self._next = self._verified = 0
 
     def begin(self, generation: int, total: int, length: int, tag: int) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
@@ -48,7 +47,7 @@ class Process:
         memory.generation = memory.next_generation = generation
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
-        self.stalls = self._front = self._asked = 0
+        self.stalls = self._front = self._asked = self._next = self._verified = 0
         self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
@@ -92,23 +91,37 @@ class Process:
 
     def verify(self) -> bool:
         """All results are stored: are they what their checks say? Those that are not are refused."""
-        memory = self.memory
-        if any(memory.chunks[chunk].result != done for chunk, done in enumerate(self._done())):
+        if not all(self._is_done(chunk) for chunk in range(self.total)):
             return False
-        words = memory.tensors[memory.generation & 1].length // 8
-        results = [result[:words] for result in memory.results[: self.total]]
-        wrong = [chunk for chunk, result in enumerate(results) if weigh(result[:-1]) != int(result[-1])]
+        wrong = [chunk for chunk in range(self.total) if not self._is_good(chunk)]
         for chunk in wrong:
             self.refuse(chunk)
         if not wrong:
             self.settle()
         return not wrong
 
-    def _done(self) -> Iterable[int]:
-        """For each chunk, the word that says that its result is stored, in whichever round."""
+    def _is_good(self, chunk: int) -> bool:
+        """Is a result, which is here, what its check says?"""
         memory = self.memory
-        for chunk in memory.chunks[: self.total]:
-            yield word_of(memory.generation, chunk.result & 0xFF00 | ResultState.DONE)
+        result = memory.results[chunk][: memory.tensors[memory.generation & 1].length // 8]
+        return weigh(result[:-1]) == int(result[-1])
+
+    def _verify_early(self, end: int) -> None:
+        """Look at results before all are here, each once, from where the last call has stopped.
+
+        Those that are good are so for ranks that have refused theirs: with none, nobody has any reason to make the sum anew but
+        those that lack it, and what gets lost on its way there may never be asked for.
+        """
+        for _ in range(min(_REACH * self.window * self.memory.config.ranks, end)):
+            chunk = self._verified if self._verified < end else 0
+            self._verified = chunk + 1
+            record = self.memory.chunks[chunk]
+            if not self._is_done(chunk) or record.result & 0xFF == ResultState.VERIFIED:
+                continue
+            if self._is_good(chunk):
+                record.result += ResultState.VERIFIED - ResultState.DONE
+            else:
+                self.refuse(chunk)
 
     def settle(self) -> None:
         """All results are good, and stay as they are."""
@@ -129,40 +142,44 @@ class Process:
         """Nothing new has come on a CPU for a while (``ring_stall``).
 
         Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately.
-        When the rank before has answered on all CPUs, nothing comes on any of them, and nothing is known to be lost, ask for
-        what is missing first without knowing why: what has been said about it may have been lost as well.
+        When the rank before has answered on all CPUs, and nothing comes on any of them, verify what is here, and ask for some of
+        what is missing without knowing why: what has been said about it may have been lost as well. Each call goes on behind
+        what the last one has asked for, so that what nobody can send yet does not keep the rest from being asked for.
 
         :param still: Nothing has come on any CPU since the last look.
         """
         memory, config, generation = self.memory, self.memory.config, self.memory.generation
         allowed = self._allowance()
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
-        known, complete = False, flushed and self._is_complete()
+        complete, blind = flushed and self._is_complete(), 0
+        if flushed:
+            self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
             self._front += 1
         memory.front = self._front
         end = min(self.total, self._front + _REACH * self.window * config.ranks, memory.ready)
-        for blind in (False, True) if flushed else (False,):
-            asked = 0
-            for chunk in range(self._front, end if not known else 0):
-                record = memory.chunks[chunk]
-                if not allowed:
-                    break
-                if self._is_done(chunk):
+        start = self._next if self._front <= self._next < end else self._front
+        for chunk in (*range(start, end), *range(self._front, min(start, end))):
+            record = memory.chunks[chunk]
+            if not allowed:
+                break
+            if self._is_done(chunk):
+                continue
+            if chunk % config.ranks == config.rank and record.reduced >> 32 != generation:
+                if chunk // config.ranks < memory.next_slot:
+                    self.order(Order.LAUNCH, generation, chunk)
+                continue
+            if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
+                continue
+            if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
+                self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
+            if not (complete or self._is_lost(chunk)):
+                if not flushed or blind >= _BLIND:
                     continue
-                if chunk % config.ranks == config.rank and record.reduced >> 32 != generation:
-                    if not blind and chunk // config.ranks < memory.next_slot:
-                        self.order(Order.LAUNCH, generation, chunk)
-                    continue
-                if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
-                    continue
-                if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
-                    self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
-                if asked < _BLIND if blind else complete or self._is_lost(chunk):
-                    self.order(Order.REQUEST, generation, chunk)
-                    asked += 1
-                    allowed -= 1
-            known |= asked > 0
+                blind += 1
+            self.order(Order.REQUEST, generation, chunk)
+            self._next = chunk + 1
+            allowed -= 1
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:
@@ -184,7 +201,7 @@ class Process:
 
     def _is_done(self, chunk: int) -> bool:
         result = self.memory.chunks[chunk].result
-        return result >> 32 == self.memory.generation and result & 0xFF == ResultState.DONE
+        return result >> 32 == self.memory.generation and is_done(result)
 
     def _is_complete(self) -> bool:
         """Has the rank before all results, so that it has sent whatever this rank lacks?"""

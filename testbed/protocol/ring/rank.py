@@ -7,7 +7,7 @@ Twin of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A fr
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, parts_of
+from testbed.protocol.ring.memory import PARKING, PARKING_TRIES, Order, OrderEntry, ResultState, Stage, is_done, parts_of
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import generation_after, is_before, is_forward, word_of
 from testbed.protocol.wire import BLOCK, NOTHING, RESTART, SETTLED, TOLD, VERSION, Frame, Kind, frame_seal
@@ -108,13 +108,16 @@ class Rank(Sender):
         return header.generation != w.generation or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
-        """Is the frame, which is of this rank's generation, one of this rank's tensor?"""
+        """Is the frame, which is of this rank's generation, one of this rank's tensor?
+
+        If not, its sender reduces another one, or it was damaged: only the former is counted as such, since the process goes by it.
+        """
         header, tensor = w.frame.header, self._tensor(w.frame.header.generation)
-        if header.chunk >= tensor.total:
-            return self._refuse("bad_chunk")
-        if header.length != tensor.length:
-            return self._refuse("bad_length")
-        return header.tag == tensor.tag or self._refuse("bad_tensor")
+        if header.chunk < tensor.total and header.length == tensor.length and header.tag == tensor.tag:
+            return True
+        if self._is_sealed(w) if header.kind == Kind.REQUEST else self._verify(w) is not None:
+            self._count("bad_tensor")
+        return False
 
     def _expected(self, w: Work) -> int:
         """The checksum that the payload must have, if the header is what its sender has sealed."""
@@ -227,7 +230,7 @@ class Rank(Sender):
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
-        if self._holds(w) and self._is_settled(header.generation):
+        if self._holds(w) and self._is_verified(w.result):
             if self._too_soon(w):
                 return None
             prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
@@ -245,11 +248,14 @@ class Rank(Sender):
         if header.flags & SETTLED:
             peer.settled = header.generation
 
-    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0) -> Frame:
-        """What this rank says of itself. To the rank behind it names what it has sent it last."""
+    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, told: int = 0) -> Frame:
+        """What this rank says of itself. To the rank behind it names what it has sent it last.
+
+        :param told: With ``TOLD``, the generation.
+        """
         header = w.frame.header
         header.kind, header.generation, header.chunk = kind, self.generation, self.front
-        header.hop, header.round, header.tag, header.prev = 0, 0, 0, NOTHING
+        header.hop, header.round, header.tag, header.prev = 0, 0, told & 0xFFFF, NOTHING
         header.flags = flags | (SETTLED if self.settled == self.generation else 0)
         if kind == Kind.ALIVE and to == self.config.after:
             self._name_latest(w, self.generation)
@@ -260,14 +266,16 @@ class Rank(Sender):
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        return self._tell(w, Kind.ALIVE, header.sender, TOLD if header.flags & SETTLED else 0)
+        if not header.flags & SETTLED:
+            return self._tell(w, Kind.ALIVE, header.sender)
+        return self._tell(w, Kind.ALIVE, header.sender, TOLD, header.generation)
 
     def _on_alive(self, w: Work) -> Frame | None:
         header = w.frame.header
         if not self._is_sealed(w):
             return None
         self._note_rank(w)
-        if header.flags & TOLD:
+        if header.flags & TOLD and header.tag == self.settled & 0xFFFF:  # a late one may be about an earlier generation
             self.ranks[header.sender].told = self.settled
         if header.sender == self.config.before and not is_before(header.generation, w.generation):
             self._look_back(w)
@@ -304,12 +312,12 @@ class Rank(Sender):
         chunk = self.chunks[w.index]
         if chunk.result >> 32 == w.generation:
             state = chunk.result & 0xFF
-            if state in (ResultState.DONE, ResultState.CLAIMED):
+            if is_done(chunk.result) or state == ResultState.CLAIMED:
                 return None
             if state == ResultState.REFUSED:
                 return self._request(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
         if chunk.reduced >> 32 == w.generation:
-            return self._request(w, chunk.reduced & 0xFF, Stage.RESULT)
+            return self._request(w, 0, Stage.RESULT)  # one of any round will do
         return None if self._is_mine(w.index) else self._request(w, 0, Stage.PARTIAL)
 
     def _order_restart(self, w: Work, round_: int) -> Frame | None:
@@ -405,9 +413,9 @@ class Rank(Sender):
         if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
             return False
         done = word_of(w.generation, round_ << 8 | ResultState.DONE)
-        held = not first and state == ResultState.DONE
-        if held and self._is_settled(w.generation):
-            return self._advance(chunk, "result", w.result, done)
+        held = not first and is_done(w.result)
+        if held and self._is_verified(w.result):
+            return self._advance(chunk, "result", w.result, word_of(w.generation, round_ << 8 | state))
         if not self._advance(chunk, "result", w.result, done):
             return False
         self.results[w.index] = w.frame.take(w.length)

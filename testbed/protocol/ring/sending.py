@@ -21,6 +21,7 @@ from testbed.protocol.ring.memory import (
     ResultState,
     Stage,
     Tensor,
+    is_done,
     item_of,
     parts_of,
 )
@@ -85,14 +86,18 @@ class Sender(Memory):
     def _is_settled(self, generation: int) -> bool:
         return self.settled == generation or is_before(generation, self.generation)
 
+    def _is_verified(self, word: int) -> bool:
+        """Is the result that a word speaks of what its check says, as far as the process knows?"""
+        state = word & 0xFF
+        return state == ResultState.VERIFIED or (state == ResultState.DONE and self._is_settled(word >> 32))
+
     def _holds(self, w: Work) -> bool:
         """Does this rank hold the result of the frame's chunk and generation?"""
-        return w.result >> 32 == w.frame.header.generation and w.result & 0xFF == ResultState.DONE
+        return w.result >> 32 == w.frame.header.generation and is_done(w.result)
 
     def _holds_enough(self, w: Work) -> bool:
         """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
-        header = w.frame.header
-        return self._holds(w) and (w.result >> 8 & 0xFF >= header.round or self._is_settled(header.generation))
+        return self._holds(w) and (w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result))
 
     def _too_soon(self, w: Work) -> bool:
         """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
@@ -140,8 +145,7 @@ class Sender(Memory):
         at_all = chunk.result >> 32 == generation and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(generation, round_))
-        good = state == ResultState.DONE and self._is_settled(generation)
-        return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or good))
+        return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or self._is_verified(chunk.result)))
 
     def _has_parked(self, generation: int, index: int) -> bool:
         for step in range(PARKING_TRIES):
@@ -293,7 +297,7 @@ class Sender(Memory):
         hop = self._result_steps(w.index, to)
         w.frame.resize(w.length)
         w.frame.fill(self.results[w.index], w.length)
-        if chunk.result >> 32 != header.generation or chunk.result & 0xFF != ResultState.DONE:
+        if chunk.result >> 32 != header.generation or not is_done(chunk.result):
             return self._drop("overtaken")
         chunk.resent_us = w.now
         header.kind, header.hop, header.flags = Kind.RESULT, hop, 0
