@@ -2,9 +2,9 @@
 /* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to the accumulators of their vertices'
  * neighbours on this host, and never visit user space.
  *
- * A frame is claimed in a bitmap before it is added, by an atomic operation, so a duplicate changes nothing, on whichever CPU. What it
- * asks for is answered from here: acknowledgements are frames turned round. Where one arrives, it turns into a kick that rings for what
- * the window now has room for (bpf/broadcast.bpf.c): in steady state no process runs.
+ * A frame is claimed in a bitmap by an atomic operation before it is added, so a duplicate changes nothing, on whichever CPU. An
+ * acknowledgement is a frame turned round. At its sender it becomes a kick, which sends the frames that the window now has room for
+ * (bpf/broadcast.bpf.c), so in steady state no process runs.
  */
 #include "pinch_ack.h"
 #include "pinch_meet.h"
@@ -30,7 +30,7 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	return bpf_redirect(pinch_config.doorbell, 0);
 }
 
-/* A handshake has come: it goes back as an answer, or as the last one that was missing becomes a kick for each flow. */
+/* A handshake has arrived: it returns as an answer, or, if it was the last missing one, becomes a kick for each flow. */
 static __always_inline int on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
 	__u32 next = pinch_on_handshake(ctx, c);
@@ -89,13 +89,13 @@ static __always_inline int hand_over(void)
 	return bpf_redirect_map(&pinch_cpus, pinch_config.cpu, XDP_DROP);
 }
 
-/* What must not overtake other frames of its sender's on another CPU. */
+/* Must the frame not overtake others of its sender on another CPU? */
 static __always_inline bool stays_in_order(const struct ring_frame *f)
 {
 	return f->kind == PINCH_EMBED || f->kind == PINCH_ASK;
 }
 
-/* A frame of this group has come in by the link. */
+/* A frame of this group has arrived on the link. */
 SEC("xdp")
 int pinch_link(struct xdp_md *ctx)
 {
@@ -110,7 +110,7 @@ int pinch_link(struct xdp_md *ctx)
 	return hand_over();
 }
 
-/* The flow that one of several equal kicks is for: they come one after the other, on one CPU. */
+/* The flow for one of several equal kicks, which arrive one after the other on one CPU. */
 static __always_inline __u32 next_in_fan(void)
 {
 	__u64 *table = pinch_counters_of();
@@ -118,7 +118,7 @@ static __always_inline __u32 next_in_fan(void)
 	return table && pinch_config.fan ? pinch_config.fan_cpu[table[PINCH_FANNED]++ % pinch_config.fan % PINCH_MAX_FLOWS] : 0;
 }
 
-/* At the doorbell's far end: kicks go on to the program that sends; the rest is about hubs. */
+/* The doorbell's far end: kicks go on to the program that sends; other frames add hubs. */
 SEC("xdp")
 int pinch_doorbell(struct xdp_md *ctx)
 {
@@ -135,7 +135,7 @@ int pinch_doorbell(struct xdp_md *ctx)
 			f->stream = next_in_fan();
 			pinch_make_own(f, PINCH_DOORBELL);
 		}
-		/* Where its buffer has no room for what it becomes, the program that sends finds a larger one. */
+		/* Grow the buffer to a full frame, so that the program that sends need not. */
 		if (grow > 0)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = pinch_frame_of(ctx);
@@ -166,7 +166,7 @@ int pinch_remote(struct xdp_md *ctx)
 	return receive(ctx, false);
 }
 
-/* The doorbell's near end: nothing of an exchange has business there. */
+/* The doorbell's near end: exchanges send nothing there. */
 SEC("xdp")
 int pinch_execute(struct xdp_md *ctx)
 {

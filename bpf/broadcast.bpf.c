@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned to exactly the ranks that need it.
  *
- * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last handshake that was missing. It
- * is filled from the map, addressed, and cloned to the link, frame after frame and rank after rank; what was the kick is dropped in the end.
- * First come the process's work requests, then holes in what a peer has acknowledged, then new frames as far as the window goes.
+ * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last missing handshake. Its buffer
+ * is filled from the map, addressed, and cloned to the link, for one frame and rank after the other; in the end the kick is dropped.
+ * The process's work requests come first, then frames that an acknowledgement shows to be lost, then new frames as far as the window allows.
  */
 #include "pinch_handshake.h"
 
@@ -16,7 +16,7 @@ struct send_work {
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
 	__u32 seq;
-	/* A peer's acknowledgement of a frame, and which sending it was that has come. */
+	/* The acknowledgement at hand: its peer, and the frame and the transmission of it that arrived there. */
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
@@ -33,7 +33,7 @@ struct copy_work {
 	__u32 length;
 };
 
-/* Clone the frame in hand to a rank. */
+/* Clone the frame to a rank. */
 static long send_copy(__u32 rank, struct copy_work *w)
 {
 	if (!(w->to >> rank & 1))
@@ -86,7 +86,7 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	return true;
 }
 
-/* Ask the ranks in `to` whether frame `number` has come. */
+/* Ask the ranks in `to` whether frame `number` has arrived. */
 static __always_inline void ask_for(struct send_work *w, __u32 number, struct pinch_sent *last, __u32 to)
 {
 	struct copy_work copy = { .skb = w->skb, .to = to };
@@ -121,7 +121,7 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 	return 0;
 }
 
-/* Send a frame again to those of the flow's ranks that lack it, or ask them about it. What has not been sent yet is left alone. */
+/* Retransmit a frame to the flow's ranks that lack it, or ask them about it. A frame that has not been sent yet is left alone. */
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -154,7 +154,7 @@ static long send_requested(__u32 i, struct send_work *w)
 	return 0;
 }
 
-/* Send frame `i` of a bitmap's word again if it is lost: it was sent before one that has come, on the same stream. */
+/* Retransmit frame `i` of a bitmap's word if it is lost: it was sent before one that has arrived, on the same stream. */
 static long send_hole(__u32 i, struct send_work *w)
 {
 	__u32 number = w->word * 32 + i;
@@ -217,8 +217,8 @@ struct handshakes_work {
 	struct pinch_status say;
 };
 
-/* Send a handshake to a rank: the first time, or if it has more to say. Whose frames are all here asks for what it lacks by itself. Of the end all are
- * told until they have said that they know.
+/* Send a handshake to a rank: the first time, or if this rank still lacks something of it. A rank whose frames are all here asks for itself. The end
+ * of exchanges is repeated until the rank has acknowledged it.
  */
 static long send_handshake(__u32 rank, struct handshakes_work *w)
 {
@@ -241,7 +241,7 @@ static long send_handshake(__u32 rank, struct handshakes_work *w)
 	return 0;
 }
 
-/* A kick for each flow. */
+/* Kick each flow. */
 static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *kick)
 {
 	kick->flags = PINCH_FLAG_ALL;
@@ -252,7 +252,7 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
-/* A function of its own, as it is all the stack that there is, together with what else the program needs. */
+/* A function of its own, because the stack has no room for it beside the rest of the program. */
 static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
 {
 	struct handshakes_work w = { .skb = skb, .control = c };
@@ -264,13 +264,13 @@ static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_contro
 		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(pinch_config.ranks, send_handshake, &w, 0);
-	/* The process may have looked for the last handshake before, and have left frames to whoever finds it. */
+	/* The process may have looked before the last handshake arrived, and have left its frames to this program. */
 	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
 		kick_all(skb, kick);
 	return TC_ACT_SHOT;
 }
 
-/* What a kick rings for. */
+/* Send whatever there is to send. */
 static __always_inline void send_all(struct send_work *w, const struct ring_frame *kick)
 {
 	w->seq = seq_of(*(volatile __u64 *)&w->control->progress);
@@ -286,7 +286,7 @@ static __always_inline void send_all(struct send_work *w, const struct ring_fram
 	bpf_loop(PINCH_BATCH, send_new, w, 0);
 }
 
-/* Is it a kick of this host's, as it was made? */
+/* Is it an intact kick of this host? */
 static __always_inline bool is_kick(const struct ring_frame *kick)
 {
 	if (pinch_is_foreign(kick))

@@ -14,7 +14,7 @@ struct pinch_ack_work {
 	__u32 end;    /* of the bitmap */
 	__u32 offset; /* of the bitmap in its map */
 	__u32 chunk;  /* the frame that asked */
-	__u32 news;   /* frames that this acknowledges first */
+	__u32 news;   /* frames that this is the first to acknowledge */
 	__u32 holes;
 };
 
@@ -98,7 +98,7 @@ static long pinch_weigh_ack(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* The bits of a bitmap's word that are for no later frame than `chunk`. */
+/* The bits of a bitmap's word for frames up to `chunk`. */
 static __always_inline __u32 pinch_up_to(__u32 chunk, __u32 word)
 {
 	return word < chunk / 32 ? 0xffffffff : word > chunk / 32 ? 0 : 0xffffffff >> (31 - chunk % 32);
@@ -117,7 +117,7 @@ static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* Is it what it says? It is copied to the stack. */
+/* Is the acknowledgement intact? Its words are copied to the stack. */
 static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct pinch_ack_work *w)
 {
 	struct pinch_ack *ack = (void *)(long)ctx->data;

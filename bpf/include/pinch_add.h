@@ -2,11 +2,11 @@
 /* From a vertex's row in a frame to the accumulators of its neighbours.
  *
  * A lane is a signed integer; its accumulator has twice the width, so that 2^16 (2^32) summands of full magnitude fit. Two 32-bit lanes
- * share a word as high * 2^32 + low, a sum of signed numbers: words then add up as their lanes do, without a carry to take care of, and
- * come apart again as low = (s32)word, high = (word - low) >> 32. For a maximum they lie side by side as they are.
+ * share a word as high * 2^32 + low, a sum of signed numbers. Such words add up as their lanes do, without any care for carries, and
+ * come apart again as low = (s32)word, high = (word - low) >> 32. For a maximum the lanes lie side by side unchanged.
  *
- * Frames are received on several CPUs at once. Each CPU has a bank of accumulators of its own, which no other writes: no atomic adds,
- * no lost ones. On a CPU programs do not interrupt each other: all of them run with softirqs off. The process adds up the banks.
+ * Several CPUs receive frames at once. Each CPU has its own bank of accumulators, which no other CPU writes, so additions need not be
+ * atomic. Programs on one CPU do not interrupt each other, because they run with softirqs off. The process adds up the banks.
  */
 #pragma once
 
@@ -37,8 +37,8 @@ static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 	}
 }
 
-/* All ones if a number is negative. No branch, which clang would make of it, nor an arithmetic shift, at which the verifier would take both
- * ways: at every word its states would double.
+/* All ones if a number is negative. Written without a branch, and without an arithmetic shift, which the verifier would follow both ways:
+ * its states would double with every word.
  */
 static __always_inline __u64 pinch_if_negative(__s64 number)
 {
@@ -85,7 +85,7 @@ static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, _
 	return to ? to + offset : NULL;
 }
 
-/* `aggregation` and `bits` are constants, so that there is a loop for each, and eight words in a round: the verifier walks through all. */
+/* `aggregation` and `bits` are constants, so that each has its own loop, with eight words per iteration: the verifier walks through all of it. */
 static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 weight, __u32 aggregation, __u32 bits)
 {
 	__u32 i = 0;
@@ -118,7 +118,7 @@ static __always_inline void pinch_add_row(struct pinch_row_work *row, __u32 k, _
 	}
 }
 
-/* Add the row at hand to four neighbours. Accumulators are far apart and in no cache, so all four are asked for before the first is used. */
+/* Add the row to four neighbours. Accumulators are far apart and in no cache, so all four are prefetched before the first is used. */
 static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
@@ -127,7 +127,7 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
 		return 1;
 	a = pinch_accumulator_of(row, 4 * k, offset);
-	/* Where there is none, there is no next: the verifier walks through the loops of add_row in five states then, not in sixteen. */
+	/* After a NULL all others are NULL: so the verifier walks through the loops of add_row in five states, not in sixteen. */
 	b = a ? pinch_accumulator_of(row, 4 * k + 1, offset) : NULL;
 	c = b ? pinch_accumulator_of(row, 4 * k + 2, offset) : NULL;
 	d = c ? pinch_accumulator_of(row, 4 * k + 3, offset) : NULL;
@@ -148,7 +148,7 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	return 0;
 }
 
-/* The same for one: four loops over maxima are too many instructions for the verifier. */
+/* The same for one neighbour: four loops over maxima are too many instructions for the verifier. */
 static long pinch_add_edge(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
@@ -163,7 +163,7 @@ static long pinch_add_edge(__u32 k, struct pinch_row_work *row)
 	return 0;
 }
 
-/* Add the row at hand to all of `count` neighbours. */
+/* Add the row to all of `count` neighbours. */
 static __always_inline void pinch_add_all(struct pinch_row_work *row)
 {
 	if (pinch_config.aggregation == PINCH_MAX)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Handshakes: a rank that enters an exchange tells every other, in one word, how many frames it has for it, and the exponent of its largest value.
- * Who has heard from all knows what is to come, that everybody takes frames of this sequence number in, and whether the scale that payloads were
- * made with holds: as all know the same, all come to the same verdict.
+/* Handshakes. A rank that enters an exchange tells every other rank, in one word, how many frames it has for it, and the exponent of its largest
+ * value. A rank that has heard from all knows how many frames to expect, that all ranks accept frames of this sequence number, and whether the
+ * scale of its payloads fits. All ranks know the same, so all come to the same decision.
  *
- * Where the scale is known beforehand, it is only the ranks that a rank sends to or receives from that it has to meet.
+ * If the scale is known beforehand, a rank only waits for the ranks that it sends frames to or receives frames from.
  *
- * A word is seq << 32 | frames << 9 | exponent; PINCH_NOT_FINITE stands for the exponent of values that are not. Words are kept of the
- * latest even and the latest odd sequence number: nobody is more than one ahead of anybody, as nobody goes on without everybody's handshake.
+ * A word is seq << 32 | frames << 9 | exponent, with PINCH_NOT_FINITE in place of the exponent if a value is NaN or infinite. A rank keeps the words
+ * of the latest even and the latest odd sequence number. That suffices because no rank goes on without every handshake, and so none is more
+ * than one ahead of another.
  *
- * The header says where the sender is: `prev` is the sequence number that it has entered last, `chunk` the ranks that it waits for there, a bit each. Where
- * PINCH_ENDED stands for the exponent, no exchange will be complete any more: `chunk` are the ranks whose values must not be, `prev` those of
- * which nothing is heard any more, or with PINCH_FLAG_LATE those that are up, and were waited for in vain. Whoever hears of it says so, too, from then on.
+ * The header says where the sender is: `prev` is the sequence number that it has entered last, `chunk` the ranks that it waits for there, a bit each.
+ * With PINCH_ENDED in place of the exponent, exchanges have ended: `chunk` are the ranks with values that are not finite, `prev` the ranks that
+ * went silent, or with PINCH_FLAG_LATE those that are up but did not enter in time. Every rank that receives this passes it on.
  */
 #pragma once
 
@@ -26,7 +27,7 @@ static __always_inline __u32 pinch_exponent_in(__u64 word)
 	return word & PINCH_NOT_FINITE;
 }
 
-/* A sequence number's word in such a pair; 0: there is none. */
+/* The word of a sequence number in such a pair; 0: there is none. */
 static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 {
 	__u64 word = *(const volatile __u64 *)&pair[seq & 1];
@@ -34,7 +35,7 @@ static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 	return seq_of(word) == seq ? word : 0;
 }
 
-/* Has a partner more to say in a sequence number that this rank has entered: its handshake, or frames? */
+/* Does this rank still lack a partner's handshake, or frames, of a sequence number that it has entered? */
 static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 seq)
 {
 	__u64 word = pinch_word_in(peer->theirs, seq);
@@ -60,7 +61,7 @@ static long pinch_note_wait(__u32 rank, struct pinch_waits_work *w)
 	return 0;
 }
 
-/* The ranks from which this one lacks something, in the sequence number that it is in. */
+/* The ranks from which this one lacks something, in its current sequence number. */
 static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 seq)
 {
 	struct pinch_waits_work w = { .seq = seq, .partners = c->partners };
@@ -74,7 +75,7 @@ static __always_inline bool pinch_has_ended(struct pinch_control *c)
 	return *(volatile __u32 *)&c->nonfinite || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
 }
 
-/* The checksum of a handshake that is addressed. */
+/* The checksum of a handshake, once it is addressed. */
 static __always_inline __u64 pinch_handshake_check(const struct pinch_handshake *handshake)
 {
 	return pinch_weigh(handshake->word, weights) + frame_seal(&handshake->head);
@@ -102,7 +103,7 @@ static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 	return 0;
 }
 
-/* Have all partners entered this sequence number, and do payloads hold? Then frames may be sent. If they do not, the process is told. */
+/* Have all partners entered this sequence number, and does the scale of the payloads fit? Then frames may be sent. If it does not fit, wake the process. */
 static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 {
 	struct pinch_meet_work w = { .partners = c->partners, .seq = seq };
@@ -118,22 +119,22 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 		return false;
 	}
-	/* Whoever comes late, when the process has gone on, changes nothing. */
+	/* Does nothing if the process has gone on meanwhile. */
 	if (seq == seq_of(*(volatile __u64 *)&c->progress))
 		__sync_val_compare_and_swap(&c->met, before, word_of(seq, w.frames));
 	pinch_check_complete(c, seq);
 	return true;
 }
 
-/* What a rank has to say to all. */
+/* The part of a handshake that is the same for all ranks. */
 struct pinch_status {
-	__u32 seq; /* that it has entered last */
+	__u32 seq; /* entered last */
 	__u32 waits;
 	__u8 attempt;
-	bool ask; /* theirs is wanted */
+	bool ask; /* the sender wants an answer */
 };
 
-/* Make the frame at hand a handshake to a rank. */
+/* Turn the frame into a handshake to a rank. */
 static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_status *say)
 {
 	struct ring_frame *f = &handshake->head;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Vertices with many neighbours: their rows are set aside and added a slice of neighbours at a time, so that no frame keeps a CPU for long.
+/* Vertices with many neighbours: their rows are queued and added to one slice of neighbours at a time, so that no frame keeps a CPU for long.
  *
- * A slice is claimed by counting up the hub's `next`; who has claimed it adds it. What carries on is a frame of this host's own that goes
- * round by the doorbell, a slice each time. It may get lost: nothing is lost with it but time, because the process kicks again.
+ * A CPU claims a slice by incrementing the hub's `next`, then adds it. A frame that stays on this host circulates through the doorbell and
+ * adds one slice each time. If it is lost, only time is lost, because the process kicks again.
  */
 #pragma once
 
 #include "pinch_add.h"
 
-#define PINCH_HUB_TRIES 4 /* hubs that are done with, which a run may pass over */
+#define PINCH_HUB_TRIES 4 /* finished hubs that a run may pass over */
 
 static __always_inline __u32 pinch_slices_of(__u32 neighbours)
 {
 	return (neighbours + pinch_config.slice - 1) / pinch_config.slice;
 }
 
-/* Set a row aside, in slot `index`. */
+/* Queue a row in slot `index`. */
 static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
 {
 	struct pinch_hub *hub = bpf_map_lookup_elem(&pinch_hubs, &index);
@@ -52,7 +52,7 @@ static __always_inline bool pinch_add_slice(struct pinch_control *c)
 			return false;
 		entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 		if (!entry || seq_of(*(volatile __u64 *)entry) != seq)
-			return false; /* who is about to put it there goes on with it */
+			return false; /* the CPU that is about to put it there goes on with it */
 		index = *entry;
 		hub = bpf_map_lookup_elem(&pinch_hubs, &index);
 		words = bpf_map_lookup_elem(&pinch_stash, &index);

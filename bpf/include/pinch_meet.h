@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Handshakes on their way in. */
+/* Handshakes that arrive. */
 #pragma once
 
 #include "pinch_handshake.h"
@@ -10,7 +10,7 @@ enum pinch_met {
 	PINCH_MET_ALL = 2,	/* frames may be sent */
 };
 
-/* Is it what it says? */
+/* Is the handshake intact? */
 static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct pinch_handshake *handshake, void *end)
 {
 	struct ring_frame *f = &handshake->head;
@@ -30,18 +30,18 @@ static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct p
 	return true;
 }
 
-/* What this rank has to say to one that lacks its handshake: that of the sequence number asked for, or if it has not entered it yet, its latest. */
+/* The word for a rank that lacks this rank's handshake: that of the sequence number asked for, or, if this rank has not entered that, its latest. */
 static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq, __u32 mine)
 {
 	__u64 word = pinch_word_in(peer->ours, seq);
 
-	/* Who has no partner in somebody may be any number of sequence numbers ahead of it. */
+	/* A rank that is no partner of the other may be any number of exchanges ahead of it. */
 	if (seq == PINCH_FIRST && mine > PINCH_FIRST && !word)
 		return word_of(PINCH_FIRST, 0);
 	return word ? word : *(volatile __u64 *)&peer->ours[~seq & 1];
 }
 
-/* The sender's exchanges are over, hence this rank's, which its process has to know. */
+/* The sender's exchanges have ended, and so have this rank's: record why, and wake the process. */
 static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 nonfinite, __u32 gone, __u32 late)
 {
 	__u64 event = 0;
@@ -55,7 +55,7 @@ static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender
 	bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
 
-/* Have a rank's word. Does it let this rank send? */
+/* Record a rank's word. May this rank send now? */
 static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
 {
 	__u32 seq = seq_of(word);

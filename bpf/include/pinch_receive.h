@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A frame of embeddings on its way in: checked, claimed, added to its vertices' neighbours, acknowledged. */
+/* A frame of embeddings that arrives: it is checked, claimed, added to its vertices' neighbours, and acknowledged. */
 #pragma once
 
 #include "pinch_handshake.h"
@@ -7,7 +7,7 @@
 
 enum pinch_next {
 	PINCH_DONE = 0,
-	PINCH_ACKNOWLEDGE = 1, /* the frame is to become an acknowledgement */
+	PINCH_ACKNOWLEDGE = 1, /* turn the frame into an acknowledgement */
 	PINCH_GO_ON = 2,	 /* there are hubs to go on with */
 };
 
@@ -18,7 +18,7 @@ struct pinch_frame_work {
 	__u32 rows;  /* vertices in the frame */
 	__u32 words; /* before the first row */
 	__u32 bank;
-	__u32 hubs;  /* that have been set aside */
+	__u32 hubs;  /* that were queued */
 	__u32 unused;
 	__u32 edges;
 };
@@ -28,7 +28,7 @@ struct pinch_digest_work {
 	__u64 check; /* so far */
 };
 
-/* Eight words: to the check, and at twice the width to where they are added from. */
+/* Eight words: add them to the check, and copy them at twice the width to where additions read them. */
 static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 {
 	const __u32 *weight;
@@ -51,7 +51,7 @@ static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 	return 0;
 }
 
-/* The check of the payload in the scratch, which is widened on the way. */
+/* The check of the payload in the scratch buffer, which is widened on the way. */
 static __always_inline __u64 pinch_digest(struct pinch_scratch *s, __u32 words)
 {
 	struct pinch_digest_work w = { .scratch = s };
@@ -102,7 +102,7 @@ static long pinch_receive_vertex(__u32 i, struct pinch_frame_work *w)
 	return 0;
 }
 
-/* Is the payload whole, and what its sender has sent? It is copied to the scratch. */
+/* Is the payload complete and intact? It is copied to the scratch buffer. */
 static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
 {
 	__u64 seal = frame_seal(f), check = f->checksum;
@@ -126,7 +126,7 @@ static __always_inline bool pinch_is_late(__u32 seq, __u32 mine)
 	return seq && seq_after(seq) == mine;
 }
 
-/* Can a frame of the sender's have this number, sequence number and tag? */
+/* Are number, sequence number and tag possible for a frame of this sender? */
 static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
 {
 	if (f->chunk >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
@@ -144,7 +144,7 @@ static __always_inline bool pinch_is_expected(struct pinch_control *c, const str
 	return true;
 }
 
-/* Somebody wants to know whether a frame has come. Returns one of enum pinch_next. */
+/* A rank asks whether a frame has arrived. Returns one of enum pinch_next. */
 static __always_inline __u32 pinch_on_ask(struct pinch_control *c, const struct ring_frame *f)
 {
 	__u32 sender = f->sender;
@@ -192,7 +192,7 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 		return PINCH_DONE;
 	}
 	__sync_fetch_and_add(&peer->heard, 1);
-	/* This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of. */
+	/* This rank has gone on, so it has all of the exchange before; the sender missed acknowledgements. */
 	if (pinch_is_late(seq, mine))
 		return PINCH_ACKNOWLEDGE;
 	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32, &fresh)) {
@@ -217,7 +217,7 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 	__sync_fetch_and_add(&peer->news, 1);
 	__sync_fetch_and_add(&c->received, 1);
 	pinch_check_complete(c, seq);
-	/* Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more. */
+	/* This frame completes its sender's frames, in whatever order they arrived. */
 	if (come == pinch_frames_in(pinch_word_in(peer->theirs, seq)))
 		next |= PINCH_ACKNOWLEDGE;
 	return next | (w.hubs ? PINCH_GO_ON : PINCH_DONE);

@@ -53,7 +53,7 @@ static __always_inline __u32 pinch_flow_here(void)
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : bpf_get_smp_processor_id();
 }
 
-/* The flow that a rank's frames are in. */
+/* The flow that frames to a rank belong to. */
 static __always_inline __u32 pinch_flow_to(__u32 rank)
 {
 	return pinch_config.cpu == PINCH_ANYWHERE ? 0 : pinch_config.home[rank % RING_MAX_RANKS];
@@ -92,7 +92,7 @@ static __always_inline __u32 pinch_next_serial(void)
 	return table ? ++table[PINCH_SERIAL] : 0;
 }
 
-/* The ring's header of a frame of this rank's, but for its receiver, flags, checksum and length. */
+/* Write the header of a frame of this rank, except for receiver, flags, checksum and length. */
 static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq, __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
@@ -111,7 +111,7 @@ static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __
 	f->prev = 0;
 }
 
-/* Make the frame at hand one of this host's own, for the doorbell: an enum ring_kind from RING_BELL on. */
+/* Make the frame at hand one of this host's own, for the doorbell: an enum pinch_kind from PINCH_DOORBELL on. */
 static __always_inline void pinch_make_own(struct ring_frame *f, __u8 kind)
 {
 	f->kind = kind;

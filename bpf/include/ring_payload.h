@@ -20,8 +20,8 @@ static __always_inline __u32 ring_blocks_of(__u32 length)
 	return blocks > most ? most : blocks;
 }
 
-/* Ask for a payload's cache lines ahead of use: loads that nothing waits for. Frames come in bursts, chunk after chunk of one
- * owner, and inputs and results of a large tensor are in memory, not in a cache.
+/* Prefetch a payload's cache lines, with loads that nothing waits for. Frames arrive in bursts, chunk after chunk of one owner,
+ * and inputs and results of a large tensor are in memory, not in a cache.
  */
 static __always_inline void ring_payload_touch(const void *payload)
 {

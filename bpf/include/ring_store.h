@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* Inputs, partial sums, results and early frames: what one rank does with the memory that it shares with its process.
  *
- * Nothing that is held is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the
- * process may begin the next collective meanwhile: so whoever writes has moved a word forward that says what is there (`word_advance`), which a CPU
- * that was held up cannot; and whoever has read memory that may be overwritten looks afterwards whether it has been.
+ * Nothing is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the process may
+ * enter the next collective meanwhile. So a writer first moves the word that describes the memory forward (`word_advance`), which a CPU that was
+ * held up cannot do; and a reader of memory that may be overwritten checks that word afterwards.
  */
 #pragma once
 
@@ -64,8 +64,8 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 	return ring_launch(w, 0, false);
 }
 
-/* The frame is free: it becomes this rank's next chunk, if there is one. A slot beyond what is ready is left to the
- * process, which launches it when it has moved `progress` (it reads `next` after that; both sides are fenced).
+/* The frame is free: turn it into this rank's next chunk, if there is one. If its input is not ready, the process launches it after it has
+ * moved `progress` (it reads `next` after that; both sides are fenced).
  */
 static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 {
@@ -79,7 +79,7 @@ static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 	return ring_launch_first(w);
 }
 
-/* Start an own chunk's reduce-scatter phase over: nobody has saved the partial sum that was lost, or a rank has refused the result of `round`. */
+/* Start the reduce-scatter phase of an own chunk over: no buffer has the partial sum that was lost, or a rank refused the result of `round`. */
 static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 round)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
@@ -232,7 +232,7 @@ enum ring_taking {
 	RING_NOT_TAKEN,
 };
 
-/* Take the frame's payload, which has been verified, for the result; what this rank holds already is kept if its process has verified it. */
+/* Store the frame's payload, which has been verified, as the result. A result that the process has verified stays as it is. */
 static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __u8 round, __u64 sum)
 {
 	__u32 seq = seq_of(w->progress);
@@ -242,7 +242,7 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 
 	if (!data || (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* another CPU is writing an earlier round's */
+	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* another CPU is writing the result of an earlier round */
 		return RING_NOT_TAKEN;
 	if (!first && ring_is_verified(w, before))
 		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, ring_state_of(before)))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
@@ -255,7 +255,7 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 	return first ? RING_TAKEN_FIRST : RING_TAKEN_ANEW;
 }
 
-/* Keep the frame's data until the process has its gradient ready and rings. `sum` is that of its payload, which has been verified. */
+/* Save the frame until the process has its input ready and kicks. `sum` is that of the payload, which has been verified. */
 static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __u64 sum, bool *ready)
 {
 	struct ring_early *early;
@@ -296,7 +296,7 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	__sync_lock_test_and_set(&early->state, RING_EARLY_WAITING);
-	/* The process may have become ready between the look at `progress` and the line above, and seen no early frame. */
+	/* The process may have moved `progress` before the line above, and have seen no early frame. */
 	progress = word_read(&w->control->progress);
 	if (ring_reload(w) && seq_of(progress) == w->frame->seq && w->frame->chunk < (__u32)progress &&
 	    __sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_FREE) == RING_EARLY_WAITING) {
@@ -328,7 +328,7 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	if (!input)
 		return RING_GONE;
 	now = word_of(seq, round);
-	/* With `origin` the owner starts reduce-scatter phases over that broke further on: ranks on the way pass them on. */
+	/* With `origin` the owner restarts a phase that broke further on; the ranks before that point pass its frames on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;

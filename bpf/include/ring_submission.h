@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The process's side: it posts work requests and kicks the doorbell; each frame that comes of the kick takes one. */
+/* The submission queue: the process posts work requests and kicks the doorbell; each frame that the kick becomes takes one. */
 #pragma once
 
 #include "ring_receive.h"

@@ -107,7 +107,7 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
-/* Has this rank's process verified all results of a sequence number? Then what this rank holds of them is good. It has if it has gone on. */
+/* Has this rank's process verified all results of a sequence number? It has if it has entered a later one. */
 static __always_inline bool ring_seq_verified(struct ring_work *w, __u32 seq)
 {
 	return *(volatile __u32 *)&w->control->verified == seq || seq_is_before(seq, seq_of(w->progress));

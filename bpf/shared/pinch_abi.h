@@ -117,7 +117,7 @@ struct pinch_flow {
 	__u32 total;  /* frames in its schedule */
 	__u32 next;   /* of these, to be sent next */
 	__u32 in_flight; /* copies in flight */
-	__u32 sq_tail; /* work requests that the process has posted, since the start: frames to send again, or to ask about */
+	__u32 sq_tail; /* work requests that the process has posted, since the start: frames to retransmit, or to ask about */
 	__u32 sq_head; /* of these, those that programs have taken */
 	__u32 pad[11];
 };
@@ -132,19 +132,19 @@ struct pinch_frame {
 	__u32 pad;
 };
 
-/* When a flow has sent a frame last. Frames of a CPU's stay in order on all of their way, the stream: what was sent before one that has come, and
- * has not come itself, is lost.
+/* The latest transmission of a frame by a flow. Frames of one CPU form a stream, which stays in order: if a frame has arrived and an earlier one
+ * of its stream has not, the earlier one is lost.
  */
 struct pinch_sent {
 	__u32 seq; /* under which it was sent */
 	__u32 serial;	  /* its number in the stream */
 	__u32 sent_us;
 	__u8 stream;
-	__u8 attempt;	  /* one more for each retransmission and each question */
+	__u8 attempt;	  /* one more for each retransmission and each PINCH_ASK */
 	__u16 pad;
 };
 
-/* What another rank's vertex is here. */
+/* What this rank knows of another rank's vertex. */
 struct pinch_vertex {
 	__u32 first; /* of its neighbours in `pinch_edges` */
 	__u32 count; /* 0: it has none */

@@ -1,4 +1,4 @@
-"""What the ring's programs share with the process of their host. As a rank of pure Python holds it.
+"""What the ring's programs share with the process of their host, as a rank in pure Python holds it.
 
 ``bpf/shared/ring_abi.h`` says what it is in memory, and what each of these is.
 """
@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 EARLY_SLOTS = constant("RING_EARLY_SLOTS")
-"""Frames that may wait for the local gradient."""
+"""Slots of the early-frame buffer."""
 
 EARLY_TRIES = constant("RING_EARLY_TRIES")
-"""Slots that a chunk may wait in."""
+"""Slots that a chunk's frame may take."""
 
 NACK_ENTRIES = constant("RING_NACK_ENTRIES")
-"""Requests that a CPU may have to send."""
+"""Entries of a CPU's nack queue."""
 
 LOSSY_FOR = constant("RING_LOSSY_FOR")
 """Collectives for which partial sums are saved after a sign of loss."""
@@ -120,7 +120,7 @@ class Config:
     :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of `BLOCK`.
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
-    :param upstream: Who lacks a frame asks the rank before it, not the chunk's owner.
+    :param upstream: The rank before retransmits, not the chunk's owner.
     :param reorder_threshold: Later frames of the same stream that must have come before a missing one is nacked; 0: only the
         timer nacks.
     :param retransmit_slots: Slots for partial sums that have been sent; a power of two.
@@ -207,7 +207,7 @@ class Peer:
 
 @dataclass(slots=True)
 class NackQueue:
-    """``struct ring_nack_queue``: requests for which a frame is under way, and those that wait."""
+    """``struct ring_nack_queue``: entries with a frame in flight that will nack them, and those that wait."""
 
     carried: deque[Nack] = field(default_factory=deque)
     waiting: deque[Nack] = field(default_factory=deque)
@@ -224,18 +224,18 @@ class Nacks:
 
 @dataclass
 class Memory:
-    """The maps of one rank; what is not said otherwise has its name in ``struct ring_control``.
+    """The maps of one rank; names are those of ``struct ring_control``.
 
     :param config: Set once.
     :param seq: Upper half of ``progress``: the collective that the process has entered.
     :param ready: Lower half: chunks whose input is ready.
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param nack_holdoff_us: Between two requests for a frame, the first time; owners ignore what comes sooner.
-    :param verified: Sequence number of which the process has verified all results.
+    :param nack_holdoff_us: Between the first two nacks for a frame, then doubled; owners ignore nacks that come sooner.
+    :param verified: Latest sequence number whose results the process has verified.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
-    :param flushed: CPUs, a bit each, on which the rank before has answered.
+    :param flushed: Streams, a bit each, whose answers to probes have come from the rank before.
     :param events: Sequence numbers of which the last result that was waited for has been stored.
     :param sq: Work requests that are posted and not taken.
     :param early_frames: The early frame in each slot.

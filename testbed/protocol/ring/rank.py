@@ -20,7 +20,7 @@ class Rank(Sender):
     """The programs of one rank, and the memory that they work on."""
 
     def on_frame(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """A frame has come in by the link (``ring_link``).
+        """A frame has arrived on the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
         :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out on.
@@ -31,7 +31,7 @@ class Rank(Sender):
         return None if work is None else self.act(work)
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
-        """The first half of `on_frame`: all that it reads before it acts. None: the frame is none of this group's."""
+        """The first half of `on_frame`: read all that it needs. None: the frame does not belong to this group."""
         self.nack_due = False
         header = frame.header
         if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
@@ -50,13 +50,13 @@ class Rank(Sender):
             self._look_around(w)
         if out is not None or not self.nack_due:
             return out
-        self.nack_due = False  # a frame that goes nowhere asks by itself
+        self.nack_due = False  # a frame that goes nowhere becomes the nack itself
         return self._send_due_nack(w)
 
     def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """One of the frames that a kick was made into has come back: carry out the next work request (``ring_execute``).
+        """A copy of a kick has come back: execute the next work request (``ring_execute``).
 
-        Or it is the copy of a frame that has gone on: ask for what is missing.
+        A copy of a frame that has gone on becomes a nack instead.
 
         :returns: The frame that goes out by the link, if any.
         """
@@ -84,7 +84,7 @@ class Rank(Sender):
         return self._on_reduce(w) if kind == Kind.REDUCE else self._on_result(w)
 
     def _is_for_me(self, w: Work) -> bool:
-        """Is a frame for this rank, and from another one?"""
+        """Is the frame addressed to this rank, and does its sender exist?"""
         header, config = w.frame.header, self.config
         if header.receiver != config.rank or w.frame.destination.ip != config.peers[config.rank].ip:
             return self._refuse("bad_receiver")
@@ -95,16 +95,16 @@ class Rank(Sender):
         return True
 
     def _find_chunk(self, w: Work) -> bool:
-        """Refuse a frame if what it says cannot be true of the chunk that it names."""
+        """Look up the frame's chunk. Refuse the frame if its payload cannot be one."""
         header, config = w.frame.header, self.config
         if header.chunk >= config.chunks:
             return self._refuse("bad_chunk")
         if not header.seq:
-            return self._refuse("bad_seq")  # what chunks that were never stored have
+            return self._refuse("bad_seq")  # chunks that were never stored carry 0
         w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
-        # An earlier one is answered as it nacks, what the next one will be is not known yet.
+        # An earlier collective is answered with the frame's own length; the next one's tensor is not known yet.
         return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
@@ -121,15 +121,15 @@ class Rank(Sender):
         return False
 
     def _expected(self, w: Work) -> int:
-        """The checksum that the payload must have, if the header is what its sender has sealed."""
+        """The sum that the payload must have, given the header's seal."""
         return w.frame.header.checksum - frame_seal(w.frame.header) & U64
 
     def _is_sealed(self, w: Work) -> bool:
-        """Is a frame without payload that counts what its sender has sent?"""
+        """Verify the seal of a frame whose payload does not count."""
         return not self._expected(w) or self._refuse("bad_checksum")
 
     def _verify(self, w: Work) -> int | None:
-        """The payload's checksum; None: the frame is not what its sender has sealed."""
+        """The payload's sum; None: the frame does not match its checksum."""
         total = w.frame.sum(w.length)
         if total is None:
             self._drop("bad_length")
@@ -144,7 +144,7 @@ class Rank(Sender):
         if not hop or header.hop != hop or header.sender != config.before:
             return self._drop("bad_rank")
         if not config.upstream and self._holds_enough(w):
-            # The owner has not got the result, which went on from here.
+            # The owner lacks the result, which was sent on from here.
             if self._verify(w) is None or self._too_soon(w):
                 return None
             return self._send_result(w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT])
@@ -167,7 +167,7 @@ class Rank(Sender):
         if seq_of(w.result) == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
             return self._drop("duplicate")
         if header.seq != w.seq or w.index >= w.ready:
-            # No sum can be whole without this rank's part: a forgery, or a frame of another age.
+            # No sum is complete without this rank's input: a forgery, or a stale frame.
             return self._drop("bad_seq")
         total = self._verify(w)
         if total is None:
@@ -183,7 +183,7 @@ class Rank(Sender):
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
     def _on_nack(self, w: Work) -> Frame | None:
-        """The rank behind lacks a frame that this one has sent it: send it again, or have the owner do so."""
+        """A nack from the rank after: retransmit, or pass it on to the owner."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
         chunk, direct = self.chunks[w.index], not header.hop
         asker = header.sender if direct else (header.sender + 1) % config.ranks
@@ -201,25 +201,25 @@ class Rank(Sender):
             if self._too_soon(w):
                 return None
             return self._send_result(w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev)
-        # It cannot have the result before this rank, but may lack the partial sum of a later round.
+        # The result cannot get there before it gets here, but the partial sum of a later round may be missing there.
         if direct and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
 
     def _pass_on(self, w: Work, prev: int) -> Frame:
-        """What the rank behind lacks, the owner is to send again. The request says what came before, so that the answer can."""
+        """Pass a nack on to the chunk's owner. It carries the lost frame's ``prev``, so that the answer can carry it too."""
         header = w.frame.header
         header.prev, header.hop = prev, 1
         self._count("resent")
         return self._send(w, self._owner(w.index), w.length, 0)
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
-        """The rank behind lacks the partial sum that this rank has sent."""
+        """Retransmit the partial sum that the rank after lacks."""
         if w.frame.header.seq != w.seq or seq_of(w.reduced) != w.seq:
             return self._drop("not_held")
         self._note_loss(w)
         if not (self.config.upstream or mine):
-            return self._pass_on(w, NOTHING)  # it passes by here again, and is told then what was before
+            return self._pass_on(w, NOTHING)  # the chunk passes by here again and gets its `prev` then
         if self._too_soon(w):
             return None
         if mine:
@@ -227,7 +227,7 @@ class Rank(Sender):
         return self._send_saved(w, w.reduced & 0xFF)
 
     def _on_restart(self, w: Work) -> Frame | None:
-        """A result was refused somewhere, or a partial sum is nowhere to be had. Who has verified its own result sends that."""
+        """A rank refused a result, or no buffer has the partial sum. If this rank has verified its own result, send that."""
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
@@ -241,7 +241,7 @@ class Rank(Sender):
         return self._restart(w, header.round)
 
     def _note_rank(self, w: Work) -> None:
-        """What another rank says of itself."""
+        """Note what another rank says about itself."""
         header, peer = w.frame.header, self.ranks[w.frame.header.sender]
         if peer.seq and is_before(header.seq, peer.seq):
             return
@@ -301,7 +301,7 @@ class Rank(Sender):
         return self._nack_next(w) if wr.kind == WrKind.NACK else self._restart_wr(w, wr.extra)
 
     def _send_due_nack(self, w: Work) -> Frame | None:
-        """The frame is free to ask for what is missing."""
+        """Turn a spare frame into the nack that it was reserved for."""
         nacks = self.nacks[w.cpu]
         nack = self._take_nack(w, nacks, nacks.fresh) or self._take_nack(w, nacks, nacks.again)
         if nack is None:
@@ -310,7 +310,7 @@ class Rank(Sender):
         return self._send_nack(w, round_, stage)
 
     def _nack_next(self, w: Work) -> Frame | None:
-        """Ask for whatever frame is next to come about a chunk, unless it is all there."""
+        """Nack the chunk's next missing frame, if one is missing."""
         chunk = self.chunks[w.index]
         if seq_of(chunk.result) == w.seq:
             state = chunk.result & 0xFF
@@ -323,7 +323,7 @@ class Rank(Sender):
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
-        """A result was refused in a round."""
+        """The process refused the chunk's result of a round."""
         header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)
@@ -332,7 +332,7 @@ class Rank(Sender):
         return self._send_restart(w, round_ & 0xFF)
 
     def _save_early(self, w: Work) -> Frame | None:
-        """Keep the frame, which has been verified, until the process has its gradient ready and rings."""
+        """Save the frame, which has been verified, until the process has its input ready and kicks."""
         header = w.frame.header
         for step in range(EARLY_TRIES):
             slot = (header.chunk + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS
@@ -372,7 +372,7 @@ class Rank(Sender):
         """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner starts reduce-scatter phases over that broke further on: ranks on the way pass them on.
+        # With `origin` the owner restarts a phase that broke further on; the ranks before that point pass its frames on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64
@@ -407,12 +407,12 @@ class Rank(Sender):
         return self._send(w, config.after, w.length, total)
 
     def _take_result(self, w: Work, round_: int, total: int) -> bool:
-        """Take the payload, which has been verified, for the result; one that the process has verified is kept."""
+        """Store the payload, which has been verified, as the result. A result that the process has verified stays as it is."""
         chunk, first = self.chunks[w.index], seq_of(w.result) != w.seq
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
             return False
-        if not first and state == ResultState.CLAIMED:  # a CPU is writing one of an earlier round
+        if not first and state == ResultState.CLAIMED:  # another CPU is writing the result of an earlier round
             return False
         done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and is_done(w.result)
@@ -424,7 +424,7 @@ class Rank(Sender):
         chunk.result_sum, chunk.before[Stage.RESULT] = total, NOTHING
         self._count("stored")
         self.streams[w.cpu].progress += 1
-        chunk.resent_us = 0  # whoever asks for it from now on can have it
+        chunk.resent_us = 0  # nacks are answered from now on
         if held:
             return True
         self.stored += 1

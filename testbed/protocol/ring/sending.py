@@ -1,4 +1,4 @@
-"""What a rank sends, and how it comes to: partial sums, results, and requests for what has not come.
+"""What a rank sends: partial sums, results, and nacks.
 
 Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of ``ring_store.h``. What C does against
 races with other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in
@@ -63,9 +63,9 @@ class Sender(Memory):
     """The part of a rank's programs that makes frames."""
 
     nack_due = False
-    """There is something to ask for, and the last call has returned a frame: a copy of it comes back to ask."""
+    """A nack is due, and the last call has returned a frame: a copy of it comes back to become the nack."""
 
-    # What is said of a chunk.
+    # The state of a chunk.
 
     def _owner(self, index: int) -> int:
         return index % self.config.ranks
@@ -74,11 +74,11 @@ class Sender(Memory):
         return index % self.config.ranks == self.config.rank
 
     def _steps(self, index: int, rank: int) -> int:
-        """From the owner of a chunk to a rank: of its reduce-scatter phase so many are done when it comes there."""
+        """Hops from a chunk's owner to a rank in the reduce-scatter phase."""
         return (rank - index) % self.config.ranks
 
     def _result_steps(self, index: int, rank: int) -> int:
-        """That a result takes to a rank: from the rank before the owner, where it comes to be; once round to that one itself.
+        """Hops of a result to a rank, from the rank before the owner, which computes it; to that rank itself a full round.
 
         Only who has refused its own sum gets one from another.
         """
@@ -97,11 +97,11 @@ class Sender(Memory):
         return seq_of(w.result) == w.frame.header.seq and is_done(w.result)
 
     def _holds_enough(self, w: Work) -> bool:
-        """Is it good enough for a rank that is in the frame's round? One that this rank's process has verified is for any."""
+        """Is that result good enough for the frame's round? A verified one is good enough for any round."""
         return self._holds(w) and (w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result))
 
     def _too_soon(self, w: Work) -> bool:
-        """Has a frame about the chunk been sent again a moment ago? All that lack it ask at once, if they ask its owner."""
+        """Was the chunk retransmitted within the holdoff? With ``origin`` all ranks that lack it nack it at once."""
         since = self.chunks[w.index].resent_us
         return not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
 
@@ -115,10 +115,10 @@ class Sender(Memory):
     def _tensor(self, seq: int) -> Tensor:
         return self.tensors[seq & 1]
 
-    # Lanes, and what is missing on them.
+    # Streams, and loss detection on them.
 
     def _enlist(self, w: Work, index: int, stage: Stage) -> None:
-        """Give the frame, which is sent for the first time, its place in the order of this CPU's frames."""
+        """Append a frame that is sent for the first time to this CPU's stream."""
         stream, chunk, header = self.streams[w.cpu], self.chunks[index], w.frame.header
         header.flags = 0
         self._name_latest(w, w.seq)
@@ -126,12 +126,12 @@ class Sender(Memory):
         chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
 
     def _repeat(self, w: Work) -> None:
-        """A partial sum is passed on that this rank has passed on before: it names what it named then."""
+        """The chunk's partial sum was sent before: repeat its ``prev``."""
         header, chunk = w.frame.header, self.chunks[w.index]
         header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
 
     def _name_latest(self, w: Work, seq: int) -> None:
-        """Have the frame name the latest one that was sent on this CPU, if that is of its collective or of the one before."""
+        """Set ``prev`` to the stream's last frame, if that belongs to this collective or to the one before."""
         stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
         if not stream.seq:
@@ -143,7 +143,7 @@ class Sender(Memory):
             header.flags |= EARLIER
 
     def _lacks(self, chunk: Chunk, seq: int, round_: int, stage: Stage) -> bool:
-        """Is a frame about a chunk missing here?"""
+        """Does this rank lack this frame of a chunk?"""
         state = chunk.result & 0xFF
         at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
@@ -166,7 +166,7 @@ class Sender(Memory):
         return self.lossy != 0 and (seq - self.lossy & U32) < LOSSY_FOR
 
     def _look_back(self, w: Work) -> None:
-        """A frame has come whose sender sent another before it: is that here?"""
+        """A frame has arrived: has its predecessor? If not, note the loss and queue a nack."""
         seq, prev = w.frame.header.seq, w.frame.header.prev
         index, round_, stage = parts_of(prev)
         if w.frame.header.flags & EARLIER:
@@ -189,7 +189,7 @@ class Sender(Memory):
 
     def _put(self, queue: NackQueue, nack: Nack) -> None:
         if len(queue.carried) + len(queue.waiting) >= NACK_ENTRIES:
-            # Frames that were to take some have got lost.
+            # Their frames were dropped on the way: wait again.
             queue.waiting = queue.carried + queue.waiting
             queue.carried.clear()
             return
@@ -202,13 +202,13 @@ class Sender(Memory):
         return self._lacks(self.chunks[index], nack.seq, round_, stage)
 
     def _look_around(self, w: Work) -> None:
-        """A frame has come: is it time to ask for others?"""
+        """Count an arrival, and see whether a nack is due."""
         nacks = self.nacks[w.cpu]
         nacks.frames = nacks.frames + 1 & U32
         self.nack_due = self._carry(w, nacks, nacks.fresh) or self._carry(w, nacks, nacks.again)
 
     def _carry(self, w: Work, nacks: Nacks, queue: NackQueue) -> bool:
-        """Has something become due? Then the frame at hand is to ask for it."""
+        """Is a nack due? Then reserve it for the frame at hand."""
         for _ in range(_SKIP):
             if not queue.waiting:
                 return False
@@ -224,7 +224,7 @@ class Sender(Memory):
         return False
 
     def _take_nack(self, w: Work, nacks: Nacks, queue: NackQueue) -> Nack | None:
-        """What the frame is to ask for; None: nothing any more."""
+        """Take a reserved entry; None: none is still missing."""
         for _ in range(_SKIP):
             if not queue.carried:
                 return None
@@ -238,7 +238,7 @@ class Sender(Memory):
     # Frames.
 
     def _launch(self, w: Work, round_: int, again: bool) -> Frame | None:
-        """The frame becomes this rank's own chunk in its reduce-scatter phase.
+        """Turn the frame into the first hop of one of this rank's chunks.
 
         :param again: It was sent before.
         """
@@ -259,14 +259,14 @@ class Sender(Memory):
         return self._send(w, self.config.after, tensor.length, chunk.input_sum)
 
     def _launch_first(self, w: Work) -> Frame | None:
-        """Launch an own chunk that nobody has launched yet."""
+        """Launch an own chunk, unless it has been launched."""
         chunk = self.chunks[w.index]
         if seq_of(chunk.reduced) == w.seq or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.seq, 0)):
             return None
         return self._launch(w, 0, again=False)
 
     def _launch_next(self, w: Work) -> Frame | None:
-        """The frame is at liberty: it carries on as this rank's next chunk, if there is one that is ready."""
+        """The frame is free: turn it into this rank's next chunk, if there is one whose input is ready."""
         w.index = self.config.rank + self.config.ranks * self.next_slot
         self.next_slot += 1
         if self.next_seq != self.seq or w.index >= self.ready:
@@ -295,7 +295,7 @@ class Sender(Memory):
         return self._launch(w, round_ + 1, again=False)
 
     def _send_result(self, w: Work, to: int, round_: int, prev: int) -> Frame | None:
-        """The frame becomes the result that this rank holds, for a rank that lacks it or one of a later round.
+        """Turn the frame into the result that this rank holds, for a rank that lacks it or refused an earlier round.
 
         :param prev: What the rank before the receiver had sent it before the result.
         """
@@ -315,11 +315,11 @@ class Sender(Memory):
         return self._send(w, to, w.length, chunk.result_sum)
 
     def _save_partial(self, w: Work, total: int) -> None:
-        """Keep the partial sum that is about to be sent, unless the slot has one that may still be needed."""
+        """Save the partial sum in the retransmit buffer, unless its slot holds one that may still be needed."""
         slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
         if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
-            # Whose result is here was taken from this rank by the rank behind.
+            # If that chunk's result is here, the rank after has received its partial sum.
             if seq_of(self.chunks[other].result) != w.seq:
                 self._count("unsaved")
                 return
@@ -329,7 +329,7 @@ class Sender(Memory):
         slot.data, slot.sum, slot.round = w.frame.take(w.length), total, self.chunks[w.index].reduced & 0xFF
 
     def _send_saved(self, w: Work, round_: int) -> Frame | None:
-        """The frame becomes the partial sum that this rank has sent, or a request for another where it is not kept."""
+        """Turn the frame into the partial sum that this rank has sent, or into a restart nack if it was not saved."""
         slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
@@ -344,7 +344,7 @@ class Sender(Memory):
         return self._send(w, self.config.after, w.length, slot.sum)
 
     def _send_restart(self, w: Work, round_: int) -> Frame:
-        """Ask the owner to start the reduce-scatter phase of the chunk over, after a round."""
+        """Ask the owner to start the chunk's reduce-scatter phase over, after a round."""
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
@@ -352,7 +352,7 @@ class Sender(Memory):
         return self._send(w, self._owner(w.index), w.length, 0)
 
     def _send_nack(self, w: Work, round_: int, stage: Stage) -> Frame | None:
-        """Ask for a frame. The request is as long as the answer; every asking is another attempt."""
+        """Turn the frame into a nack. It is as long as its answer, and each nack has an attempt of its own."""
         header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
         w.frame.resize(tensor.length)
@@ -380,7 +380,7 @@ class Sender(Memory):
         return frame
 
     def stream_number(self, cpu: int) -> int:
-        """What frames call the stream of a CPU."""
+        """The number of a CPU's stream in frames."""
         return cpu
 
     def _count(self, counter: str, by: int = 1) -> None:
