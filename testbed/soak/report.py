@@ -81,7 +81,7 @@ class Coverage:
         yield "results compared", f"{self.results:,}, one per rank and collective"
         yield "errors, as they had to be", f"{self.given_up:,}"
         yield "frames sent", f"{self.sent.packets:,} ({self.sent.wire_bytes / 1e9:.1f} GB)"
-        yield "sent again", f"{self.sent.retransmissions:,}"
+        yield "retransmitted", f"{self.sent.retransmissions:,}"
         yield "fates judged again", f"{self.records:,}"
         yield "growth of a rank's memory", f"{self.growth / 2**20:.1f} MiB at most, from scenario to scenario"
 

@@ -1,4 +1,4 @@
-"""What the programs of an exchange share with their process. As a rank of pure Python holds it.
+"""What the programs of an exchange share with their process, as a rank in pure Python holds it.
 
 All of it is integers, and tuples and lists of them, so that a rank can be copied, compared and hashed (`Memory.snapshot`).
 """
@@ -80,7 +80,7 @@ class Config:
         return max(-(-self.capacity // 32), 1)
 
     def flow_to(self, rank: int) -> int:
-        """The flow that a rank's frames are in."""
+        """The flow that frames to a rank belong to."""
         return 0 if self.anywhere else self.home[rank]
 
     @cached_property
@@ -117,7 +117,7 @@ class Sent(NamedTuple):
 
 
 class Hub(NamedTuple):
-    """``struct pinch_hub``, and the row that is set aside."""
+    """``struct pinch_hub``, and the queued row."""
 
     first: int
     neighbours: int
@@ -130,8 +130,8 @@ class Row(NamedTuple):
     """What has become of a vertex's row in a frame.
 
     :param edges: Neighbours that it was added to.
-    :param hub: It is to be set aside instead, as this one, in slot `slot`.
-    :param bad: It is none that its sender has.
+    :param hub: The hub that the row is queued as instead, in slot `slot`.
+    :param bad: The sender has no such vertex.
     """
 
     edges: int = 0
@@ -141,13 +141,13 @@ class Row(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where rows are added up: what a payload means is no business of the rules."""
+    """Adds rows up. The rules do not depend on what a payload means."""
 
     def take(self, sender: int, body: tuple[int, ...], rows: int) -> Iterable[Row]:
         """Add the rows of a frame to their vertices' neighbours."""
 
     def add_slice(self, hub: Hub, number: int) -> int:
-        """Add one slice of a row that was set aside; the number of neighbours."""
+        """Add one slice of a queued row; return the number of neighbours."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Flow:
 
     @property
     def next_number(self) -> int:
-        """The frame that is sent next; all ones when all have been."""
+        """The frame to send next; all ones once all have been sent."""
         return self.schedule[self.next] if self.next < len(self.schedule) else U32
 
 
@@ -225,14 +225,14 @@ class Memory:
         self.serials: dict[int, int] = {}
         #: By CPU: kicks that a last handshake has become.
         self.fanned: dict[int, int] = {}
-        # What is no part of the state.
-        self.cpu = 0  # that programs run on at the moment
+        # Not part of the state.
+        self.cpu = 0  # on which programs run at the moment
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.events: list[int] = []
         self.rtt_samples = self.rtt_sum_us = self.rtt_max_us = 0
 
     def snapshot(self) -> tuple[Any, ...]:
-        """All of the state, to be restored, compared or hashed; what the sink has is the sink's."""
+        """Return all of the state but the sink's, to be restored, compared or hashed."""
         return (
             _scalars(self),
             tuple(map(_flow, self.flows)),
@@ -249,7 +249,7 @@ class Memory:
         )
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Be as `snapshot` has found it."""
+        """Restore what `snapshot` returned."""
         scalars, flows, self.frames, sent, peers, seen, acks, wanted, hubs, hub_queue, serials, fanned = state
         for name, value in zip(_SCALARS, scalars, strict=True):
             setattr(self, name, value)

@@ -1,4 +1,4 @@
-"""Frames of an exchange as its rules see them: whose they are, the header, and words."""
+"""Frames of an exchange as its rules see them: addresses, header and words."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ LEAST_WORDS = ACK_WORDS
 BATCH = constant("PINCH_BATCH")
 """Frames that a kick sends at most."""
 SQ_ENTRIES = constant("PINCH_SQ_ENTRIES")
-"""Of a flow: frames that may wait to be sent again."""
+"""Entries of a flow's submission queue."""
 WR_ASK = constant("PINCH_WR_ASK")
-"""In a work request: ask whether the frame has come, do not send it again."""
+"""In a work request: ask whether the frame has arrived; do not retransmit it."""
 UNKNOWN = constant("PINCH_UNKNOWN")
-"""Of acknowledgements to come, until it is known what is sent: no count ever comes to this."""
+"""Number of acknowledgements to expect while it is not known what is sent; no count reaches it."""
 FIRST = constant("PINCH_FIRST")
 """The sequence number in which all ranks meet."""
 KICK_ALL = constant("PINCH_FLAG_ALL")
@@ -69,13 +69,13 @@ EXPONENT_BITS = constant("PINCH_EXPONENT_BITS")
 NOT_FINITE = constant("PINCH_NOT_FINITE")
 """In a handshake, instead of an exponent."""
 ENDED = constant("PINCH_ENDED")
-"""Likewise: there will be no more exchanges; the header says why."""
+"""Likewise: exchanges have ended; the header says why."""
 NOBODY = -1
-"""Whose address is no rank's."""
+"""The owner of an address that no rank has."""
 ASK = constant("PINCH_FLAG_ASK")
 """Flag: an answer is wanted."""
 NO_STREAM = constant("PINCH_NO_STREAM")
-"""Stream of an acknowledgement: what it lacks may only be late."""
+"""Stream of an acknowledgement: frames that it lacks may only be late."""
 LATE = constant("PINCH_FLAG_LATE")
 """Flag of a handshake that says that exchanges have ended: `prev` are ranks that are up."""
 
@@ -84,10 +84,10 @@ U64 = 0xFFFFFFFFFFFFFFFF
 
 
 class Packet(NamedTuple):
-    """A frame: whose addresses it has, the header in the order of `wire.Header`, and all words behind it.
+    """A frame: the ranks that its addresses belong to, the header in the order of `wire.Header`, and all words behind it.
 
     :param source: The rank whose IP address it comes from, or `NOBODY`.
-    :param destination: The rank whose it goes to, likewise.
+    :param destination: The rank whose IP address it goes to, or `NOBODY`.
     """
 
     source: int
@@ -123,7 +123,7 @@ class Packet(NamedTuple):
 
     @property
     def good_checksum(self) -> int:
-        """What its checksum is to be. The body has to be as long as the header says."""
+        """The right checksum. The body must be as long as the header says."""
         return check_of(self.body[: self.length // 8]) + self.seal & U64
 
     def sealed(self) -> Packet:
@@ -137,7 +137,7 @@ def check_of(words: Iterable[int]) -> int:
 
 
 def bits_of(word: int, seq: int) -> int:
-    """The bits of a bitmap's word, if they are of a sequence number."""
+    """The bits of a bitmap's word, if it carries this sequence number; else none."""
     return word & U32 if seq_of(word) == seq else 0
 
 
@@ -152,7 +152,7 @@ def exponent_in(word: int) -> int:
 
 
 def word_in(pair: list[int], seq: int) -> int:
-    """A sequence number's word in those of an even and an odd one; 0: there is none."""
+    """The word of a sequence number in a pair for even and odd ones; 0: there is none."""
     word = pair[seq & 1]
     return word if seq_of(word) == seq else 0
 

@@ -1,16 +1,16 @@
-"""What a rank of an exchange does while it waits, and whom it holds responsible: decisions without I/O or clocks.
+"""What a rank of an exchange does while it waits, and which ranks it names in errors: decisions without I/O or clocks.
 
-The worker's process (``testbed/exchange/pinch/recovery.py``) and the explored one (``pinch_process.py``) both act on these. A
-rank looks (`Seen`) whenever its timer has expired:
+The worker's process (``testbed/exchange/pinch/recovery.py``) and the reference model's (``process.py``) both act on these. A
+rank looks (`Seen`) whenever its timer expires:
 
-- *Moved.* Something new has come since it looked last. Everything else here starts anew then.
-- *What to do* (`Policy.act`). Ranks that have more to say are asked to say it, which also tells whether they are up. Ranks that
-  have not acknowledged something are asked whether it has come, before anything is sent again: late is not lost. Their answer
-  has the kernel send again what it shows to be lost. Only what two answers in a row have left open, as it was sent on another
-  stream than the question, is sent again from here.
-- *Who is to blame* (`Policy.verdict`), when nothing has moved for the group's timeout. Whoever has been heard of since the wait
-  began is up, whatever it was that came from it, unless it has stopped to answer; and says where it is and whom it waits for.
-  While one that is up waits for somebody else, it is left to that one to find out about the other (`Policy.is_sure`).
+- *Progress.* Something new has arrived since the last look. Then everything below starts over.
+- *What to do* (`Policy.act`). Ranks from which something is missing get another handshake, and answer it, which also shows that
+  they are up. Ranks that have not acknowledged frames are asked about them before anything is retransmitted, because the frames
+  may only be late. Their answers have the kernel retransmit what they show to be lost. Frames that two answers in a row have
+  left open, because they were sent on another stream than the ask, are retransmitted by the process.
+- *Which ranks to name* (`Policy.verdict`), when there has been no progress for the group's timeout. A rank that has been heard
+  since the wait began is up, unless it has stopped answering, and its handshakes say where it is and for whom it waits. While a
+  rank that is up waits for another, it is left to that rank to find out about the other (`Policy.is_sure`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, frames_in
 __all__ = ["TRIES", "Actions", "Policy", "Seen", "Up", "Verdict", "cover"]
 
 TRIES = 20
-"""A rank that is up is called silent when so many questions or their answers are lost in a row: at a loss of 30 % each way,
-once in a million times."""
+"""A rank that is up is called silent if this many asks or their answers are lost in a row: at a loss of 30 % each way, once in
+a million times."""
 _ASKS = 8
-"""Frames that a rank is asked about at a time."""
+"""Frames that a rank is asked about at once."""
 _LEFT_OPEN = 2
-"""Answers to questions about frames, after which those that are still not acknowledged are sent again from here."""
+"""Answers after which frames that are still not acknowledged are retransmitted by the process."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a process sees of the exchange that it is in. Sequences have an entry a rank.
+    """What a process sees of its current exchange. Sequences have one entry per rank.
 
-    :param partners: Ranks that it has to meet, without itself.
+    :param partners: Ranks whose handshakes it needs, without itself.
     :param handshakes: Their words of this sequence number; 0: there is none.
-    :param received: Frames that have come from them.
+    :param received: Frames that have arrived from them.
     :param acked: Frames that they have acknowledged.
-    :param heard: Frames of any kind that have come from them since the start; `news`: those that said something new; `answers`:
+    :param heard: Frames of any kind from them since the start; `news`: those that brought something new; `answers`:
         acknowledgements.
-    :param at: Sequence numbers that they have entered, as they said last, `waits`: and for whom they waited there, a bit each.
-    :param lacking: Of a rank the numbers of frames that were sent to it and that it has not acknowledged, ascending.
-    :param met: Its programs have found that all partners have entered, and that payloads hold.
-    :param owed: Slices of hubs that its own programs have not added yet.
+    :param at: Sequence numbers that they have entered, by their latest handshakes; `waits`: ranks that they waited for.
+    :param lacking: By rank: the numbers of frames that were sent to it and are not acknowledged, ascending.
+    :param met: All partners have entered, and the scale of the payloads fits.
+    :param owed: Slices of hubs that remain to be added here.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Seen:
     owed: int
 
     def is_behind(self, rank: int) -> bool:
-        """Has a partner more to say: its handshake, or frames (``is_behind``)?"""
+        """Is a partner's handshake, or a frame of it, still missing (``pinch_is_behind``)?"""
         return not self.handshakes[rank] or self.received[rank] < frames_in(self.handshakes[rank])
 
 
@@ -71,9 +71,9 @@ class Seen:
 class Actions:
     """What to do now.
 
-    :param handshake: Have those that are behind asked, and see who has come: which attempt this is; 0: there is no need.
+    :param handshake: Repeat handshakes to ranks from which something is missing: the number of the attempt; 0: not necessary.
     :param asks: By rank: the frames to ask about.
-    :param resends: By rank: the frames to send again.
+    :param resends: By rank: the frames to retransmit.
     :param work: Go on with hubs.
     """
 
@@ -85,10 +85,10 @@ class Actions:
 
 @dataclass(frozen=True)
 class Up:
-    """A rank that something is missing from, though it is up.
+    """A rank that is up, and from which something is missing.
 
-    :param seq: The one that it has entered last.
-    :param waits: For whom it waits there, as it says.
+    :param seq: The sequence number that it entered last.
+    :param waits: The ranks that it waits for, by its latest handshake.
     """
 
     rank: int
@@ -98,10 +98,10 @@ class Up:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an exchange does not come to its end.
+    """Why an exchange makes no progress.
 
-    :param silent: Ranks that something is missing from, and that are not heard of any more.
-    :param up: Those that are.
+    :param silent: Ranks from which something is missing, and that are no longer heard.
+    :param up: Ranks from which something is missing, and that are heard.
     """
 
     silent: tuple[int, ...]
@@ -109,10 +109,10 @@ class Verdict:
 
 
 class Policy:
-    """One rank's waiting for one exchange, from the first look on.
+    """How one rank waits for one exchange, from the first look on.
 
-    :param seen: What there is to be seen as it begins.
-    :param tries: Times that a rank must have been asked in vain since it was heard of last, to count as silent.
+    :param seen: The state at the start.
+    :param tries: Unanswered asks after which a rank counts as silent.
     """
 
     def __init__(self, seen: Seen, tries: int = TRIES) -> None:
@@ -121,20 +121,20 @@ class Policy:
 
     def _begin(self, seen: Seen) -> None:
         self.news, self.heard, self.attempt = tuple(seen.news), tuple(seen.heard), 0
-        #: By rank: what had been heard of it when it was asked last, and how often that was since it was heard of.
+        #: By rank: `heard` when it was last asked, and the number of asks since it was heard.
         self.asked: dict[int, tuple[int, int]] = {}
-        #: By rank: what it had acknowledged and answered when it was asked about frames, and answers that left something open.
+        #: By rank: `acked` and `answers` when it was last asked about frames, and answers in a row that left some open.
         self.open: dict[int, tuple[int, int, int]] = {}
 
     def look(self, seen: Seen) -> bool:
-        """Has anything moved since the last look that found so?"""
+        """Has there been progress since the last call that returned true?"""
         moved = tuple(seen.news) != self.news
         if moved:
             self._begin(seen)
         return moved
 
     def act(self, seen: Seen) -> Actions:
-        """What to do, as nothing has moved for longer than it should take."""
+        """What to do when there has been no progress for longer than usual."""
         self.attempt += 1
         asks: dict[int, list[int]] = {}
         resends: dict[int, list[int]] = {}
@@ -153,7 +153,7 @@ class Policy:
         return Actions(self.attempt if behind or not seen.met else 0, asks, resends, seen.owed > 0)
 
     def _left_open(self, seen: Seen, rank: int) -> bool:
-        """Has a rank answered often enough that there are frames that it lacks, of which none has come since?"""
+        """Has a rank answered often enough that it lacks frames, and has none of them arrived since?"""
         acked, answers, times = self.open.get(rank, (seen.acked[rank], seen.answers[rank], 0))
         if acked != seen.acked[rank]:
             times = 0
@@ -164,14 +164,14 @@ class Policy:
         return enough
 
     def _absent(self, seen: Seen) -> list[int]:
-        """Ranks that something is missing from."""
-        strangers = [rank for rank in seen.partners if not seen.handshakes[rank]]
-        if strangers:  # nobody has begun to send
-            return strangers
+        """Ranks from which something is missing."""
+        absent = [rank for rank in seen.partners if not seen.handshakes[rank]]
+        if absent:  # no rank has begun to send
+            return absent
         return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
 
     def _silence(self, seen: Seen, rank: int) -> int:
-        """How often it has been asked since it was heard of; as often as it takes, if it was not since the wait began."""
+        """Asks since the rank was heard; enough to count as silent if it has not been heard since the wait began."""
         heard, times = self.asked.get(rank, (seen.heard[rank], 0))
         if seen.heard[rank] == self.heard[rank]:
             return self.tries
@@ -179,11 +179,11 @@ class Policy:
 
     @property
     def has_asked(self) -> bool:
-        """Has it been asked often enough what is missing? If not, it may be this rank's process that was stopped meanwhile."""
+        """Has the rank been asked often enough? If not, this rank's own process may have been stopped meanwhile."""
         return self.attempt >= self.tries
 
     def is_sure(self, seen: Seen) -> bool:
-        """Is it clear who is to blame?
+        """Is it clear which ranks to name?
 
         It is not while some rank that something is missing from may have died since it was heard of. Nor while one that is up
         waits for another itself: it may find out that the other is gone, and tell.
@@ -198,7 +198,7 @@ class Policy:
         return True
 
     def verdict(self, seen: Seen) -> Verdict:
-        """Who is to blame that nothing moves any more."""
+        """Return the ranks to name in the error."""
         absent = self._absent(seen)
         silent = tuple(rank for rank in absent if self._silence(seen, rank) >= self.tries)
         ranks = range(len(seen.heard))
@@ -211,7 +211,7 @@ class Policy:
 
 
 def cover(numbers: Sequence[int]) -> list[int]:
-    """The frames to ask about so that acknowledgements say of all of some, ascending, whether they have come."""
+    """The frames to ask about so that the acknowledgements cover all given frames, which are ascending."""
     asked: list[int] = []
     for number in reversed(numbers):
         if not asked or number // 32 < asked[-1] // 32 - ACK_BEHIND:

@@ -34,7 +34,7 @@ class Process:
 
     What it rings with comes back as packets, for `Rank.on_doorbell`.
 
-    :param every: Of how many frames for a rank one asks for an acknowledgement.
+    :param every: One in so many frames for a rank asks for an acknowledgement.
     """
 
     def __init__(self, rank: Rank, every: int = 8) -> None:
@@ -42,9 +42,9 @@ class Process:
         self.frames_to = [0] * rank.config.ranks
 
     def address(self, frames: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Say who gets which frame, and who is asked for acknowledgements (``PinchPort.address``); from the next `enter` on.
+        """Set the ranks of frames, and which ask for acknowledgements (``PinchPort.address``), from the next `enter` on.
 
-        :param frames: Of each the ranks that it is for, a bit each, and its payload.
+        :param frames: For each frame its ranks, a bit each, and its payload.
         """
         memory, config = self.memory, self.memory.config
         ask = [0] * len(frames)
@@ -64,7 +64,7 @@ class Process:
             memory.flows[flow].schedule = tuple(number for number, (to, _) in enumerate(frames) if to & homes)
 
     def open(self, seq: int) -> None:
-        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        """Accept frames of a sequence number from here on; there is nothing to send yet."""
         memory, before = self.memory, self.memory.seq
         if must_forget(before, seq):
             self.forget(before, seq)
@@ -78,7 +78,7 @@ class Process:
             flow.next = flow.in_flight = 0
 
     def forget(self, before: int, seq: int) -> None:
-        """Reset all that carries the number of neither of two sequence numbers."""
+        """Reset all that carries neither of two sequence numbers."""
         memory, kept = self.memory, (before, seq)
         for bitmap in (memory.seen, memory.acks):
             bitmap[:] = [word if seq_of(word) in kept else word_of(before, 0) for word in bitmap]
@@ -89,10 +89,10 @@ class Process:
                 pair[:] = [word if seq_of(word) in kept else 0 for word in pair]
 
     def enter(self, exponent: int, lowest: int, highest: int) -> Packet:
-        """Say that this rank has entered.
+        """Enter the exchange.
 
-        :param exponent: Of its largest value, as handshakes have it.
-        :param lowest: Of all ranks', with which payloads can be sent as they will be made; `highest`, too.
+        :param exponent: Of its largest value, as handshakes encode it.
+        :param lowest: Bounds of the largest exponent of all ranks with which payloads can be sent; `highest`, too.
         :returns: The kick that has handshakes sent.
         """
         memory = self.memory
@@ -106,7 +106,7 @@ class Process:
     def send(self, count: int | None = None) -> list[Packet]:
         """Let all frames be sent.
 
-        :param count: Only so many.
+        :param count: Only the first so many.
         :returns: Kicks to ring with; none if the last handshake is still to come, which rings by itself.
         """
         memory = self.memory
@@ -116,27 +116,27 @@ class Process:
 
     @property
     def is_done(self) -> bool:
-        """Whether all has come, been added, and been acknowledged."""
+        """Whether everything has arrived, is added, and is acknowledged."""
         return self.memory.is_complete(self.memory.seq)
 
     @property
     def is_unfit(self) -> bool:
-        """Whether all ranks have come, and what was made to be sent does not hold."""
+        """Whether all ranks have entered, and the scale of the payloads does not fit."""
         memory = self.memory
         return memory.unfit == memory.seq != seq_of(memory.met)
 
     @property
     def highest(self) -> int:
-        """The largest exponent of any rank that has entered, as handshakes have it."""
+        """The largest exponent of any rank that has entered, as handshakes encode it."""
         words = [word_in(peer.theirs, self.memory.seq) for peer in self.memory.peers]
         return max(exponent_in(word) for word in words)
 
     def end(self, nonfinite: int = 0, gone: int = 0, late: int = 0) -> Packet:
-        """Say that there will be no more exchanges.
+        """Announce that exchanges have ended.
 
-        :param nonfinite: Ranks with values that must not be, a bit each.
-        :param gone: Ranks of which nothing is heard any more.
-        :param late: Ranks that are up, and were waited for in vain.
+        :param nonfinite: Ranks with values that are not finite, a bit each.
+        :param gone: Ranks that went silent.
+        :param late: Ranks that are up but did not enter in time.
         :returns: The kick that has handshakes sent.
         """
         self.memory.nonfinite |= nonfinite
@@ -145,23 +145,23 @@ class Process:
         return self.handshake_kick()
 
     def linger(self) -> Packet:
-        """Be where all ranks come to when they are done: until they have, they may lack something of this one's.
+        """Enter the exchange that all ranks enter when they are done; until they have, they may lack something of this rank.
 
         :returns: The kick that has handshakes sent.
         """
         self.memory.partners = (1 << self.memory.config.ranks) - 1
-        return self.enter(0, 1, 0)  # that all have come is then found to be no exchange
+        return self.enter(0, 1, 0)  # nothing is exchanged in it
 
     @property
     def may_go(self) -> bool:
-        """Whether nobody needs this rank any more, which lingers."""
+        """Whether no rank needs this lingering one any more."""
         memory, everybody = self.memory, (1 << self.memory.config.ranks) - 1
         if memory.has_ended:
             return memory.end_acked | 1 << memory.config.rank == everybody
         return self.is_unfit
 
     def seen(self) -> Seen:
-        """What it sees, for `Policy`."""
+        """The state that `Policy` decides on."""
         memory, config = self.memory, self.memory.config
         peers = memory.peers
         return Seen(
@@ -182,7 +182,7 @@ class Process:
         )
 
     def lacking(self, rank: int) -> list[int]:
-        """Frames that have been sent to a rank, and that it has not acknowledged."""
+        """Frames that were sent to a rank and are not acknowledged."""
         memory, config = self.memory, self.memory.config
         flow, found = memory.flows[config.flow_to(rank)], []
         for number in flow.schedule[: flow.next]:
@@ -192,7 +192,7 @@ class Process:
         return found
 
     def act(self, actions: Actions) -> list[Packet]:
-        """Do what the policy says.
+        """Carry out what the policy says.
 
         :returns: What to ring with.
         """
@@ -205,7 +205,7 @@ class Process:
         return kicked + self.kicks()
 
     def post(self, rank: int, numbers: Sequence[int]) -> None:
-        """Have frames to a rank sent again, or asked about; a kick carries it out."""
+        """Post work requests to retransmit frames to a rank, or to ask about them; a kick carries them out."""
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
         entries = [word_of(self.memory.seq, number) for number in numbers]
         flow.sq = (*flow.sq, *entries)[:SQ_ENTRIES]
@@ -215,7 +215,7 @@ class Process:
         return [self._own(PinchKind.DOORBELL, stream=flow) for flow in self.memory.config.fan]
 
     def handshake_kick(self, attempt: int = 0) -> Packet:
-        """What has handshakes sent."""
+        """The kick that has handshakes sent."""
         return self._own(PinchKind.SEND_HANDSHAKES, attempt=attempt)
 
     def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:

@@ -42,7 +42,7 @@ class Rank(Sender):
     # The link.
 
     def on_link(self, packet: Packet, now_us: int = 0) -> Out:
-        """A frame has come in by the link (``pinch_link``).
+        """A frame has arrived on the link (``pinch_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
         :returns: Where it goes, and what it is then.
@@ -56,7 +56,7 @@ class Rank(Sender):
         return self._receive(packet, now_us)
 
     def on_remote(self, packet: Packet, now_us: int = 0) -> Out:
-        """One of these is on the CPU that it is for (``pinch_remote``)."""
+        """A frame that was handed over is on the right CPU (``pinch_remote``)."""
         self.taken = self.taken + 1 & U32
         return self._receive(packet, now_us, by_link=False)
 
@@ -76,7 +76,7 @@ class Rank(Sender):
     # Frames of embeddings.
 
     def _is_expected(self, packet: Packet) -> bool:
-        """Can a frame of the sender's have this number, sequence number and tag?"""
+        """Are number, sequence number and tag possible for a frame of this sender?"""
         if packet.chunk >= self.config.sources[packet.sender].frames:
             return self._refuse("bad_chunk")
         if packet.seq != self.seq and not self.is_late(packet.seq):
@@ -88,7 +88,7 @@ class Rank(Sender):
         return seq > 0 and seq_after(seq) == self.seq
 
     def verify(self, packet: Packet) -> bool:
-        """Is a frame of embeddings what its sender has sent, and can it be for this exchange?"""
+        """Is a frame of embeddings intact, and does it belong to this exchange?"""
         config, length = self.config, packet.length
         if not self._is_expected(packet):
             return False
@@ -100,14 +100,14 @@ class Rank(Sender):
         return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
 
     def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
-        """Add a verified frame, if it has not come before.
+        """Add a verified frame, unless it has been added.
 
-        :param late: It was of the exchange before, when it was verified.
-        :param by_link: It came to the CPU that aggregates.
+        :param late: It belonged to the exchange before when it was verified.
+        :param by_link: It arrived on the CPU that aggregates.
         """
         peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
         peer.heard += 1
-        # This rank has gone on, so it has all of the one before, which a sender lacks acknowledgements of.
+        # This rank has gone on, so it has all of the exchange before; the sender missed acknowledgements.
         if late:
             return self._acknowledge(packet, by_link)
         claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32)
@@ -121,14 +121,14 @@ class Rank(Sender):
         peer.news += 1
         self.received += 1
         self._check_complete(seq)
-        # Whatever it overtook or was overtaken by, with this one the sender need wait for nothing more.
+        # This frame completes its sender's frames, in whatever order they arrived.
         if packet.flags & ASK or peer.received == frames_in(word_in(peer.theirs, seq)):
             _, answer = self._acknowledge(packet, by_link)
             return Next.BOTH if hubs else Next.LINK, answer
         return (Next.DOORBELL, self._own(packet, PinchKind.WORK)) if hubs else DROP
 
     def _add_rows(self, packet: Packet) -> int:
-        """Add a frame's rows; how many have been set aside."""
+        """Add a frame's rows; return how many were queued as hubs."""
         rows = packet.length // (8 * self.config.words + 4)
         hubs = unused = edges = 0
         for row in self.sink.take(packet.sender, packet.body[: packet.length // 8], rows):
@@ -155,7 +155,7 @@ class Rank(Sender):
     # Acknowledgements.
 
     def _acknowledge(self, packet: Packet, by_link: bool) -> Out:
-        """The frame becomes an acknowledgement to its sender."""
+        """Make the frame an acknowledgement to its sender."""
         stream = NO_STREAM if self._may_overtake(by_link) else packet.stream
         source, first = self.config.sources[packet.sender], ack_first(packet.chunk)
         words = [U32] * ACK_WORDS
@@ -168,11 +168,11 @@ class Rank(Sender):
         return Next.LINK, self._address(answer, packet.sender)
 
     def _may_overtake(self, by_link: bool) -> bool:
-        """May a frame have overtaken others of its stream, which came to another CPU and wait to be handed over?"""
+        """May a frame have overtaken others of its stream, which arrived on another CPU and are being handed over?"""
         return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
-        """Somebody wants to know whether a frame has come."""
+        """A rank asks whether a frame has arrived."""
         if not self._is_expected(packet):
             return False
         if packet.length:
@@ -192,7 +192,7 @@ class Rank(Sender):
         return packet.checksum == packet.good_checksum or self._refuse("bad_checksum")
 
     def _on_ack(self, packet: Packet, now: int) -> bool:
-        """Note what a peer has. Is there anything to send now?"""
+        """Record what a peer has received. Is there anything to send now?"""
         if not self._is_ack(packet):
             return False
         rank, chunk, seq = packet.sender, packet.chunk, packet.seq
@@ -216,11 +216,11 @@ class Rank(Sender):
 
     @staticmethod
     def _up_to(chunk: int, word: int) -> int:
-        """The bits of a bitmap's word that are for no later frame than `chunk`."""
+        """The bits of a bitmap's word for frames up to `chunk`."""
         return U32 if word < chunk // 32 else 0 if word > chunk // 32 else U32 >> 31 - chunk % 32
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
-        """Take the time since a frame was sent, if it was this very sending that has been answered."""
+        """Sample the round trip, if the acknowledgement answers the frame's latest transmission."""
         if sent is None or (sent.seq, sent.stream, sent.serial) != (packet.seq, packet.stream, packet.prev):
             return
         rtt = now - sent.sent_us & U32
@@ -267,7 +267,7 @@ class Rank(Sender):
         return Next.LINK, self._handshake(packet, packet.sender, answer, say)
 
     def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
-        """The sender's exchanges are over, hence this rank's, which its process has to know."""
+        """The sender's exchanges have ended, and so have this rank's: record why, and wake the process."""
         self.end_acked |= 1 << sender
         if nonfinite & ~self.nonfinite or gone & ~self.gone or late & ~self.late:
             self.nonfinite |= nonfinite
@@ -276,7 +276,7 @@ class Rank(Sender):
             self.events.append(0)
 
     def _take_word(self, peer: Peer, word: int) -> bool:
-        """Have a rank's word. Does it let this rank send?"""
+        """Record a rank's word. May this rank send now?"""
         seq = seq_of(word)
         if seq not in (self.seq, seq_after(self.seq)):
             return False
@@ -289,9 +289,9 @@ class Rank(Sender):
         return seq == self.seq and self.meet()
 
     def _answer(self, peer: Peer, seq: int) -> int:
-        """The handshake for a rank that lacks it: that of the exchange asked for, or else this rank's latest."""
+        """The word for a rank that lacks this rank's handshake: that of the exchange asked for, or else its latest."""
         word = word_in(peer.ours, seq)
-        # Who has no partner in somebody may be any number of sequence numbers ahead of it.
+        # A rank that is no partner of the other may be any number of exchanges ahead of it.
         if seq == FIRST < self.seq and not word:
             return word_of(FIRST, 0)
         return word or peer.ours[~seq & 1]
@@ -299,7 +299,7 @@ class Rank(Sender):
     # The doorbell.
 
     def on_doorbell(self, packet: Packet) -> Out:
-        """A frame of this host's own has come to the doorbell's far end (``pinch_doorbell``)."""
+        """A frame of this host has arrived at the doorbell's far end (``pinch_doorbell``)."""
         if self._is_foreign(packet):
             return DROP
         if packet.kind == PinchKind.SEND_HANDSHAKES:
@@ -316,7 +316,7 @@ class Rank(Sender):
             self.count("fanned")
             flow = self.config.fan[place % len(self.config.fan)]
             packet = self._own(packet._replace(stream=flow), PinchKind.DOORBELL)
-        # Where its buffer has no room for what it becomes, the program that sends finds a larger one.
+        # Grow the buffer to a full frame, so that the program that sends need not.
         packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
         # A kick that is no acknowledgement names the CPU that is to send.
         if mine and not self.config.anywhere and packet.stream != self.cpu:

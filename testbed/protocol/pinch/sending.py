@@ -1,4 +1,4 @@
-"""How a kick becomes frames: work requests, what is lost, what is new. Reference model of ``bpf/broadcast.bpf.c``."""
+"""How a kick becomes frames: work requests, lost frames, new frames. Reference model of ``bpf/broadcast.bpf.c``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sender(Work):
     """The program that sends."""
 
     def on_send(self, kick: Packet, now_us: int = 0) -> list[tuple[Next, Packet]]:
-        """A kick becomes frames (``pinch_send``); each is a copy of it, as it is dropped in the end."""
+        """A kick becomes frames (``pinch_send``). Each is a copy, because the kick is dropped in the end."""
         if not self._is_kick(kick):
             return []
         if kick.kind == PinchKind.SEND_HANDSHAKES:
@@ -36,7 +36,7 @@ class Sender(Work):
         return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
     def _send_handshakes(self, kick: Packet) -> list[tuple[Next, Packet]]:
-        """Send handshakes to all partners, or again to those that are behind; announce the end until all know."""
+        """Send handshakes to all partners, or repeat them where something is missing; repeat the end until all know it."""
         waits = self.waits() if kick.attempt else 0
         say = Status(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
         out = []
@@ -52,13 +52,13 @@ class Sender(Work):
                 continue
             blank = kick._replace(body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body)))
             out.append((Next.LINK, self._handshake(blank, rank, word, say)))
-        # The process may have looked for the last handshake before, and have left frames to whoever finds it.
+        # The process may have looked before the last handshake arrived, and have left its frames to this program.
         if self.meet() and self.ready:
             out += [(Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL)) for _ in self.config.fan]
         return out
 
     def _send_all(self, kick: Packet, now: int) -> list[Packet]:
-        """The work requests, then what is lost, then what is new."""
+        """Work requests first, then lost frames, then new ones."""
         out = self._send_requested(kick, now)
         if kick.sender != self.config.rank and kick.sender < self.config.ranks and kick.seq == self.seq:
             out += self._send_holes(kick, now)
@@ -71,7 +71,7 @@ class Sender(Work):
         for wr in requests:
             flow.sq_head += 1
             number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
-            # What has not been sent yet is left alone.
+            # A frame that has not been sent yet is left alone.
             if seq_of(wr) != self.seq or number >= self.ready or last is None or last.seq != self.seq:
                 continue
             to = self.frames[number].to & homes
@@ -83,7 +83,7 @@ class Sender(Work):
         return out
 
     def _send_holes(self, kick: Packet, now: int) -> list[Packet]:
-        """What was sent to a peer before a frame that it has, on the same stream, and has not come, is lost."""
+        """Retransmit frames that are lost: sent to a peer before one that it has, on the same stream, and not acknowledged."""
         out, rank = [], kick.sender
         for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
             last = self.sent.get((self.flow_here, number))
@@ -97,7 +97,7 @@ class Sender(Work):
         return out
 
     def _send_new(self, kick: Packet, now: int) -> list[Packet]:
-        """New frames, as far as the window goes."""
+        """New frames, as far as the window allows."""
         out, flow = [], self.flows[self.flow_here]
         homes = self.config.homes(self.flow_here)
         for _ in range(BATCH):
@@ -130,7 +130,7 @@ class Sender(Work):
         return self._copies(head, to, ask, length)
 
     def _ask_for(self, kick: Packet, number: int, last: Sent, to: int) -> list[Packet]:
-        """Ask the ranks in `to` whether frame `number` has come."""
+        """Ask the ranks in `to` whether frame `number` has arrived."""
         attempt = last.attempt + 1 & 0xFF
         self.sent[self.flow_here, number] = last._replace(attempt=attempt)
         head = self._head(kick, PinchKind.ASK, self.seq, number, attempt)._replace(prev=self._next_serial())

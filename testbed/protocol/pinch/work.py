@@ -1,4 +1,4 @@
-"""What both programs of an exchange do: headers, bitmaps, how ranks meet.
+"""What both programs of an exchange do: headers, bitmaps, handshakes.
 
 Reference model of ``pinch_work.h`` and ``pinch_handshake.h``.
 """
@@ -21,21 +21,21 @@ class Next(Enum):
 
     DROP = auto()
     LINK = auto()
-    """To where it is addressed."""
+    """To the rank that it is addressed to."""
     DOORBELL = auto()
-    """To the doorbell's near end: its far end has it next."""
+    """To the doorbell's near end, from where it reaches the far end."""
     BOTH = auto()
-    """A copy each."""
+    """To the link and the doorbell, a copy each."""
     FAN = auto()
     """To the doorbell, a copy for each flow."""
     CPU = auto()
-    """To another CPU, which goes on with it."""
+    """To another CPU."""
     SEND = auto()
     """To the program that sends."""
 
 
 class Claim(Enum):
-    """What comes of bits that are to be set in a bitmap."""
+    """What became of an attempt to set bits in a bitmap."""
 
     CLAIMED = auto()
     TAKEN = auto()
@@ -43,7 +43,7 @@ class Claim(Enum):
 
 
 class Status(NamedTuple):
-    """``struct pinch_status``: what a rank has to say to all."""
+    """``struct pinch_status``: the part of a handshake that is the same for all ranks."""
 
     seq: int
     waits: int = 0
@@ -59,7 +59,7 @@ class Work(Memory):
     """The part of a rank's programs that both directions need."""
 
     def is_for_me(self, packet: Packet) -> bool:
-        """Is it of this exchange, for this rank, and from another, whose address it has (``is_for_me``)?"""
+        """Is the frame of this exchange, for this rank, and from another rank's address (``pinch_is_for_me``)?"""
         me, sender = self.config.rank, packet.sender
         if self._is_foreign(packet):
             return False
@@ -79,7 +79,7 @@ class Work(Memory):
         return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
 
     def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
-        """Add bits to a bitmap's word, only ever forward in sequence numbers (``bitmap_add``); those that it did not have."""
+        """Add bits to a bitmap's word, only forward in sequence numbers (``bitmap_add``); return those that were new."""
         word = bitmap[index]
         if is_before(seq, seq_of(word)):
             return Claim.STALE, 0
@@ -93,10 +93,10 @@ class Work(Memory):
         word = self.acks[rank * self.config.acked_words + number // 32]
         return bool(bits_of(word, self.seq) >> number % 32 & 1)
 
-    # Meeting.
+    # Handshakes.
 
     def meet(self) -> bool:
-        """Have all partners entered this exchange, and do payloads hold? If not, the process is told; if so, frames go."""
+        """Have all partners entered, and does the scale fit? Then frames may be sent. If not, wake the process."""
         if seq_of(self.met) == self.seq:
             return True
         words = [word_in(peer.theirs, self.seq) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
@@ -111,7 +111,7 @@ class Work(Memory):
         return True
 
     def is_behind(self, rank: int) -> bool:
-        """Has a rank more to say in this sequence number: its handshake, or frames?"""
+        """Does this rank still lack a rank's handshake, or frames, of this sequence number?"""
         word = word_in(self.peers[rank].theirs, self.seq)
         return not word or self.peers[rank].received < frames_in(word)
 
@@ -128,23 +128,23 @@ class Work(Memory):
 
     @property
     def has_ended(self) -> bool:
-        """No exchange will be complete any more."""
+        """Exchanges have ended."""
         return bool(self.nonfinite or self.gone or self.late)
 
     def is_complete(self, seq: int) -> bool:
-        """Whether all has come, is added, and has been acknowledged."""
+        """Whether everything has arrived, is added, and is acknowledged."""
         come = seq_of(self.met) == seq and self.received == self.met & U32 and not self.owed
         return come and self.acked == self.copies
 
     def _check_complete(self, seq: int) -> None:
-        """Wake the process when all is: whatever was last comes here."""
+        """Wake the process once everything is complete; the last event calls this."""
         if self.is_complete(seq):
             self.events.append(seq)
 
     # Headers.
 
     def _handshake(self, packet: Packet, to: int, word: int, say: Status) -> Packet:
-        """The frame becomes a handshake to a rank."""
+        """Turn the frame into a handshake to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word
         head = self._head(packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt)
@@ -155,13 +155,13 @@ class Work(Memory):
         return self._address(head, to, 8)
 
     def _next_serial(self) -> int:
-        """A number for the next frame on this CPU's stream."""
+        """The number of the next frame of this CPU's stream."""
         self.count("serial")
         self.serials[self.cpu] = self.serials.get(self.cpu, 0) + 1 & U32
         return self.serials[self.cpu]
 
     def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
-        """The header of a frame of this rank's, but for its receiver, flags, checksum and length (``write_head``)."""
+        """The header of a frame of this rank, except for receiver, flags, checksum and length (``pinch_write_head``)."""
         config = self.config
         return packet._replace(
             kind=kind,
@@ -180,11 +180,11 @@ class Work(Memory):
         )
 
     def _address(self, packet: Packet, to: int, length: int = 8 * ACK_WORDS) -> Packet:
-        """Address a frame of this rank's to another, and seal it."""
+        """Address a frame of this rank to another, and seal it."""
         return packet._replace(source=self.config.rank, destination=to, receiver=to, length=length).sealed()
 
     def _own(self, packet: Packet, kind: int) -> Packet:
-        """The frame becomes one of this host's own, for the doorbell."""
+        """Turn the frame into one for this host's doorbell."""
         own = packet._replace(kind=kind, receiver=self.config.rank)
         return own._replace(checksum=own.seal)
 
