@@ -137,12 +137,12 @@ ROWS = [
     Row("sequence number after the next", reduce(0, seq=SEQ + 2), {"bad_seq": 1}),
     Row("result of the next sequence number", result(0, seq=NEXT), {"bad_seq": 1}),
     Row("result of the last sequence number", result(0, seq=SEQ - 1), {"bad_seq": 1}),
-    Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
+    Row("chunk beyond the tensor", reduce(6), {"bad_tensor": 1}),
     Row("chunk beyond the maps", reduce(9, seq=NEXT), {"bad_chunk": 1}),
-    Row("nack for a chunk beyond the tensor", nack(7), {"bad_chunk": 1}),
+    Row("nack for a chunk beyond the tensor", nack(7), {"bad_tensor": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
-    Row("length of another tensor", reduce(0, length=LENGTH // 2), {"bad_length": 1}),
+    Row("length of another tensor", packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1), {"bad_tensor": 1}),
     Row("length beyond a chunk", reduce(0, length=2 * LENGTH), {"bad_length": 1}),
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
@@ -600,7 +600,9 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     assert kernel.run("ring_link", probe(2, seq=9, chunk=78, flags=VERIFIED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
     kernel.control.verified = SEQ
-    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK))
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ - 1))
+    assert said_of(kernel, 2) == (9, 9, 0, 78)  # a late answer, which acknowledges the collective before
+    kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)

@@ -1,0 +1,75 @@
+"""Many chunks under heavy random faults, deeper than any exploration gets: the collective still ends with the exact sum."""
+
+import numpy as np
+import pytest
+
+from testbed.protocol.wire import Frame, Kind
+from tests.protocol.network import Network, collectives
+from tests.protocol.test_refusal import cancel
+
+ROUNDS = 3000
+WORDS = 8
+
+
+class Storm:
+    """Faults for every frame, drawn from a seed.
+
+    :param lose: Probability that a frame is lost; a third of that each that it is duplicated or late.
+    :param spoil: Probability that a frame with data gets errors that cancel out in its sum.
+    """
+
+    def __init__(self, network: Network, seed: int, lose: float, spoil: float) -> None:
+        self.network, self.random = network, np.random.default_rng(seed)
+        self.lose, self.spoil = lose, spoil
+        self.spoilt = 0
+
+    def deliver(self) -> None:
+        frame, draw = self.network.in_flight[0], self.random.random()
+        if draw < self.lose:
+            self.network.in_flight.pop(0)
+            return
+        if draw < self.lose * 4 / 3:
+            self.network.in_flight.append(frame.copy())
+        elif draw < self.lose * 5 / 3:
+            self.network.in_flight.append(self.network.in_flight.pop(0))
+            return
+        if frame.header.kind in (Kind.REDUCE, Kind.RESULT) and self.random.random() < self.spoil:
+            self._spoil(frame)
+        self.network.deliver()
+
+    def _spoil(self, frame: Frame) -> None:
+        cancel(frame)
+        self.spoilt += 1
+
+    def run(self) -> None:
+        """Deliver frames until all ranks are done; timers fire only when no frame is in flight."""
+        network = self.network
+        for _ in range(ROUNDS):
+            if network.finished:
+                return
+            quiet = not network.in_flight
+            for index, member in enumerate(network.members):
+                member.step(1 << 30)
+                while member.rank.sq:
+                    network.serve(index)
+            while network.in_flight:
+                self.deliver()
+                for member in network.members:
+                    member.process.stalls = 0 if member.progressed() else member.process.stalls
+            if quiet:
+                network.now_us += 1000
+                for member in network.waiting():
+                    member.process.on_timer(network.now_us)
+        missing = [member.process.total - member.rank.stored for member in network.members]
+        raise AssertionError(f"not done after {ROUNDS} rounds: {missing} chunks are missing")
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize(("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)])
+def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
+    todo = collectives(ranks, [3 * ranks, 2 * ranks], words=WORDS, seed=seed)
+    network = Network(ranks, todo, window=3, nack_holdoff_us=50, upstream=upstream, retransmit_slots=4)
+    storm = Storm(network, seed, lose, spoil)
+    storm.run()
+    assert storm.spoilt > 0
