@@ -31,7 +31,7 @@ BATCH = 500
 LOWER_BYTES = 42  # of Ethernet, IPv4 and UDP
 RANKS = 3
 SIZES = [20_000, 1, 3000]
-REASONS = ("cookie", "receiver", "generation", "chunk", "length", "tensor", "rank", "kind", "checksum")
+REASONS = ("cookie", "receiver", "generation", "chunk", "length", "rank", "kind", "checksum")
 
 
 class Forger:

@@ -48,6 +48,7 @@ from tests.kernel.packets import (
     reduce,
     request,
     result,
+    total_of,
 )
 from tests.kernel.twin import KernelRank
 from tests.native.process import NativeProcess
@@ -107,12 +108,15 @@ REFUSED = {
     "request, next collective": ("not_held", request(1, generation=LATER)),
     "request, a chunk never launched": ("not_held", request(4)),
     "request to begin anew, next collective": ("not_held", request(1, generation=LATER, **ANEW)),
-    "request, a chunk beyond the tensor": ("bad_chunk", request(7)),
+    "request, a chunk beyond the tensor": ("bad_tensor", request(7)),
     "request of a host outside": ("bad_rank", from_outside(request(1))),
     "request to begin anew, another rank's chunk": ("bad_rank", request(0, **ANEW)),
     "no payload": ("bad_length", result(0, length=0)),
     "half a block": ("bad_length", result(0, length=LENGTH - 32)),
-    "payload of another tensor": ("bad_length", result(0, length=LENGTH // 2)),
+    "payload of another tensor": ("bad_tensor", packet(total_of(0)[: LENGTH // 16], kind=Kind.RESULT, chunk=0, hop=2)),
+    "length of another tensor, not sealed": ("bad_checksum", result(0, length=LENGTH // 2)),
+    "tag of another tensor, not sealed": ("bad_checksum", relabel(result(0), tag=TAG ^ 1)),
+    "request for another tensor, not sealed": ("bad_checksum", relabel(request(1), tag=TAG ^ 1)),
     "payload that is not there": ("bad_length", result(0)[:-8]),
     "more payload than a chunk": ("bad_length", result(0, length=0xFFC0)),
     "another tensor": ("bad_tensor", result(0, tag=TAG ^ 1)),
@@ -127,7 +131,7 @@ REFUSED = {
     "probe in this rank's own name": ("bad_rank", probe(RANK)),
     "answer in this rank's own name": ("bad_rank", probe(RANK, Kind.ALIVE)),
     "answer of a rank beyond the mask": ("bad_rank", probe(0, Kind.ALIVE, sender=255)),
-    "chunk beyond the tensor": ("bad_chunk", reduce(TOTAL)),
+    "chunk beyond the tensor": ("bad_tensor", reduce(TOTAL)),
     "chunk beyond the maps": ("bad_chunk", reduce(CHUNKS + 1, generation=LATER)),
     "chunk beyond everything": ("bad_chunk", result(0xFFFFFFFF)),
     "a bell that comes by the link": ("bad_kind", bell()),
@@ -338,7 +342,9 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
             counted[name] += count
     assert verdicts <= {XDP_DROP, XDP_TX, XDP_REDIRECT}  # never XDP_ABORTED
     if program == "ring_link":
-        assert all(counted[reason] for reason, _ in REFUSED.values())
+        reasons = {reason for reason, _ in REFUSED.values()}
+        # What is damaged is never taken for another tensor.
+        assert {reason for reason in reasons if not counted[reason]} == {"bad_tensor"}
         assert counted["stored"] > refused > 0
         assert counted["parked"] > 0
 

@@ -136,12 +136,12 @@ ROWS = [
     Row("generation after the next", reduce(0, generation=GENERATION + 2), {"bad_generation": 1}),
     Row("result of the next generation", result(0, generation=NEXT), {"bad_generation": 1}),
     Row("result of the last generation", result(0, generation=GENERATION - 1), {"bad_generation": 1}),
-    Row("chunk beyond the tensor", reduce(6), {"bad_chunk": 1}),
+    Row("chunk beyond the tensor", reduce(6), {"bad_tensor": 1}),
     Row("chunk beyond the maps", reduce(9, generation=NEXT), {"bad_chunk": 1}),
-    Row("request for a chunk beyond the tensor", request(7), {"bad_chunk": 1}),
+    Row("request for a chunk beyond the tensor", request(7), {"bad_tensor": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
-    Row("length of another tensor", reduce(0, length=LENGTH // 2), {"bad_length": 1}),
+    Row("length of another tensor", packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1), {"bad_tensor": 1}),
     Row("length beyond a chunk", reduce(0, length=2 * LENGTH), {"bad_length": 1}),
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
@@ -599,7 +599,9 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     assert kernel.run("ring_link", probe(2, generation=9, chunk=78, flags=SETTLED)).retval == XDP_TX
     assert said_of(kernel, 2) == (9, 9, 0, 78)
     kernel.control.settled = GENERATION
-    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD))
+    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD, tag=GENERATION - 1))
+    assert said_of(kernel, 2) == (9, 9, 0, 78)  # an answer that is late: it was told of the collective before
+    kernel.run("ring_link", probe(2, Kind.ALIVE, generation=9, chunk=78, flags=TOLD, tag=GENERATION))
     assert said_of(kernel, 2) == (9, 9, GENERATION, 78)
     kernel.run("ring_link", probe(2, Kind.ALIVE, generation=8, chunk=5))
     assert said_of(kernel, 2) == (9, 9, GENERATION, 78)

@@ -1,0 +1,75 @@
+"""Many chunks under heavy faults, at random: deeper than any exploration gets, and it has to end with the exact sum all the same."""
+
+import numpy as np
+import pytest
+
+from testbed.protocol.wire import Frame, Kind
+from tests.protocol.network import Network, collectives
+from tests.protocol.test_refusal import cancel
+
+ROUNDS = 3000
+WORDS = 8
+
+
+class Storm:
+    """Meets every frame with faults, by a seed.
+
+    :param lose: Probability that a frame is lost; that it comes twice, or late, is a third of that each.
+    :param spoil: Probability that data gets errors which cancel out in its sum.
+    """
+
+    def __init__(self, network: Network, seed: int, lose: float, spoil: float) -> None:
+        self.network, self.random = network, np.random.default_rng(seed)
+        self.lose, self.spoil = lose, spoil
+        self.spoilt = 0
+
+    def deliver(self) -> None:
+        frame, draw = self.network.flying[0], self.random.random()
+        if draw < self.lose:
+            self.network.flying.pop(0)
+            return
+        if draw < self.lose * 4 / 3:
+            self.network.flying.append(frame.copy())
+        elif draw < self.lose * 5 / 3:
+            self.network.flying.append(self.network.flying.pop(0))
+            return
+        if frame.header.kind in (Kind.REDUCE, Kind.RESULT) and self.random.random() < self.spoil:
+            self._spoil(frame)
+        self.network.deliver()
+
+    def _spoil(self, frame: Frame) -> None:
+        cancel(frame)
+        self.spoilt += 1
+
+    def run(self) -> None:
+        """Timers fire only when nothing moves."""
+        network = self.network
+        for _ in range(ROUNDS):
+            if network.finished:
+                return
+            quiet = not network.flying
+            for index, member in enumerate(network.members):
+                member.step(1 << 30)
+                while member.rank.orders:
+                    network.serve(index)
+            while network.flying:
+                self.deliver()
+                for member in network.members:
+                    member.process.stalls = 0 if member.progressed() else member.process.stalls
+            if quiet:
+                network.now_us += 1000
+                for member in network.waiting():
+                    member.process.on_timer(network.now_us)
+        missing = [member.process.total - member.rank.stored for member in network.members]
+        raise AssertionError(f"not done after {ROUNDS} rounds: {missing} chunks are missing")
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize(("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)])
+def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
+    todo = collectives(ranks, [3 * ranks, 2 * ranks], words=WORDS, seed=seed)
+    network = Network(ranks, todo, window=3, holdoff_us=50, upstream=upstream, kept=4)
+    storm = Storm(network, seed, lose, spoil)
+    storm.run()
+    assert storm.spoilt > 0
