@@ -142,7 +142,11 @@ ROWS = [
     Row("nack for a chunk beyond the tensor", nack(7), {"bad_tensor": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
-    Row("length of another tensor", packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1), {"bad_tensor": 1}),
+    Row(
+        "length of another tensor",
+        packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1),
+        {"bad_tensor": 1},
+    ),
     Row("length beyond a chunk", reduce(0, length=2 * LENGTH), {"bad_length": 1}),
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),
