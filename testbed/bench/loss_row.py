@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def retransmissions(self) -> float | None:
-        """Frames sent again in one iteration, of all ranks."""
+        """Frames retransmitted in one iteration, by all ranks."""
         return self.sent.retransmissions / len(self.times) if self.times else None
 
     @property

@@ -33,7 +33,7 @@ class Counters:
     :param packets: Frames. For sockets these are what the network device counts: with TSO one "packet" is a
         super-packet of up to 64 KiB.
     :param wire_bytes: Bytes of these frames with their Ethernet headers.
-    :param retransmissions: Frames (sockets: TCP segments) sent again.
+    :param retransmissions: Retransmitted frames (sockets: TCP segments).
     """
 
     packets: int = 0

@@ -9,7 +9,7 @@ __all__ = ["read_counters"]
 
 
 def read_counters(ifname: str) -> Counters:
-    """Read a device's cumulative counters of sent frames, and TCP's of segments sent again.
+    """Read a device's cumulative counters of sent frames, and TCP's of retransmitted segments.
 
     ``/proc/net`` is of the reader's own network namespace whatever is mounted on /sys. A socket buffer that
     the device takes whole because of TSO counts as one packet with one header.

@@ -100,7 +100,7 @@ class TcpPull(TcpExchange):
 class TcpPush(TcpExchange):
     """``tcp-push``: every rank sends its rows to the ranks that need them, over plain TCP: the baseline for `pinch`.
 
-    One message per peer and exchange; who needs what was settled with the halo.
+    One message per peer and exchange; the halo says which rank needs what.
     """
 
     name: ClassVar[str] = "tcp-push"

@@ -127,7 +127,7 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
 	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
-	/* Whose handshake is the last rings, too, and comes later than this look. */
+	/* The last handshake is a kick, too, and arrives after this look. */
 	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == seq_of(p->control->progress))
 		error = pinch_kick(p);
 	p->quantize_ns += filled - began;

@@ -22,7 +22,7 @@ average, each at least a round trip. It always ends; in time for a soak if a pha
 
 _RANK = 60e-6  # seconds per rank and collective: two cores serve all ranks
 _FRAME = 3e-6  # seconds per frame and hop
-_LOSS = 1.5e-3  # seconds until a frame that is lost has been sent again
+_LOSS = 1.5e-3  # seconds until a lost frame has been retransmitted
 _TRY = 4e-3  # seconds of a phase that an owner starts over
 _TOKENS = 192  # frames in flight
 

@@ -400,7 +400,7 @@ def test_blocks_around_the_mtu(mtu) -> None:
 
 @net
 def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
-    """From a host outside: all that the first group sent is sent again while the second works, which has another cookie.
+    """From a host outside: all frames of the first group are replayed while the second works, which has another cookie.
 
     Sequence numbers begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does
     not.

@@ -172,7 +172,7 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
     doorbells = 1 + EARLY_SLOTS // constant("RING_FAN_LARGE")
     for ranks in spent.values():
         for rank in ranks:
-            # A look rings for probes, and for what has to be sent again: a window's chunks at most.
+            # A look kicks for probes, and for retransmissions: a window's chunks at most.
             bound = BLOCKS * doorbells + 64 + 1 + (2 + doorbells) * (rank["looks"] + 1)
             assert 0 < rank["syscalls"] <= bound
 

@@ -226,7 +226,7 @@ def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, word
 
 @both_lanes
 def test_a_scale_that_is_outgrown_or_wasted(hosts, lanes) -> None:
-    """All begin anew, and the scale is that of the magnitudes then; in between, the one that holds."""
+    """All ranks start over with a scale for the new magnitudes; in between the old one stays."""
     graph = draw_partitioned(0, 300, 2000, 4)
     inputs, exponents, scale = [], [], None
     for power in (0, 3, 2, 0, -1, -1, -20, -20, 0):

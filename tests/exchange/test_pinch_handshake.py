@@ -1,4 +1,4 @@
-"""How ranks enter and leave exchanges on real hosts: whoever is late, lost, alone, or gone is met as it should be."""
+"""How ranks enter and leave exchanges on real hosts, if one is late, lost, alone, or gone."""
 
 import threading
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
 
 
 def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
-    """Also who has lost the handshake of a rank that has raised its error and closed."""
+    """Also a rank that lost the handshake of one that has raised its error and closed."""
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     x[graph.halos[0].owned] = np.inf

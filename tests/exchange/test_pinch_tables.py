@@ -96,7 +96,7 @@ def test_weights_never_let_an_accumulator_overflow(weights, bits) -> None:
     assert max(map(abs, integers)) < 1 << 31
     most = (1 << (bits - 1)) - 1
     assert most * sum(map(abs, integers)) < 1 << (2 * bits - 1)
-    # And the scale is no smaller than that asks for.
+    # And the scale is no smaller than necessary.
     if np.abs(weights).any():
         assert max(map(abs, integers)) >= (1 << 31) - 2 or sum(map(abs, integers)) >= (1 << bits) - len(weights) - 1
 

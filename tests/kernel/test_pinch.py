@@ -365,7 +365,7 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
         for flag in (0, WR_ASK):
             port.post(0, np.array([to_both | flag]))
         loaded.run(1, "pinch_send", kick)
-        assert received(tap) == []  # what has not been sent is not sent again, nor asked for
+        assert received(tap) == []  # frames that have not been sent are neither retransmitted nor asked about
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
             for flag, kind in ((WR_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
@@ -385,7 +385,7 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
 
 
 def test_each_attempt_is_another(loaded) -> None:
-    """Whether the frame is sent or asked for; also where their numbers begin anew, it is one sent again."""
+    """Each retransmission and each ask raises the attempt, across its wrap."""
     loaded.open(1, SEQ)
     port = loaded.ports[1]
     put_out(loaded, 1, range(loaded.publish(1)))
@@ -417,7 +417,7 @@ def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
 
 
 def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
-    """And sent again at once; what was sent after the frame that has come, or on another stream, is not."""
+    """And retransmitted at once; frames sent after the acknowledged one, or on another stream, are not."""
     long.open(1, SEQ)
     port = long.ports[1]
     count = long.publish(1)
@@ -434,7 +434,7 @@ def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
         assert [(header.chunk, header.attempt, header.flags) for header in again] == [(20, 1, ASK), (50, 1, ASK)]
         assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
         long.run(1, "pinch_send", kick)
-        assert received(tap) == []  # that was before they were sent again
+        assert received(tap) == []  # that was before they were retransmitted
         later = ack(port, 0, 63, sorted(have), prev=int(records["serial"][50]) + 1)
         long.run(1, "pinch_send", long.link(1, later).data.ljust(len(kick), b"\0"))
         assert [decode(data).header.chunk for data in received(tap)] == [20, 30, 50, 62]

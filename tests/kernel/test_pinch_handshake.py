@@ -140,7 +140,7 @@ def test_a_handshake_counts_once(loaded) -> None:
 
 
 def test_who_has_not_entered_says_what_it_did_last(loaded) -> None:
-    """So that whoever waits knows that it lives."""
+    """So that a waiting rank knows that it is up."""
     port = loaded.ports[0]
     asking = handshake(port, 1, 3, seq=SEQ + 1, flags=ASK)
     assert loaded.link(0, asking).retval == XDP_DROP  # it has never entered any

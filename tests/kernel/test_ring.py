@@ -350,9 +350,9 @@ ROWS = [
     Row("nack for a chunk not launched", nack(4), {"not_held": 1}),
     Row("nack of the collective before", nack(1, seq=SEQ - 1), {"not_held": 1}),
     Row("nack of the next collective", nack(1, seq=NEXT), {"not_held": 1}),
-    # Nacks to begin anew.
+    # Restart nacks.
     Row(
-        "nack to begin anew",
+        "restart nack",
         nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1, "attempt": 1},
@@ -367,7 +367,7 @@ ROWS = [
         before=(nack(1, **ANEW),),
     ),
     Row(
-        "nack to begin anew after another round",
+        "restart nack after another round",
         nack(1, round=1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 2, "attempt": 2},
@@ -375,7 +375,7 @@ ROWS = [
         before=(nack(1, **ANEW),),
     ),
     Row(
-        "nack to begin anew what is done, before the process has looked",
+        "restart nack for a stored result, not verified yet",
         nack(1, **ANEW),
         SENT | {"resent": 1, "restarted": 1},
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
@@ -383,7 +383,7 @@ ROWS = [
         before=(result(1),),
     ),
     Row(
-        "nack to begin anew what was verified",
+        "restart nack for a verified result",
         nack(1, **ANEW),
         SENT | {"resent": 1, "answered": 1},
         ANSWER | {"round": 1},
@@ -391,8 +391,8 @@ ROWS = [
         before=(result(1),),
         verified=True,
     ),
-    Row("nack to begin anew a chunk not launched", nack(4, **ANEW)),
-    Row("nack to begin anew in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
+    Row("restart nack for a chunk not launched", nack(4, **ANEW)),
+    Row("restart nack in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
     # Probes.
     Row(
         "probe of the rank behind",
@@ -750,8 +750,8 @@ def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
 
 
-def test_partial_sums_are_kept_until_their_result_is_here() -> None:
-    """Slots are shared: what may still be needed is not pushed out, and what has no slot is made anew when asked for."""
+def test_partial_sums_are_saved_until_their_result_is_here() -> None:
+    """Slots are shared: a partial sum that may still be needed stays, and one without a slot is restarted when nacked."""
     with loaded(upstream=True, retransmit_slots=1) as both:
         kernel, _ = both
         prepare(*both)
@@ -766,7 +766,7 @@ def test_partial_sums_are_kept_until_their_result_is_here() -> None:
         assert kernel.counters()["unsaved"] == 1
         run = kernel.run("ring_link", nack(3))
         assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
-        # Whoever asks for the other one now has got it, as without it there would be no result: so that is the answer.
+        # A rank that nacks the other chunk now has its partial sum, or there would be no result; so the answer is the result.
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.RESULT
 
 
@@ -825,7 +825,7 @@ def test_nacks_of_many_ranks_are_answered_once(kernel) -> None:
     assert changes(kernel.counters()) == SENT | {"resent": 1}
     kernel.records["resent_us"][1] -= 61_000_000
     assert kernel.run("ring_link", nack(1)).retval == XDP_TX
-    # Who asks for a result from now on can have it.
+    # Nacks for a result are answered from now on.
     kernel.run("ring_link", result(1))
     assert kernel.run("ring_link", nack(1)).retval == XDP_TX
     assert kernel.run("ring_link", nack(1)).retval == XDP_DROP

@@ -91,7 +91,7 @@ def test_frames_of_one_kind(fabric, workers, faults, words):
         with faults(words) as injected:
             exchange.check([embeddings(turn, graph, 64) for turn in range(TURNS)])
         assert_faults_fired(injected)
-        # Who lacks an acknowledgement asks for it; there is nothing to be sent again.
+        # A rank that lacks an acknowledgement asks for it; nothing is retransmitted.
         assert (exchange.measures()["resent"] > 0) == ("embed" in words)
 
 
@@ -116,7 +116,7 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
     arguments = dict(zip(exchange.names, exchange.arguments([embeddings(0, graph, 64)]), strict=True))
     errors = {}
     with faults("kill host=h2 at=50ms", "drop p=0.01"):
-        while len(errors) < 3:  # who has all already fails in the next exchange
+        while len(errors) < 3:  # a rank that is complete fails in the next exchange
             start = time.monotonic()
             outcomes = workers.call_all(aggregate_in, arguments, timeout=WITHIN, errors="return")
             assert time.monotonic() - start < 2 * TIMEOUT

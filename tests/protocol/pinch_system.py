@@ -74,7 +74,7 @@ class Scene:
         return (turn + 1) << 16 | (sender + 1) << 8 | number + 1 | HUB * self.hubs
 
     def to(self, turn: int, sender: int) -> list[int]:
-        """For each of a rank's frames the ranks that it is for, a bit each: frame n is for whoever gets more than n."""
+        """For each of a rank's frames its ranks, a bit each: frame n is for the ranks that get more than n."""
         counts = self.frames[turn][sender]
         return [sum(1 << rank for rank in range(self.ranks) if counts[rank] > number) for number in range(max(counts))]
 
@@ -559,7 +559,7 @@ class Exchanges(System[State]):
             yield self._do(early, f"{FAULT}rank {rank}: timer, early", rank, "timer")
 
     def _is_sure(self, rank: int, each: Parts) -> bool:
-        """The timeout is that long: whoever can answer has done so."""
+        """The timeout is long enough for every rank that can answer."""
         policy, seen = self.ranks.policy(rank, each), self.ranks.processes[rank].seen()
         return policy is not None and not policy.look(seen) and policy.has_asked and policy.is_sure(seen)
 

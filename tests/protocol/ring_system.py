@@ -61,7 +61,7 @@ def _values(header: Header) -> tuple[int, ...]:
     return tuple(getattr(header, name) for name in _FIELDS)
 
 
-class Parking(dict):
+class EarlyFrames(dict):
     """Slots; most are free."""
 
     def __missing__(self, slot: int) -> None:
@@ -514,7 +514,7 @@ class RingSystem(System[State]):
         rank.streams = [Stream(*s.stream)]
         rank.nacks = [Nacks(0, _queue(s.fresh), _queue(s.again))]
         rank.ranks = [Peer(*peer) for peer in s.peers]
-        rank.early_frames = Parking()
+        rank.early_frames = EarlyFrames()
         for slot, frame in s.early_frames:
             rank.early_frames[slot] = _thaw_frame(frame)
         process = self.process_class(rank, self.scene.window)

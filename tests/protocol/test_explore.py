@@ -78,7 +78,7 @@ class TrustsTheHeader(TinyRank):
 
 
 class ForgetsRounds(TinyRank):
-    """A reduce-scatter phase that begins anew is not told from the one before."""
+    """A reduce-scatter phase that starts over is not told from the one before."""
 
     def _restart(self, w: Work, round_: int) -> Frame | None:
         return self._launch(w, round_, again=True)
@@ -123,7 +123,7 @@ MUTANTS = {
     "a seal without the collective's number": (mutant(TrustsTheHeader), Scene(faults=("flip", "duplicate", "delay"))),
     "rounds that are not told apart": (mutant(ForgetsRounds), Scene(budget=Budget(1), eager=True, faults=("unseen",))),
     "nothing but losses that are known": (mutant(SaysNothing, AsksForNothingBlindly), Scene(eager=True, faults=("lose",))),
-    "nobody stays for who lacks something": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
+    "no rank lingers": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
     "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
 }
 

@@ -54,7 +54,7 @@ def heard(rank: Rank) -> list[int]:
 
 
 def test_who_has_not_entered_is_absent() -> None:
-    """Who has gone on has been here; who has said nothing has not."""
+    """A rank that has gone on has been here; one that has said nothing has not."""
     peers = [Peer(), Peer(seq=NOW), Peer(seq=NOW - 1), Peer(seq=NOW + 1), Peer()]
     assert absent(0, NOW, peers) == [2, 4]
 

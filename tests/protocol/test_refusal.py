@@ -40,7 +40,7 @@ def mark_verified(network: Network) -> None:
 
 
 def look(network: Network, index: int) -> None:
-    """A process looks at its results and asks for what it refuses, and all frames arrive before anybody else looks."""
+    """One process verifies, and nacks what it refuses; all frames arrive before another process verifies."""
     network.members[index].step()
     serve(network, index)
     mark_verified(network)
@@ -116,7 +116,7 @@ def test_who_has_looked_answers_a_refusal_with_its_result(upstream):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
-    """The sum goes on to who lacks it. It may be as wrong as the one that was refused."""
+    """The sum goes on to the rank that lacks it. It may be as wrong as the refused one."""
     network = stored(3, 3, wrong=False, upstream=True)
     last = network.members[2]
     last.step()
@@ -178,7 +178,7 @@ def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verifie
     refusing.rank.results[0][0] ^= np.uint64(1)  # as if two errors on its last hop had cancelled out
     refusing.step()
     serve(network, 1)
-    network.deliver()  # to the owner, which begins anew
+    network.deliver()  # to the owner, which starts over
     owner.step()
     assert owner.current is None
     network.deliver()

@@ -105,7 +105,7 @@ def test_what_is_left_out_of_it_shows(options: dict[str, bool], what: str, moves
 
 
 class Door(System[str]):
-    """Whoever goes left gets out by luck alone, or not at all."""
+    """After a step to the left the end is reached by luck alone, or not at all."""
 
     def __init__(self, luck: str | None) -> None:
         self.luck = luck

@@ -245,7 +245,7 @@ class RingPort:
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:
-        """Sleep until ``target`` results are stored (True), or time is up (False); have what is missing sent again."""
+        """Sleep until ``target`` results are stored (True), or time is up (False); recover what is missing."""
         result = self._wait(self._ring, target, int(seconds * 1e9))
         self._check(-result if result < 0 else 0)
         return bool(result)
@@ -267,7 +267,7 @@ class RingPort:
         ]
 
     def forget(self, seq: int) -> None:
-        """What is stored of collectives before ``seq`` must not pass for results to come, when numbers begin anew."""
+        """Reset what is stored of collectives before ``seq``, so that it does not pass for future results when numbers wrap."""
         for name in ("reduced", "result"):
             words = self.records[name]
             words[words >> np.uint64(32) != seq] = 0

@@ -1,6 +1,6 @@
 """What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name, stays while it is needed.
 
-What is missing is sent again without it: by the programs, and by ``testbed/native/ring_wait.h`` while the process waits.
+Missing frames are recovered without it: by the programs, and by ``testbed/native/ring_wait.h`` while the process waits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Recovery:
         :param seq: The last collective, which this rank is done with.
         """
         port, spec = self.port, self.port.spec
-        # A sum is whole only once all have met. Without any, others may not have seen that this rank is there.
+        # A sum shows that all ranks have met. The first sequence number has none, so others may not have seen this rank.
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others

@@ -2,7 +2,7 @@
 
 Receivers keep their accumulators from one exchange to the next, and frames carry by how much a vertex has changed since it was
 last sent: integers, so that no error builds up. That needs one scale for all differences; when magnitudes have outgrown it, or
-have become so small that it is wasted on them, all begin anew.
+have become so small that it wastes bits, all ranks start over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``pinch``: embeddings broadcast by a TC program and summed up by an XDP program; see docs/pinch.md.
 
-The process quantizes what others need into memory that it shares with the kernel, rings, sleeps, and reads the sums; everything
+The process quantizes what others need into memory that it shares with the kernel, kicks, sleeps, and reads the sums; everything
 between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
 """
 

@@ -168,7 +168,7 @@ class PinchPort(Closing):
         self._consumer, self._producer, _ = self._events.ring_buffer()
 
     def _connect(self, numbers: Numbers) -> None:
-        """Open the doorbell, and the C that rings it (``testbed/native/pinch.c``)."""
+        """Open the doorbell, and the native code that kicks it (``testbed/native/pinch.c``)."""
         shared = self._receive.maps
         seen, hub_queue, sent = (shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
         here = self.homes[self.group.rank]
@@ -218,7 +218,7 @@ class PinchPort(Closing):
         self._library = library
 
     def address(self, bundles: Bundles) -> None:
-        """Say who gets which frame, and of whom acknowledgements are asked for; from the next `enter` on."""
+        """Set the ranks of each frame, and which frames ask for acknowledgements, from the next `enter` on."""
         parts = self.layout.parts
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
@@ -255,25 +255,25 @@ class PinchPort(Closing):
         self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int | None, holds: range) -> None:
-        """Tell all partners that this rank takes frames in, its largest exponent, and how many frames it has for each.
+        """Tell all partners that this rank accepts frames, its largest exponent, and how many frames it has for each.
 
         :param exponent: None: it has values that are not finite.
-        :param holds: Largest exponents of any rank's with which payloads can be sent as they will be made.
+        :param holds: Range of the group's largest exponent in which payloads can be sent as they will be filled.
         """
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         lowest, highest = (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def send_handshakes(self, attempt: int) -> None:
-        """Have handshakes sent to partners that have more to say, or if exchanges have ended, to all that do not know.
+        """Repeat handshakes to partners from which something is missing, or, if exchanges have ended, to ranks that do not know it.
 
         :param attempt: 1 or more.
         """
-        self.doorbell.send_handshakes((attempt - 1) % 255 + 1)  # another each time: faults know frames by it
+        self.doorbell.send_handshakes((attempt - 1) % 255 + 1)  # different each time, because fault rules match on it
 
     @property
     def handshakes(self) -> NDArray[np.uint64]:
-        """What each rank has said as it entered; 0: it has not."""
+        """Each rank's handshake; 0: none has arrived."""
         words: NDArray[np.uint64] = self.peers["theirs"][:, self.seq & 1].copy()
         words[words >> np.uint64(32) != self.seq] = 0
         return words
@@ -290,11 +290,11 @@ class PinchPort(Closing):
         return [rank for rank, word in enumerate(self.handshakes.tolist()) if exponent_in(word) == NOT_FINITE]
 
     def end(self, nonfinite: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
-        """Tell all ranks that there will be no more exchanges.
+        """Tell all ranks that exchanges have ended.
 
-        :param nonfinite: Ranks with values that must not be.
-        :param gone: Ranks of which nothing is heard any more.
-        :param late: Ranks that are up, and were waited for in vain.
+        :param nonfinite: Ranks with values that are not finite.
+        :param gone: Ranks that went silent.
+        :param late: Ranks that are up but did not enter in time.
         """
         masks = (sum(1 << rank for rank in ranks) for ranks in (nonfinite, gone, late))
         self.doorbell.check(self._library.pinch_end(self._address, *masks))
@@ -390,7 +390,7 @@ class PinchPort(Closing):
         self.kick(actions.work)
 
     def post(self, rank: int, numbers: NDArray[np.int64]) -> None:
-        """Have frames for a rank sent again if it lacks them, or asked about; `ring` carries it out."""
+        """Post work requests to retransmit frames that a rank lacks, or to ask about them; a kick carries them out."""
         number = self.homes[rank]
         flow = self.flows[number]
         room = SQ_ENTRIES - (int(flow["sq_tail"]) - int(flow["sq_head"])) % (1 << 32)

@@ -32,7 +32,7 @@ __all__ = ["Process"]
 class Process:
     """One rank's process.
 
-    What it rings with comes back as packets, for `Rank.on_doorbell`.
+    Its kicks are returned as packets, for `Rank.on_doorbell`.
 
     :param every: One in so many frames for a rank asks for an acknowledgement.
     """
@@ -107,7 +107,7 @@ class Process:
         """Let all frames be sent.
 
         :param count: Only the first so many.
-        :returns: Kicks to ring with; none if the last handshake is still to come, which rings by itself.
+        :returns: Kicks; none if the last handshake has yet to arrive, which is a kick itself.
         """
         memory = self.memory
         memory.copies = sum(frame.copies for frame in memory.frames[:count])
@@ -194,7 +194,7 @@ class Process:
     def act(self, actions: Actions) -> list[Packet]:
         """Carry out what the policy says.
 
-        :returns: What to ring with.
+        :returns: Kicks.
         """
         kicked = [self.handshake_kick((actions.handshake - 1) % 255 + 1)] if actions.handshake else []
         for ask, numbers in ((WR_ASK, actions.asks), (0, actions.resends)):
