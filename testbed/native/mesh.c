@@ -1,9 +1,9 @@
 // One exchange of rows among ranks over connected TCP sockets: the loop of testbed/exchange/mesh.py.
 //
-// A rank sends each peer the rows that it needs (push), or requests rows from each peer for rows by the numbers of their vertices, and answers what
-// it is asked (pull). All peers are served at once, so that no two ranks wait for each other to read. A peer's rows go straight to
-// where they are wanted. Once all is handed to the kernel there is only to receive: one system call a peer, which sleeps in the kernel
-// until everything is there.
+// A rank sends each peer the rows that the peer needs (push), or requests rows from each peer by the numbers of their vertices and answers
+// requests (pull). All peers are served at once, so that no two ranks wait for each other to read. A peer's rows go straight to their
+// place. Once the kernel has all data to send, only receiving is left: one system call per peer, which sleeps in the kernel until
+// everything has arrived.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@ static int again(void)
 	return errno == EAGAIN || errno == EINTR;
 }
 
-// Enter a step, or the first one behind it that there is anything to do in.
+// Enter a step, or the first later one that has anything to do.
 static void enter(struct mesh_flow *f, uint32_t step, int requests, int moves)
 {
 	if (step == MESH_REQUESTING && !requests)
@@ -67,7 +67,7 @@ static void gather(const struct mesh *m, struct mesh_peer *p, const char *x)
 	p->gathered += count * m->row_bytes;
 }
 
-// The rest of a message of which `done` bytes are behind us, as far as `payload` goes.
+// The rest of a message of which `done` bytes are finished, as far as `payload` goes.
 static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done, char *payload, uint64_t bytes)
 {
 	uint64_t skip = done < sizeof(*header) ? done : sizeof(*header);
@@ -164,7 +164,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 	return MESH_FINE;
 }
 
-// Wait until something can be moved, and receive what has come.
+// Wait until data can be moved, and receive what has arrived.
 static int wait_and_receive(struct mesh *m)
 {
 	struct pollfd fds[MAX_PEERS];
@@ -199,7 +199,7 @@ static int wait_and_receive(struct mesh *m)
 	return MESH_FINE;
 }
 
-// Receive all that is still due, a peer at a time: what the others send meanwhile waits in the kernel.
+// Receive the rest, one peer at a time; meanwhile the data of other peers waits in the kernel.
 static int receive_rest(struct mesh *m)
 {
 	for (uint32_t i = 0; i < m->peers; i++) {
@@ -217,7 +217,7 @@ static int receive_rest(struct mesh *m)
 	return MESH_FINE;
 }
 
-// Do one exchange of the rows of `x`. Returns an outcome; errno says more where a peer is gone.
+// Do one exchange of the rows of `x`. Returns an outcome; errno says more if a peer is gone.
 int mesh_exchange(struct mesh *m, const char *x);
 
 int mesh_exchange(struct mesh *m, const char *x)

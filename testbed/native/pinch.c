@@ -8,7 +8,7 @@
 #include "lib/seq.h"
 #include "pinch_numbers.h"
 
-/* Ring for every flow, by one system call. Returns 0 or an errno. */
+/* Kick every flow, with one system call. Returns 0 or an errno. */
 int pinch_kick(struct pinch *p)
 {
 	struct mmsghdr messages[p->kick_count];
@@ -28,7 +28,7 @@ static int kick_handshakes(const struct pinch *p)
 	return send(p->doorbell, p->handshake_kick, p->handshake_kick_length, 0) < 0 ? errno : 0;
 }
 
-/* Reset words that are of neither of two sequence numbers. Programs may be at work. */
+/* Reset words that carry neither of two sequence numbers. Programs may be running. */
 static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t seq, uint64_t empty)
 {
 	for (uint32_t i = 0; i < count; i++) {
@@ -39,7 +39,7 @@ static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t
 	}
 }
 
-/* Reset all that carries the number of neither of two sequence numbers: must_forget of testbed/protocol/sequence.py says why and when. */
+/* Reset all that carries neither of two sequence numbers; must_forget of testbed/protocol/sequence.py says why and when. */
 static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 {
 	uint64_t empty = word_of(before, 0);
@@ -56,13 +56,13 @@ static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 			p->sent[i].seq = 0;
 }
 
-/* Take frames of a sequence number in from here on; there is nothing to send yet.
+/* Accept frames of a sequence number from here on; there is nothing to send yet.
  *
- * All of the one before has come and has been acknowledged, so nothing counts any more. Others' frames of this one count from the moment that
- * `progress` says so, hence all counts begin before it; but kicks must find no frame to send before they find `next` at its beginning.
+ * All frames of the exchange before have arrived and are acknowledged, so its counts are no longer needed. Frames of this one count from the moment
+ * that `progress` names it, so all counts are reset before; but kicks must find no frame to send before they find `next` reset.
  *
- * A program that sends may have begun before. It would put frames of the sequence number to come under the number of the one that is over, for a rank
- * that is still in that one to add up: so the process, which changes frames from here on, waits for its end, a few microseconds at most.
+ * A program that sends may have begun before. It could send data of the new exchange under the old sequence number, to a rank that is still in
+ * the old one and would add it. So the process, which changes frames from here on, waits for that program to end, a few microseconds at most.
  */
 void pinch_open(struct pinch *p, uint32_t seq)
 {
@@ -84,9 +84,9 @@ void pinch_open(struct pinch *p, uint32_t seq)
 		p->flows[i].next = p->flows[i].in_flight = 0;
 }
 
-/* Say to all partners that this rank has entered. Returns 0 or an errno.
+/* Enter the exchange: send handshakes to all partners. Returns 0 or an errno.
  *
- * exponent: of its largest value, as handshakes have it; lowest, highest: of all ranks', with which payloads can be sent.
+ * exponent: of its largest value, as handshakes encode it; lowest, highest: bounds of the largest exponent of all ranks with which payloads can be sent.
  */
 int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
 {
@@ -101,7 +101,7 @@ int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t hi
 	return kick_handshakes(p);
 }
 
-/* The largest exponent of any rank that has entered, as handshakes have it. */
+/* The largest exponent of any rank that has entered, as handshakes encode it. */
 uint32_t pinch_highest(const struct pinch *p)
 {
 	uint32_t seq = seq_of(p->control->progress);
@@ -117,7 +117,7 @@ uint32_t pinch_highest(const struct pinch *p)
 	return highest;
 }
 
-/* Fill all frames of `bundles` bundles and have them sent. Returns 0 or an errno. */
+/* Fill all frames of `bundles` bundles, publish them, and kick. Returns 0 or an errno. */
 int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts, uint32_t bundles, double factor, int32_t *last)
 {
 	uint32_t frames = bundles * p->format.parts;
@@ -135,7 +135,7 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 	return error;
 }
 
-/* Whether all has come, been added, and been acknowledged. */
+/* Has everything arrived, been added, and been acknowledged? */
 bool pinch_done(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
@@ -143,7 +143,7 @@ bool pinch_done(const struct pinch *p)
 	return seq_of(c->met) == seq_of(c->progress) && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
 }
 
-/* Whether all ranks have come, and what was made to be sent does not hold. */
+/* Have all ranks entered, and does the scale of the payloads not fit? */
 static bool is_unfit(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
@@ -151,7 +151,7 @@ static bool is_unfit(const struct pinch *p)
 	return c->unfit == seq_of(c->progress) && seq_of(c->met) != seq_of(c->progress);
 }
 
-/* Whether there will be no more exchanges. */
+/* Have exchanges ended? */
 static bool has_ended(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
@@ -159,8 +159,8 @@ static bool has_ended(const struct pinch *p)
 	return c->nonfinite || c->gone || c->late;
 }
 
-/* Tell all ranks that there will be no more exchanges: the ranks with values that must not be, and those of which nothing is heard any more, and
- * those that are up and were waited for in vain, a bit each. Returns 0 or an errno.
+/* Tell all ranks that exchanges have ended. The ranks with values that are not finite, those that went silent, and those that are up but did not
+ * enter in time, a bit each. Returns 0 or an errno.
  */
 int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 {
@@ -170,7 +170,7 @@ int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 	return kick_handshakes(p);
 }
 
-/* Sleep until an exchange is complete (1), cannot be (2), none will be (3), or time is up (0); negative: errno. */
+/* Sleep until the exchange is complete (1), the scale does not fit (2), exchanges have ended (3), or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
 {
 	struct pollfd events = { .fd = p->events, .events = POLLIN };

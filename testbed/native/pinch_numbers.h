@@ -39,7 +39,7 @@ static void quantize_row32(int32_t *restrict out, const float *restrict x, size_
 	}
 }
 
-/* A vertex as its row: its lanes, or with `last`, by how much they have changed since then, which is noted there. */
+/* The row of a vertex: its lanes, or with `last` the differences to the lanes there, which are updated. */
 static void write_row(const struct pinch_format *f, void *out, const float *x, double factor, int32_t *last)
 {
 	if (!last && f->bytes == 4) {
@@ -218,8 +218,8 @@ static inline void collect_maximum(const struct pinch_format *f, uint64_t *const
 	}
 }
 
-/* What `count` accumulators have come to, as floats: row targets[i] of out, of dim values, is that of accumulator i. Sums stay as they are
- * unless `clear`; maxima start anew.
+/* The contents of `count` accumulators as floats: row targets[i] of out, with dim values, is that of accumulator i. Sums stay as they are
+ * unless `clear`; maxima are reset.
  */
 void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const int32_t *targets, uint32_t count, uint32_t banks, float *out,
 		   double step, bool clear)

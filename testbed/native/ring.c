@@ -1,5 +1,5 @@
 /* The ring's system calls and its side of the memory that it shares with the kernel (bpf/shared/ring_abi.h), which needs fences that
- * Python cannot express. What is decided here, is decided in testbed/protocol/ring/process.py as well; the tests compare them.
+ * Python cannot express. Reference model: testbed/protocol/ring/process.py, which the tests compare with it.
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -51,7 +51,7 @@ void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 	}
 }
 
-/* A new sequence number, nothing ready yet: from here on the kernel adds no input of the one before. */
+/* Enter a new sequence number, with nothing ready yet. From here on the kernel adds no input of the one before. */
 void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
 {
 	struct ring_control *c = r->control;
@@ -70,7 +70,7 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
 
-/* Input is ready up to chunk `ready`: launch own chunks that were waiting for it, and replay what others have sent. */
+/* Input is ready up to chunk `ready`: launch own chunks that waited for it, and replay early frames. */
 int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 {
 	struct ring_control *c = r->control;
@@ -93,7 +93,7 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 	return result;
 }
 
-/* Copy the status to where it lies in the chunks, or from there. */
+/* Copy the status to its place in the chunks, or from there. */
 static void copy_status(struct ring *r, const struct ring_layout *l, char *memory, char *status, bool in)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, place = l->data;
@@ -166,8 +166,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 	return most;
 }
 
-/* The status that has come back: the exponent of the greatest magnitude, relative to the first byte's, or -1 if there is more to
- * it than that.
+/* Read the reduced status: the exponent of the greatest magnitude, relative to that of the first byte, or -1 if it also tells of
+ * something else.
  */
 int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t exponents)
 {
@@ -185,7 +185,7 @@ int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t expone
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. What is stored next must find that it is the last. */
+/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. The next result to be stored must find that it is the last one. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;
@@ -204,7 +204,7 @@ void ring_refuse(struct ring *r, uint32_t chunk)
 	ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
 }
 
-/* Are all results of the collective there? *version changes whenever one of them is replaced by that of a later round. */
+/* Are all results of the collective stored? *version changes whenever one of them is replaced by that of a later round. */
 static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_t *version)
 {
 	*version = 0;
@@ -218,8 +218,8 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_
 	return true;
 }
 
-/* The collective has this outcome for all ranks: from here on, results that this rank holds are good enough for ranks that have refused theirs. Unless
- * one of them has been replaced while it was looked at.
+/* All results are verified: from here on they serve ranks that have refused theirs. Return the outcome, unless a result was replaced while it was
+ * being verified.
  */
 static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
 {
@@ -233,8 +233,8 @@ static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_
 	return RING_LATE;
 }
 
-/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. Late again if a result is not
- * what its check says.
+/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. The outcome is "late" again if a result
+ * fails its check.
  */
 int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32_t exponent)
 {
@@ -266,8 +266,8 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	return r->error ? RING_FAILED : RING_LATE;
 }
 
-/* A whole collective, when nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
- * magnitude that the status is to count with besides those of `x`.
+/* A whole collective, if nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
+ * magnitude that the status counts in addition to those of `x`.
  */
 int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, float *out,
 		uint32_t most, int32_t exponent)

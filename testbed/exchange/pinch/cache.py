@@ -1,4 +1,4 @@
-"""What a sender remembers, so that vertices that have hardly changed are not sent again.
+"""What a sender remembers, so that it need not send vertices that have hardly changed.
 
 Receivers keep their accumulators from one exchange to the next, and frames carry by how much a vertex has changed since it was
 last sent: integers, so that no error builds up. That needs one scale for all differences; when magnitudes have outgrown it, or
@@ -16,7 +16,7 @@ from testbed.exchange.pinch.numbers import Numbers
 __all__ = ["SLACK", "Cache"]
 
 SLACK = 3
-"""Powers of two by which magnitudes may fall short of the scale before a finer one is taken."""
+"""Powers of two by which magnitudes may fall below the scale before a finer one is chosen."""
 
 
 class Cache:
@@ -41,7 +41,7 @@ class Cache:
         self.hits = self.lookups = self.copies_saved = 0
 
     def forget(self) -> None:
-        """There is a new scale: what others have is nothing any more."""
+        """Forget everything: with a new scale, what others hold is worthless."""
         self.last[:] = 0
         self._age[:] = 0
 
@@ -51,7 +51,7 @@ class Cache:
         return self._chosen
 
     def commit(self) -> None:
-        """What was chosen last is sent."""
+        """The vertices that were chosen last have been sent."""
         kept = self._outgoing[~self._chosen]
         self._age[self._outgoing] += 1
         self._age[self._outgoing[self._chosen]] = 0

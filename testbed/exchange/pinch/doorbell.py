@@ -18,9 +18,9 @@ __all__ = ["Doorbell", "make_kick"]
 
 
 def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fields: int) -> bytes:
-    """A frame from a host's process to its own programs, sealed like any other.
+    """Return a frame from a host's process to its own programs, sealed like any other.
 
-    :param size: Bytes: as long as what it becomes, so that it need not grow.
+    :param size: Bytes, as many as the frame that it becomes, so that it need not grow.
     :param fields: Others of the header.
     """
     header = Header(kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields)
@@ -32,14 +32,14 @@ def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
 class Doorbell(Closing):
     """A socket on the doorbell's near end, and all kicks that there are.
 
-    :param flows: Numbers of the flows that are kicked for.
+    :param flows: The CPUs of the flows.
     :param size: Bytes of a full frame.
     """
 
     def __init__(self, group: GroupSpec, flows: Sequence[int], size: int) -> None:
         self._group = group
         self.kick_bytes = max(size, LEAST_BYTES)
-        #: A kick for each flow, this rank's own last: the others' CPUs have begun by then.
+        #: A kick for each flow, that of this CPU last, so that the other CPUs have begun by then.
         self.kicks = ctypes.create_string_buffer(
             b"".join(make_kick(PinchKind.DOORBELL, group, self.kick_bytes, stream=flow) for flow in flows)
         )
@@ -57,14 +57,14 @@ class Doorbell(Closing):
         self.fd = self._socket.fileno()
 
     def work(self) -> None:
-        """Have what has come in and is not added yet gone on with.
+        """Kick so that queued hubs are added.
 
         :raises CollectiveError: The doorbell is gone.
         """
         self._send(self._work)
 
     def send_handshakes(self, attempt: int) -> None:
-        """Have handshakes sent to those from whom there is none.
+        """Have handshakes repeated to ranks from which something is missing.
 
         :param attempt: 1..255.
         :raises CollectiveError: The doorbell is gone.

@@ -49,14 +49,14 @@ class Pinch(Exchange):
         self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
         self._scale = ScaleGuess(spec.exponent, SLACK)
         if spec.bound is not None:
-            self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new one costs all that is remembered
+            self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new scale costs the whole cache
         self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
         self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
         self._seq = 0
         self._port: PinchPort | None = None
         self._failed: str | None = None
-        self._together = False  # as far as this rank knows, all ranks are where it is
-        self._nonfinite = False  # some rank has values that are not finite, as all know
+        self._together = False  # as far as this rank knows, all ranks are in the same exchange
+        self._nonfinite = False  # all ranks know that some rank has values that are not finite
 
     def connect(self) -> None:
         """See `Exchange.connect`."""
@@ -70,7 +70,7 @@ class Pinch(Exchange):
         self._address(nothing)
         self._advance()
         port.enter(LEAST_EXPONENT, EXPONENTS)
-        port.send_handshakes(1)  # others' handshakes have met nobody here
+        port.send_handshakes(1)  # others' handshakes may have arrived before this rank had opened
         port.send(np.empty((0, self.spec.dim), np.float32), nothing, 1.0, None)
         self._recovery.wait()
         self._together = True
@@ -87,16 +87,16 @@ class Pinch(Exchange):
         self._port.address(bundles)
 
     def _advance(self) -> None:
-        """Take frames of the next sequence number in."""
+        """Accept frames of the next sequence number."""
         assert self._port is not None
         self._seq = seq_after(self._seq)
         self._port.open(self._seq)
 
     def _open(self) -> None:
-        """Be ready for the next exchange: others may begin before this rank does."""
+        """Open the next exchange, since others may enter it before this rank does."""
         self._advance()
         if self.spec.exponent is not None:
-            # What would be said then is known already.
+            # The handshake is known already.
             assert self._port is not None
             self._port.enter(self.spec.exponent, EXPONENTS)
 
@@ -126,7 +126,7 @@ class Pinch(Exchange):
         self._open()
 
     def _exchange(self, x: Embeddings) -> int:
-        """Have all sent and received.
+        """Send and receive everything.
 
         :returns: The exponent that all ranks have used.
         """
@@ -140,7 +140,7 @@ class Pinch(Exchange):
             self._recovery.wait()
             return self.spec.exponent
         while (exponent := self._try(x, own)) is None:
-            # All ranks come here, as all know the same, and none has sent anything.
+            # All ranks get here, because all know the same, and none has sent anything.
             assert self._port is not None
             if self._cache:
                 self._cache.forget()
@@ -151,7 +151,7 @@ class Pinch(Exchange):
         return exponent
 
     def _try(self, x: Embeddings, own: int | None) -> int | None:
-        """Exchange with the scale that will most likely hold.
+        """Exchange with the predicted scale.
 
         :param own: This rank's largest exponent; None: it has values that are not finite.
         :returns: It; None: it does not hold, and another is known.
@@ -181,7 +181,7 @@ class Pinch(Exchange):
         self._port.send(x, self._bundles, self._numbers.factor(exponent), last)
 
     def _too_large(self, own: int | None, exponent: int) -> CollectiveError:
-        """Tell all others, who would wait for what this rank cannot send."""
+        """Tell all other ranks, which would wait for frames that this rank cannot send."""
         assert self._port is not None
         group = self.spec.group
         self._port.end(nonfinite=[group.rank])
@@ -219,7 +219,7 @@ class Pinch(Exchange):
         return self._numbers.error_bound(self.spec.halo, absmax, self.spec.bound or 0.0)
 
     def measures(self) -> dict[str, float]:
-        """What else has been counted since `connect`: see docs/results.md."""
+        """Return further counts since `connect`; see docs/results.md."""
         if self._port is None:
             return {}
         table = self._port.counters()

@@ -78,7 +78,7 @@ class PinchPort(Closing):
             self._connect(numbers)
             link, doorbell, execute = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute"))
             dispatcher.add(self.group.group_id, link, doorbell, execute, self._broadcast.programs["pinch_send"])
-            self._open.callback(dispatcher.remove, self.group.group_id)  # frames are strangers' from then on
+            self._open.callback(dispatcher.remove, self.group.group_id)  # its frames belong to no group from then on
             undo.pop_all()
 
     def _load(self, tables: Tables) -> None:
@@ -162,7 +162,7 @@ class PinchPort(Closing):
             shared["pinch_fan"].update(index, near)
         if self.cpu != ANYWHERE:
             fill_cpumap(shared["pinch_cpus"], set(self.homes), _QUEUED, self._receive.programs["pinch_remote"].fd)
-        self.control.partners = (1 << self.group.size) - 1  # at first all meet
+        self.control.partners = (1 << self.group.size) - 1  # the first exchange is a barrier of all ranks
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["pinch_events"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
@@ -222,11 +222,11 @@ class PinchPort(Closing):
         parts = self.layout.parts
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
-        peers = -(-(self.group.size - 1) // len(set(self.homes)))  # of a flow
+        peers = -(-(self.group.size - 1) // len(set(self.homes)))  # per flow
         window = min(self.group.window * peers, _MOST_IN_FLIGHT)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
-        self._acked[:] = np.uint64(self.seq << 32)  # before acknowledgements that are late find what is wanted now
+        self._acked[:] = np.uint64(self.seq << 32)  # before late acknowledgements find the new bitmaps
         self._wanted[:] = 0
         self._frames_to[:] = 0
         for rank in range(self.group.size):
@@ -250,7 +250,7 @@ class PinchPort(Closing):
         self._copies = int(frames["copies"].sum())
 
     def open(self, seq: int) -> None:
-        """Take frames of a sequence number in from here on; there is nothing to send yet."""
+        """Accept frames of a sequence number from here on; there is nothing to send yet."""
         self.seq = seq
         self._library.pinch_open(self._address, seq)
 
@@ -265,7 +265,7 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def send_handshakes(self, attempt: int) -> None:
-        """Repeat handshakes to partners from which something is missing, or, if exchanges have ended, to ranks that do not know it.
+        """Repeat handshakes to partners from which something is missing, or the end to ranks that do not know it.
 
         :param attempt: 1 or more.
         """
@@ -301,7 +301,7 @@ class PinchPort(Closing):
 
     @property
     def ended(self) -> tuple[list[int], list[int], list[int]]:
-        """Why there will be no more exchanges: ranks with values that must not be, those gone, those late; see `end`."""
+        """Why exchanges have ended: ranks with values that are not finite, silent ranks, late ranks; see `end`."""
         masks = int(self.control.nonfinite), int(self.control.gone), int(self.control.late)
         nonfinite, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
         return nonfinite, gone, late
@@ -323,7 +323,7 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before))
 
     def kick(self, work: bool = False) -> None:
-        """Get every flow going, by a system call, which may carry frames for a while.
+        """Kick every flow with a system call, which may carry frames for a while.
 
         :param work: Go on with what has come in, too.
         :raises CollectiveError: The doorbell is gone.
@@ -333,7 +333,7 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:
-        """Sleep until the exchange is complete, is found not to hold, exchanges have ended, or time is up."""
+        """Sleep until the exchange is complete, the scale does not fit, exchanges have ended, or time is up."""
         result = self._library.pinch_wait(self._address, int(max(seconds, 0.0) * 1e9))
         self.doorbell.check(-result if result < 0 else 0)
         return Waited(result)
@@ -345,16 +345,16 @@ class PinchPort(Closing):
 
     @property
     def copies(self) -> int:
-        """Acknowledgements of frames to come."""
+        """Acknowledgements that have yet to arrive."""
         return 0 if self.control.copies == UNKNOWN else int(self.control.copies)
 
     @property
     def in_flight(self) -> bool:
-        """Whether something that has been sent is not acknowledged."""
+        """Whether a sent frame is not acknowledged."""
         return bool(self.flows["in_flight"].any())
 
     def lacking(self, rank: int) -> NDArray[np.int64]:
-        """Frames that have been sent to a rank, and that it has not acknowledged."""
+        """Frames that were sent to a rank and are not acknowledged."""
         words = self._acked[rank]
         have = np.where(words >> np.uint64(32) == np.uint64(self.seq), words, np.uint64(0))
         missing = self._wanted[rank] & ~have & np.uint64(0xFFFFFFFF)
@@ -365,7 +365,7 @@ class PinchPort(Closing):
         return numbers[np.isin(numbers, sent.astype(np.int64))]
 
     def seen(self) -> Seen:
-        """What is to be seen of the exchange, for `Policy`."""
+        """The state that `Policy` decides on."""
         partners, peers = int(self.control.partners), self.peers.copy()
         counts = {name: peers[name].tolist() for name in ("received", "acked", "heard", "news", "answers", "at", "waits")}
         return Seen(
@@ -380,7 +380,7 @@ class PinchPort(Closing):
         )
 
     def act(self, actions: Actions) -> None:
-        """Do what the policy says, and keep all flows going."""
+        """Carry out what the policy says, and kick all flows."""
         if actions.handshake:
             self.send_handshakes(actions.handshake)
         for rank, numbers in actions.asks.items():

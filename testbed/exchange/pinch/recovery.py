@@ -1,4 +1,4 @@
-"""What a rank does while an exchange is not complete, with clocks and words; what to do and whom to blame is `Policy`'s."""
+"""What a rank does while an exchange is not complete: clocks and texts; `Policy` decides what to do and which ranks to name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
 _LINGER = 1.0  # seconds
-_DOUBT = 1.5  # times the timeout: till then a rank waits for what tells it who is to blame
+_DOUBT = 1.5  # times the timeout: how long a rank waits until it knows which ranks to name
 
 
 class Recovery:
-    """The waiting of one rank.
+    """How one rank waits.
 
     What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when to ask for it. What
     others have to send may take them longer, as they compute before: they are asked for it when it takes longer than usual.
@@ -37,7 +37,7 @@ class Recovery:
         return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE) if self._usual else _MOST_PATIENCE)
 
     def wait(self) -> bool:
-        """Until all has come and has been acknowledged (True), or is found not to hold (False).
+        """Wait until everything has arrived and is acknowledged (True), or the scale does not fit (False).
 
         :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended; the text says why.
         """
@@ -53,7 +53,7 @@ class Recovery:
         return waited is Waited.COMPLETE
 
     def _go_on(self, started: float, policy: Policy) -> Waited:
-        """Wait longer than round trips take."""
+        """Wait for longer than a round trip."""
         port, moved, waited = self.port, started, Waited.TIME_UP
         while waited is Waited.TIME_UP:
             now, seen = time.monotonic(), port.seen()
@@ -74,12 +74,12 @@ class Recovery:
         return waited
 
     def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
-        """Is it time to give up, as nothing has moved for so many seconds?"""
+        """Is it time to give up, after so many seconds without progress?"""
         timeout = self.port.group.timeout
         return still > timeout and policy.has_asked and (policy.is_sure(seen) or still > _DOUBT * timeout)
 
     def linger(self) -> None:
-        """Wait, not for long, until all ranks are where this one is: past all exchanges, or aware that there will be no more.
+        """Linger until all ranks are past their exchanges, or know that exchanges have ended.
 
         Till then one of them may lack this one's last handshake or acknowledgement, and ask for it.
         """
@@ -87,17 +87,17 @@ class Recovery:
         deadline = time.monotonic() + min(_LINGER, port.group.timeout)
         if not any(port.ended):
             port.control.partners = (1 << port.group.size) - 1
-            port.enter(LEAST_EXPONENT, range(0))  # that all have come is then found to be no exchange
+            port.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
         while not port.may_go and time.monotonic() < deadline:
             if any(port.ended):
-                time.sleep(self.timer.timeout)  # nothing wakes who has nothing to wait for
+                time.sleep(self.timer.timeout)  # no event wakes this rank
             elif port.wait(self.timer.timeout) is Waited.UNFIT:
                 break
             attempt += 1
             port.send_handshakes(attempt)
 
     def _measure(self) -> None:
-        """Take in the round trips that the programs have seen."""
+        """Take over the round trips that the programs have measured."""
         control = self.port.control
         samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
         if samples != self._samples:
@@ -107,7 +107,7 @@ class Recovery:
             self._samples, self._rtt_sum = samples, total
 
     def _end(self) -> str:
-        """The error's text where others have found that there can be no more exchanges."""
+        """The text of the error if other ranks have ended exchanges."""
         port, (nonfinite, gone, late) = self.port, self.port.ended
         if not nonfinite:
             return self._words.ended(port.seq, gone, late)

@@ -1,4 +1,4 @@
-"""From a halo to the tables that programs read: what other ranks' vertices are here, and to whom own ones are sent. Pure."""
+"""From a halo to the tables that programs read: neighbours of other ranks' vertices, and receivers of own ones. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLICE_WORDS = 1 << 13
 
 @dataclass(frozen=True)
 class Tables:
-    """Everything that stays the same from one exchange to the next.
+    """What stays the same from one exchange to the next.
 
     :param outgoing: int32: positions of the vertices that other ranks need, ascending.
     :param masks: uint32: the ranks that need each, a bit each.

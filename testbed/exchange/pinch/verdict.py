@@ -1,4 +1,4 @@
-"""Why an exchange does not come to its end, in the words of an error."""
+"""Why an exchange makes no progress: the texts of errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.protocol.sequence import is_before
 __all__ = ["Words"]
 
 _NAMED = 4
-"""Ranks of which an error says what is missing, at most."""
+"""Ranks for which an error says what is missing, at most."""
 
 
 class Words:
