@@ -84,9 +84,11 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
 
-	/* A nack that names an earlier round comes from a rank that has not seen this one: its first hop may be lost. */
+	/* A nack that names an earlier round comes from a rank that has not seen this one, which may be lost. With `upstream` the ranks in between
+	 * recover it hop by hop.
+	 */
 	if (seq_of(reduced) == seq_of(w->progress) && (__u8)reduced > round)
-		return now_us() - w->chunk->resent_us < w->control->nack_holdoff_us ? RING_GONE : ring_launch(w, reduced, true);
+		return ring_config.upstream || ring_too_soon(w) ? RING_GONE : ring_launch(w, reduced, true);
 	if (seq_of(reduced) != seq_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
 		return RING_GONE;

@@ -76,13 +76,12 @@ struct ring {
 	__u64 *consumer;  /* positions in the ring buffer of events */
 	const __u64 *producer;
 	__u32 front;   /* all chunks before this one are done */
-	__u32 nacked_at; /* results stored when missing ones were last nacked */
 	__u32 allowed; /* chunks that could be nacked then */
 	__u32 stalls;  /* in a row */
 	__u32 probes;  /* since the start */
 	__u32 next;    /* chunk that the next stall starts at */
 	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
-	__u32 pad;
+	__u64 nacked_at; /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that were not what their check said */
 	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;

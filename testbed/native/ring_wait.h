@@ -17,15 +17,15 @@
 #define RECOVERY_DOUBLINGS 1 /* while a loss is known: a retransmission may be lost again, with `origin` on any of its hops */
 
 /* How many chunks may be nacked at once. Silence may mean that all is lost, or that all waits in a queue, which nacks would make
- * longer. So the number halves each time until a result arrives, and then grows by the results that have arrived (RFC 5681: slow start
+ * longer. So the number halves each time until there is progress, and then grows by the frames that made it (RFC 5681: slow start
  * after a timeout).
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
-	uint32_t stored = __atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST), come = stored - MIN(r->nacked_at, stored);
+	uint64_t progress = ring_progress(r), come = progress - r->nacked_at;
 
 	r->allowed = come ? MIN(r->allowed + come, most) : (r->allowed > 1 ? r->allowed / 2 : 1);
-	r->nacked_at = stored;
+	r->nacked_at = progress;
 	return r->allowed;
 }
 
@@ -99,7 +99,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed; left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
 		const struct ring_chunk *record = &r->records[chunk];
 		uint64_t result = read_word(&record->result);
-		bool known;
+		bool known, refused;
 
 		if (is_done(result, seq))
 			continue;
@@ -110,11 +110,12 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		}
 		if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
 			continue;
-		if (seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED)
-			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
-		known = complete || is_lost(r, chunk, seq);
+		refused = seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED;
+		known = complete || refused || is_lost(r, chunk, seq);
 		if (!known && (!flushed || blind++ >= BLIND))
 			continue;
+		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8))) /* no later round has been seen here */
+			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
 		r->in_recovery |= known;
 		r->next = chunk + 1;

@@ -158,6 +158,7 @@ REFUSED = {
     "a nack that wants more": ("bad_checksum", relabel(nack(1), **ANEW)),
 }
 
+
 def memory(kernel: KernelRank) -> dict[str, bytes]:
     """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
     tables = {name: kernel.object.maps[name] for name in ("ring_early_data", "ring_retransmit", "ring_retransmit_data")}

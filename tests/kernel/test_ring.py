@@ -10,7 +10,17 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, EARLY_TRIES, SQ_ENTRIES, Stage, WrKind, item_of
+from testbed.protocol.ring.memory import (
+    ANYWHERE,
+    COUNTERS,
+    EARLY_SLOTS,
+    EARLY_TRIES,
+    SQ_ENTRIES,
+    ResultState,
+    Stage,
+    WrKind,
+    item_of,
+)
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
@@ -94,6 +104,7 @@ class Row:
     :param before: Packets that have come in before; what they count is not looked at.
     :param upstream: Way of recovery that this is true of; None: of both.
     :param verified: Whether the process has verified its results.
+    :param verified_early: Whether it has verified the stored ones although others are missing.
     """
 
     name: str
@@ -105,6 +116,7 @@ class Row:
     before: tuple[bytes, ...] = ()
     upstream: bool | None = None
     verified: bool = False
+    verified_early: bool = False
 
 
 def cut(data: bytes) -> bytes:
@@ -365,6 +377,13 @@ ROWS = [
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
         before=(nack(1, **ANEW),),
+        upstream=False,
+    ),
+    Row(
+        "restart nack after the restart, where each hop is recovered by itself",
+        nack(1, source=0, **ANEW),
+        before=(nack(1, **ANEW),),
+        upstream=True,
     ),
     Row(
         "restart nack after another round",
@@ -390,6 +409,15 @@ ROWS = [
         words=total_of(1),
         before=(result(1),),
         verified=True,
+    ),
+    Row(
+        "restart nack for a result verified before all are stored",
+        nack(1, **ANEW),
+        SENT | {"resent": 1, "answered": 1},
+        ANSWER | {"round": 1},
+        words=total_of(1),
+        before=(result(1),),
+        verified_early=True,
     ),
     Row("restart nack for a chunk not launched", nack(4, **ANEW)),
     Row("restart nack in another collective", nack(1, seq=NEXT, **ANEW), {"not_held": 1}),
@@ -438,6 +466,9 @@ def test_packet(kernel, row) -> None:
         kernel.run("ring_link", data)
     if row.verified:
         kernel.control.verified = SEQ
+    if row.verified_early:
+        here = kernel.records["result"] == word_of(SEQ, ResultState.DONE)
+        kernel.records["result"][here] = word_of(SEQ, ResultState.VERIFIED)
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)

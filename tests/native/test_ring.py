@@ -99,6 +99,12 @@ class Both:
         self.native.records[chunk].result = record.result
         self.memory.stored += is_done(state) - is_done(was)
         self.native.control.stored = self.memory.stored
+        self.progress()
+
+    def progress(self) -> None:
+        """A frame has made progress."""
+        self.memory.streams[0].progress += 1
+        self.native.memory["streams"]["progress"][0] += 1
 
     def damage(self, chunk: int, word: int) -> None:
         """Flip a bit of a stored result, or flip it back."""
@@ -250,12 +256,15 @@ def test_each_stall_goes_on_behind_the_last_nack(both) -> None:
     for chunk in range(4, CHUNKS):
         if chunk not in missing:
             both.result(chunk, ResultState.DONE)
-    both.memory.stored = both.native.control.stored = 0
+    for _ in range(5):  # until no more than one may be nacked at once
+        both.stall(True)
+    start = asked(both)[-1][1]
     found = []
     for _ in range(6):
         both.stall(True)
         found += [chunk for kind, chunk in asked(both) if kind is WrKind.NACK]
-    assert found == [0, 1, 2, 3, 5, 0]
+    after = missing.index(start) + 1
+    assert found == [*(missing + missing)[after:], *missing][:6]
 
 
 def test_results_are_verified_before_all_are_stored(both) -> None:
@@ -291,7 +300,10 @@ def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     both.refuse(1, 0)
     assert asked(both) == [(WrKind.RESTART, 1)]
     both.stall(False)
-    assert asked(both)[-1:] == [(WrKind.RESTART, 1)]
+    assert asked(both) == [(WrKind.RESTART, 1), (WrKind.NACK, 1)]
+    both.memory.chunks[1].reduced = both.native.records[1].reduced = word_of(both.memory.seq, 2)
+    both.stall(False)
+    assert asked(both) == [(WrKind.NACK, 1)]  # a later round has been seen: the owner has started it
 
 
 def test_probes_name_their_cpu_and_are_told_apart() -> None:

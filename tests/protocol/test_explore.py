@@ -35,7 +35,7 @@ LARGE = ("two ranks, any fault, processes at any time", "three ranks, asking own
 
 @pytest.mark.parametrize("name", SCENES)
 def test_whatever_happens(name, record_property):
-    states = depth(50_000 if name in LARGE else 130_000)
+    states = depth(40_000 if name in LARGE else 130_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 
@@ -84,6 +84,13 @@ class ForgetsRounds(TinyRank):
         return self._launch(w, round_, again=True)
 
 
+class PassesNothingOn(TinyRank):
+    """With `origin`, a rank does not pass nacks on to the owner."""
+
+    def _pass_on(self, w: Work, prev: int) -> None:
+        return None
+
+
 class SaysNothing(TinyRank):
     """Answers to probes do not name what was sent last."""
 
@@ -123,6 +130,7 @@ MUTANTS = {
     "a seal without the collective's number": (mutant(TrustsTheHeader), Scene(faults=("flip", "duplicate", "delay"))),
     "rounds that are not told apart": (mutant(ForgetsRounds), Scene(budget=Budget(1), eager=True, faults=("unseen",))),
     "nothing but losses that are known": (mutant(SaysNothing, AsksForNothingBlindly), Scene(eager=True, faults=("lose",))),
+    "nacks that are not passed on": (mutant(PassesNothingOn), Scene(upstream=False, eager=True)),
     "no rank lingers": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
     "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
 }
@@ -132,6 +140,6 @@ MUTANTS = {
 def test_without_a_rule_there_is_a_counterexample(name, record_property):
     system, scene = MUTANTS[name]
     with pytest.raises(Counterexample) as found:
-        explore(system(scene), depth(500_000))
+        explore(system(scene), depth(60_000))
     record_property("explored", f"{name}: {found.value.what}, after {len(found.value.moves)} moves")
 

@@ -50,7 +50,8 @@ class Process:
         memory.seq = memory.next_seq = seq
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
-        self.stalls = self._front = self._nacked_at = self._next = self._to_verify = 0
+        self.stalls = self._front = self._next = self._to_verify = 0
+        self._nacked_at = sum(stream.progress for stream in memory.streams)
         self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
@@ -174,12 +175,13 @@ class Process:
                 continue
             if (now_us - record.nacked_us & 0xFFFFFFFF) < memory.nack_holdoff_us:
                 continue
-            if seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED:
-                self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
-            if not (complete or self._is_lost(chunk)):
+            refused = seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED
+            if not (complete or refused or self._is_lost(chunk)):
                 if not flushed or blind >= _BLIND:
                     continue
                 blind += 1
+            if refused and record.reduced <= word_of(seq, record.result >> 8 & 0xFF):  # no later round was seen here
+                self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)
             self._next = chunk + 1
             allowed -= 1
@@ -218,9 +220,9 @@ class Process:
         return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 
     def _allowance(self) -> int:
-        """How many chunks may be nacked at once: half as many as the last time, until a result arrives."""
-        memory, most = self.memory, self.window * self.memory.config.ranks
-        come, self._nacked_at = memory.stored - min(self._nacked_at, memory.stored), memory.stored
+        """How many chunks may be nacked at once: half as many as the last time, until there is progress."""
+        most, progress = self.window * self.memory.config.ranks, sum(stream.progress for stream in self.memory.streams)
+        come, self._nacked_at = progress - self._nacked_at, progress
         self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
         return self._allowed
 

@@ -281,8 +281,9 @@ class Sender(Memory):
         """
         chunk = self.chunks[w.index]
         if seq_of(chunk.reduced) == w.seq and chunk.reduced & 0xFF > round_:
-            # A nack that names an earlier round comes from a rank that has not seen this one: its first hop may be lost.
-            if (w.now - chunk.resent_us & U32) < self.nack_holdoff_us:
+            # A nack that names an earlier round comes from a rank that has not seen this one, which may be lost.
+            # With `upstream` the ranks in between recover it hop by hop.
+            if self.config.upstream or self._too_soon(w):
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
         if seq_of(chunk.reduced) != w.seq or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
