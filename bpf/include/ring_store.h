@@ -84,9 +84,9 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
 
-	/* Whoever asks after an earlier round than this rank is in has not seen this one: it may have been lost at the first hop. */
+	/* Whoever asks after an earlier round than this rank is in has not seen this one, which may be lost. With `upstream` the ranks on the way recover it. */
 	if (generation_of(reduced) == generation_of(w->progress) && (__u8)reduced > round)
-		return now_us() - w->chunk->resent_us < w->control->holdoff_us ? RING_GONE : ring_launch(w, reduced, true);
+		return ring_config.upstream || ring_too_soon(w) ? RING_GONE : ring_launch(w, reduced, true);
 	if (generation_of(reduced) != generation_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
 		return RING_GONE;

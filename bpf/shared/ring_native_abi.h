@@ -76,13 +76,12 @@ struct ring {
 	__u64 *consumer;  /* positions in the ring buffer of events */
 	const __u64 *producer;
 	__u32 front;   /* all chunks before this one are done */
-	__u32 asked;   /* results that were here when missing ones were last asked for */
 	__u32 allowed; /* chunks that could be asked for then */
 	__u32 stalls;  /* in a row */
 	__u32 probes;  /* since the start */
 	__u32 next;    /* chunk that the next stall begins with */
 	__u32 verified; /* chunk whose result is looked at next, before all are here */
-	__u32 pad;
+	__u64 asked; /* frames that had brought something new when missing ones were last asked for */
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that were not what their check said */
 	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;

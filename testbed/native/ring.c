@@ -58,10 +58,11 @@ void ring_begin(struct ring *r, uint32_t generation, uint32_t total, uint16_t le
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	r->patience = r->yields;
-	r->front = r->asked = r->stalls = r->chasing = r->next = r->verified = 0;
+	r->front = r->stalls = r->chasing = r->next = r->verified = 0;
 	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
 		r->quiet[cpu] = (struct ring_quiet){ .progress = r->cpus[cpu].progress };
 	r->allowed = r->window * r->ranks;
+	r->asked = ring_progress(r);
 	c->tensors[generation & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);

@@ -23,6 +23,16 @@ static inline bool is_done(uint64_t word, uint32_t generation)
 	return generation_of(word) == generation && ((uint8_t)word == RING_RESULT_DONE || (uint8_t)word == RING_RESULT_VERIFIED);
 }
 
+/* Frames that have brought something new, on all CPUs, since the start. */
+static inline uint64_t ring_progress(const struct ring *r)
+{
+	uint64_t progress = 0;
+
+	for (uint32_t cpu = 0; cpu < r->cpu_count; cpu++)
+		progress += __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
+	return progress;
+}
+
 int ring_flush(struct ring *r);
 void ring_refuse(struct ring *r, uint32_t chunk);
 void ring_order(struct ring *r, uint32_t kind, uint32_t generation, uint32_t chunk, uint32_t attempt, uint32_t extra);

@@ -18,14 +18,14 @@
 
 /* How many chunks may be asked for at once. That nothing comes may mean that all is lost, or that all stands in a queue, which asking
  * would make longer, the more ranks ask the longer: half as many as the last time, until something comes, and then as many more as
- * results have come (RFC 5681: after a timeout, slow start).
+ * frames have brought something new (RFC 5681: after a timeout, slow start).
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
-	uint32_t stored = __atomic_load_n(&r->control->stored, __ATOMIC_SEQ_CST), come = stored - MIN(r->asked, stored);
+	uint64_t progress = ring_progress(r), come = progress - r->asked;
 
 	r->allowed = come ? MIN(r->allowed + come, most) : (r->allowed > 1 ? r->allowed / 2 : 1);
-	r->asked = stored;
+	r->asked = progress;
 	return r->allowed;
 }
 
@@ -99,7 +99,7 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed; left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
 		const struct ring_chunk *record = &r->records[chunk];
 		uint64_t result = read_word(&record->result);
-		bool known;
+		bool known, refused;
 
 		if (is_done(result, generation))
 			continue;
@@ -110,11 +110,12 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 		}
 		if (now_us - __atomic_load_n(&record->asked_us, __ATOMIC_RELAXED) < c->holdoff_us)
 			continue;
-		if (generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED)
-			ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
-		known = complete || is_lost(r, chunk, generation);
+		refused = generation_of(result) == generation && (uint8_t)result == RING_RESULT_REFUSED;
+		known = complete || refused || is_lost(r, chunk, generation);
 		if (!known && (!flushed || blind++ >= BLIND))
 			continue;
+		if (refused && read_word(&record->reduced) <= word_of(generation, (uint8_t)(result >> 8))) /* no later round has come by here */
+			ring_order(r, RING_ORDER_RESTART, generation, chunk, 0, (uint8_t)(result >> 8));
 		ring_order(r, RING_ORDER_REQUEST, generation, chunk, 0, 0);
 		r->chasing |= known;
 		r->next = chunk + 1;

@@ -10,7 +10,8 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
-from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, Stage, item_of
+from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, ResultState, Stage, item_of
+from testbed.protocol.sequence import word_of
 from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.wire import (
     EARLIER,
@@ -93,6 +94,7 @@ class Row:
     :param before: Packets that have come in before; what they count is not looked at.
     :param upstream: Way of recovery that this is true of; None: of both.
     :param settled: Whether the process has verified its results.
+    :param verified: Whether it has verified those that are here, although others are missing.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Row:
     before: tuple[bytes, ...] = ()
     upstream: bool | None = None
     settled: bool = False
+    verified: bool = False
 
 
 def cut(data: bytes) -> bytes:
@@ -360,6 +363,13 @@ ROWS = [
         {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 1},
         words=input_of(RANK, 1),
         before=(request(1, **ANEW),),
+        upstream=False,
+    ),
+    Row(
+        "the same once more, where each rank recovers its own hop",
+        request(1, source=0, **ANEW),
+        before=(request(1, **ANEW),),
+        upstream=True,
     ),
     Row(
         "request to begin anew after another round",
@@ -385,6 +395,15 @@ ROWS = [
         words=total_of(1),
         before=(result(1),),
         settled=True,
+    ),
+    Row(
+        "request to begin anew what was verified before all were here",
+        request(1, **ANEW),
+        SENT | {"resent": 1, "answered": 1},
+        ANSWER | {"round": 1},
+        words=total_of(1),
+        before=(result(1),),
+        verified=True,
     ),
     Row("request to begin anew a chunk not launched", request(4, **ANEW)),
     Row("request to begin anew in another collective", request(1, generation=NEXT, **ANEW), {"not_held": 1}),
@@ -433,6 +452,9 @@ def test_packet(kernel, row) -> None:
         kernel.run("ring_link", data)
     if row.settled:
         kernel.control.settled = GENERATION
+    if row.verified:
+        here = kernel.records["result"] == word_of(GENERATION, ResultState.DONE)
+        kernel.records["result"][here] = word_of(GENERATION, ResultState.VERIFIED)
     before = kernel.counters()
     run = kernel.run("ring_link", row.data)
     assert run.retval == (XDP_DROP if row.reply is None else XDP_TX)

@@ -89,6 +89,12 @@ class Both:
         self.native.records[chunk].result = record.result
         self.memory.stored += is_done(state) - is_done(was)
         self.native.control.stored = self.memory.stored
+        self.progress()
+
+    def progress(self) -> None:
+        """A frame has brought something new."""
+        self.memory.lanes[0].progress += 1
+        self.native.memory["lanes"]["progress"][0] += 1
 
     def damage(self, chunk: int, word: int) -> None:
         """What is here of a chunk's result is not what its check says, or is again."""
@@ -240,12 +246,15 @@ def test_each_call_goes_on_behind_what_the_last_one_has_asked_for(both) -> None:
     for chunk in range(4, CHUNKS):
         if chunk not in missing:
             both.result(chunk, ResultState.DONE)
-    both.memory.stored = both.native.control.stored = 0
+    for _ in range(5):  # until no more than one may be asked for
+        both.stall(True)
+    start = asked(both)[-1][1]
     found = []
     for _ in range(6):
         both.stall(True)
         found += [chunk for kind, chunk in asked(both) if kind is Order.REQUEST]
-    assert found == [0, 1, 2, 3, 5, 0]
+    after = missing.index(start) + 1
+    assert found == [*(missing + missing)[after:], *missing][:6]
 
 
 def test_results_are_verified_before_all_are_here(both) -> None:
@@ -281,7 +290,10 @@ def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     both.refuse(1, 0)
     assert asked(both) == [(Order.RESTART, 1)]
     both.stall(False)
-    assert asked(both)[-1:] == [(Order.RESTART, 1)]
+    assert asked(both) == [(Order.RESTART, 1), (Order.REQUEST, 1)]
+    both.memory.chunks[1].reduced = both.native.records[1].reduced = word_of(both.memory.generation, 2)
+    both.stall(False)
+    assert asked(both) == [(Order.REQUEST, 1)]  # a later round has come by here: the owner has begun it
 
 
 def test_probes_name_their_cpu_and_are_told_apart() -> None:

@@ -35,7 +35,7 @@ LARGE = ("two ranks, any fault, processes at any time", "three ranks, asking own
 
 @pytest.mark.parametrize("name", SCENES)
 def test_whatever_happens(name, record_property):
-    states = depth(50_000 if name in LARGE else 130_000)
+    states = depth(40_000 if name in LARGE else 130_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 
@@ -132,6 +132,6 @@ MUTANTS = {
 def test_without_a_rule_there_is_a_counterexample(name, record_property):
     system, scene = MUTANTS[name]
     with pytest.raises(Counterexample) as found:
-        explore(system(scene), depth(500_000))
+        explore(system(scene), depth(60_000))
     record_property("explored", f"{name}: {found.value.what}, after {len(found.value.moves)} moves")
 

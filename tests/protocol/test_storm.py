@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from testbed.protocol.ring.process import Process
 from testbed.protocol.wire import Frame, Kind
 from tests.protocol.network import Network, collectives
 from tests.protocol.test_refusal import cancel
@@ -41,10 +42,10 @@ class Storm:
         cancel(frame)
         self.spoilt += 1
 
-    def run(self) -> None:
+    def run(self, rounds: int = ROUNDS) -> None:
         """Timers fire only when nothing moves."""
         network = self.network
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             if network.finished:
                 return
             quiet = not network.flying
@@ -61,7 +62,7 @@ class Storm:
                 for member in network.waiting():
                     member.process.on_timer(network.now_us)
         missing = [member.process.total - member.rank.stored for member in network.members]
-        raise AssertionError(f"not done after {ROUNDS} rounds: {missing} chunks are missing")
+        raise AssertionError(f"not done after {rounds} rounds: {missing} chunks are missing")
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -73,3 +74,24 @@ def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
     storm = Storm(network, seed, lose, spoil)
     storm.run()
     assert storm.spoilt > 0
+
+
+class LooksWhenAllIsThere(Process):
+    """A process verifies no result before all are here."""
+
+    def _verify_early(self, end: int) -> None:
+        pass
+
+
+def test_without_looking_early_some_storms_never_end():
+    """What refused results and losses add up to is too deep for an exploration: this is what shows that the rule is needed."""
+    endless = 0
+    for seed in range(8):
+        network = Network(8, collectives(8, [24, 16], words=WORDS, seed=seed), window=3, holdoff_us=50)
+        for member in network.members:
+            member.process = LooksWhenAllIsThere(member.rank, 3)
+        try:
+            Storm(network, seed, 0.1, 0.03).run(300)
+        except AssertionError:
+            endless += 1
+    assert endless

@@ -10,6 +10,7 @@ only in ways that no later move can tell should be one state: leave out clocks a
 - no deadlock: a state without moves is an end;
 - progress: from each state an end can be reached by moves that are no faults (in CTL, AG EF end). A system that goes on with
   each of its moves some time, if it can be made again and again (strong fairness), then does come to an end once faults do.
+  Where there are more states than may be visited, walks at random from some of them, without faults, have to come to an end.
 
 Faults are moves whose names begin with `FAULT`. The system limits them, by a budget that is part of its state, say.
 
@@ -34,9 +35,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from random import Random
 from typing import Generic, TypeVar
 
 __all__ = ["FAULT", "Counterexample", "Explored", "System", "depth", "explore"]
+
+_WALKS, _STEPS = 1000, 2000
 
 State = TypeVar("State", bound=Hashable)
 
@@ -81,7 +85,7 @@ class Explored:
     """How much there was.
 
     :param ends: States that are ends.
-    :param complete: There were no more states; only then is progress checked.
+    :param complete: There were no more states; else progress is only checked from some.
     """
 
     states: int
@@ -150,7 +154,20 @@ def explore(system: System[State], most: int = 10_000_000) -> Explored:
         lost = _cannot_reach(ends, sources, targets, len(states))
         if lost is not None:
             raise Counterexample("no end can be reached any more", path(lost), states[lost])
+    else:
+        for lost in Random(0).sample(range(number), min(_WALKS, number)):
+            if not _ends(system, states[lost], Random(lost)):
+                raise Counterexample(f"no end within {_STEPS:,} moves without faults", path(lost), states[lost])
     return Explored(len(states), moves, len(ends), complete)
+
+
+def _ends(system: System[State], state: State, random: Random) -> bool:
+    """Does a walk at random, without faults, come to an end? Every move that can be made again and again is made some time."""
+    for _ in range(_STEPS):
+        if system.is_end(state):
+            return True
+        state = random.choice([after for name, after in system.moves(state) if not name.startswith(FAULT)])
+    return system.is_end(state)
 
 
 def _cannot_reach(ends: list[int], sources: array[int], targets: array[int], count: int) -> int | None:

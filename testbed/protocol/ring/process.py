@@ -47,7 +47,8 @@ class Process:
         memory.generation = memory.next_generation = generation
         memory.next_slot = min(self.window, slots_of(config.rank, config.ranks, total))
         self.total = total
-        self.stalls = self._front = self._asked = self._next = self._verified = 0
+        self.stalls = self._front = self._next = self._verified = 0
+        self._asked = sum(lane.progress for lane in memory.lanes)
         self._allowed = self.window * config.ranks
 
     def fill(self, chunk: int, words: Words) -> None:
@@ -171,12 +172,13 @@ class Process:
                 continue
             if (now_us - record.asked_us & 0xFFFFFFFF) < memory.holdoff_us:
                 continue
-            if record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED:
-                self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
-            if not (complete or self._is_lost(chunk)):
+            refused = record.result >> 32 == generation and record.result & 0xFF == ResultState.REFUSED
+            if not (complete or refused or self._is_lost(chunk)):
                 if not flushed or blind >= _BLIND:
                     continue
                 blind += 1
+            if refused and record.reduced <= word_of(generation, record.result >> 8 & 0xFF):  # no later round has come by here
+                self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
             self.order(Order.REQUEST, generation, chunk)
             self._next = chunk + 1
             allowed -= 1
@@ -216,8 +218,8 @@ class Process:
 
     def _allowance(self) -> int:
         """How many chunks may be asked for at once: half as many as the last time, until something comes."""
-        memory, most = self.memory, self.window * self.memory.config.ranks
-        come, self._asked = memory.stored - min(self._asked, memory.stored), memory.stored
+        most, progress = self.window * self.memory.config.ranks, sum(lane.progress for lane in self.memory.lanes)
+        come, self._asked = progress - self._asked, progress
         self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
         return self._allowed
 

@@ -133,9 +133,11 @@ class Sender(Memory):
         """Have the frame name the latest one that was sent on this CPU, if that is of its generation or of the one before."""
         lane, header = self.lanes[w.cpu], w.frame.header
         header.prev = NOTHING
+        if not lane.generation:
+            return
         if lane.generation == generation:
             header.prev = lane.prev
-        elif lane.generation and generation_after(lane.generation) == generation:
+        elif generation_after(lane.generation) == generation:
             header.prev = lane.prev
             header.flags |= EARLIER
 
@@ -275,8 +277,8 @@ class Sender(Memory):
         """Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of a round."""
         chunk = self.chunks[w.index]
         if chunk.reduced >> 32 == w.generation and chunk.reduced & 0xFF > round_:
-            # Whoever asks after an earlier round has not seen this one: it may have been lost at the first hop.
-            if (w.now - chunk.resent_us & U32) < self.holdoff_us:
+            # Whoever asks after an earlier round has not seen this one, which may be lost. With `upstream` the ranks on the way recover it.
+            if self.config.upstream or self._too_soon(w):
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
         if chunk.reduced >> 32 != w.generation or chunk.reduced & 0xFF != round_ or round_ == 0xFF:
