@@ -157,6 +157,7 @@ REFUSED = {
     "a request that wants more": ("bad_checksum", relabel(request(1), **ANEW)),
 }
 
+
 def memory(kernel: KernelRank) -> dict[str, bytes]:
     """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
     tables = {name: kernel.object.maps[name] for name in ("ring_parking_data", "ring_kept", "ring_kept_data")}

@@ -11,8 +11,8 @@ from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
 from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, ORDERS, PARKING, PARKING_TRIES, Order, ResultState, Stage, item_of
-from testbed.protocol.sequence import word_of
 from testbed.protocol.scapy_layers import RingHeader
+from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
     EARLIER,
     FRAME_BYTES,
@@ -144,7 +144,9 @@ ROWS = [
     Row("request for a chunk beyond the tensor", request(7), {"bad_tensor": 1}),
     Row("length of no block", reduce(0, length=0), {"bad_length": 1}),
     Row("length of broken blocks", reduce(0, length=LENGTH - 8), {"bad_length": 1}),
-    Row("length of another tensor", packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1), {"bad_tensor": 1}),
+    Row(
+        "length of another tensor", packet(input_of(0, 0)[: LENGTH // 16], kind=Kind.REDUCE, chunk=0, hop=1), {"bad_tensor": 1}
+    ),
     Row("length beyond a chunk", reduce(0, length=2 * LENGTH), {"bad_length": 1}),
     Row("length that is not there", cut(reduce(0)), {"bad_length": 1}),
     Row("length that is not there, of a last hop", cut(reduce(2)), {"bad_length": 1}),

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
-from testbed.protocol.wire import TOLD, Frame, Kind
+from testbed.protocol.wire import Frame, Kind
 from tests.protocol.ring_system import Budget, RingSystem, Scene, TinyProcess, TinyRank
 from tests.support.explore import Counterexample, depth, explore
 
@@ -91,13 +91,6 @@ class PassesNothingOn(TinyRank):
         return None
 
 
-class WasToldOfAnything(TinyRank):
-    """Every answer to a probe says that it was told that its sender is done."""
-
-    def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, told: int = 0) -> Frame:
-        return super()._tell(w, kind, to, TOLD if kind == Kind.ALIVE else flags, told or self.ranks[to].generation)
-
-
 class SaysNothing(TinyRank):
     """Answers to probes do not name what was sent last."""
 
@@ -138,7 +131,6 @@ MUTANTS = {
     "rounds that are not told apart": (mutant(ForgetsRounds), Scene(budget=Budget(1), eager=True, faults=("unseen",))),
     "nothing but losses that are known": (mutant(SaysNothing, AsksForNothingBlindly), Scene(eager=True, faults=("lose",))),
     "requests that are not passed on": (mutant(PassesNothingOn), Scene(upstream=False, eager=True)),
-    "answers that know everything": (mutant(WasToldOfAnything), Scene(eager=True)),
     "nobody stays for who lacks something": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
     "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
 }

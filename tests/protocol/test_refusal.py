@@ -82,7 +82,7 @@ def test_a_refusal_has_lap_one_begun_anew_by_the_owner(upstream, asker):
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
-    """Two ranks refuse the same result: lap one begins anew once. With `origin` who asks later on has not seen it, and gets it."""
+    """Two ranks refuse the same result: lap one begins anew once. With `origin` who asks later on gets that."""
     network = stored(3, 3, wrong=False, upstream=upstream)
     owner = network.members[0].rank
     owner.holdoff_us = 1000

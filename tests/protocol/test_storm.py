@@ -1,4 +1,4 @@
-"""Many chunks under heavy faults, at random: deeper than any exploration gets, and it has to end with the exact sum all the same."""
+"""Many chunks under heavy faults, at random, deeper than explorations get: it has to end with the exact sum all the same."""
 
 import numpy as np
 import pytest

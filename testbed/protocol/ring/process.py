@@ -177,7 +177,7 @@ class Process:
                 if not flushed or blind >= _BLIND:
                     continue
                 blind += 1
-            if refused and record.reduced <= word_of(generation, record.result >> 8 & 0xFF):  # no later round has come by here
+            if refused and record.reduced <= word_of(generation, record.result >> 8 & 0xFF):  # no later round has begun
                 self.order(Order.RESTART, generation, chunk, extra=record.result >> 8 & 0xFF)
             self.order(Order.REQUEST, generation, chunk)
             self._next = chunk + 1

@@ -277,7 +277,8 @@ class Sender(Memory):
         """Begin the first lap of an own chunk anew: nobody keeps what was lost, or a rank has refused the result of a round."""
         chunk = self.chunks[w.index]
         if chunk.reduced >> 32 == w.generation and chunk.reduced & 0xFF > round_:
-            # Whoever asks after an earlier round has not seen this one, which may be lost. With `upstream` the ranks on the way recover it.
+            # Whoever asks after an earlier round has not seen this one, which may be lost.
+            # With `upstream` the ranks on the way recover it.
             if self.config.upstream or self._too_soon(w):
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
