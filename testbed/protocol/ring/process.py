@@ -143,7 +143,7 @@ class Process:
         """Nothing new has come on a CPU for a while (``ring_stall``).
 
         Launch what should have been launched, and have sent again what is known to be lost and has not been asked for lately.
-        When the rank before has answered on all CPUs, and nothing comes on any of them, verify what is here, and ask for some of
+        When the rank before has answered on all CPUs, and none brings anything, verify what is here, and ask for some of
         what is missing without knowing why: what has been said about it may have been lost as well. Each call goes on behind
         what the last one has asked for, so that what nobody can send yet does not keep the rest from being asked for.
 

@@ -110,7 +110,7 @@ class Rank(Sender):
     def _fits(self, w: Work) -> bool:
         """Is the frame, which is of this rank's generation, one of this rank's tensor?
 
-        If not, its sender reduces another one, or it was damaged: only the former is counted as such, as the process goes by it.
+        If not, its sender reduces another one, or it is damaged: only the former is counted, as the process goes by it.
         """
         header, tensor = w.frame.header, self._tensor(w.frame.header.generation)
         if header.chunk < tensor.total and header.length == tensor.length and header.tag == tensor.tag:
