@@ -42,6 +42,11 @@ def test_other_kinds_are_named(tmp_path: Path, make, kind: str) -> None:
     assert str(refused.value) == f"{tmp_path / 'it'}: is {kind}: must be a regular file"
 
 
+def test_files_of_the_kernel_are_not_read() -> None:
+    """They look regular; what is read from some, such as kmsg, nobody else can read any more."""
+    assert read_regular(Path("/proc/version"), 4) == b""
+
+
 def test_larger_files_are_not_read(tmp_path: Path) -> None:
     with (tmp_path / "holes").open("wb") as file:
         file.truncate(1 << 40)

@@ -92,7 +92,8 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
             f"{files['test.index']}: must name each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
         )
 
-    memory.check(memory.read(n, allx.shape[1]), f"{files['allx']}: {allx.shape[1]} features")
+    widths = allx.shape[1], ally.shape[1]
+    memory.check(memory.read(n, *widths), f"{files['allx'].parent}: {n} vertices, {widths[0]} features, {widths[1]} labels")
     features = np.zeros((n, allx.shape[1]), np.float32)
     features[:known], features[test] = allx.toarray(), tx.toarray()
     features /= np.maximum(features.sum(1, keepdims=True), 1)
@@ -144,6 +145,9 @@ def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
     neighbours = _unpickled(path)
     if not isinstance(neighbours, dict) or not all(isinstance(row, list) for row in neighbours.values()):
         raise SpecError(f"{path}: holds no dictionary of lists: must be one of each vertex's neighbours")
+    if len({id(row) for row in neighbours.values()}) < len(neighbours):
+        # A file of a few kilobytes could otherwise have terabytes of edges.
+        raise SpecError(f"{path}: names one list several times: must have a list of its own for each vertex")
     targets = list(chain.from_iterable(neighbours.values()))
     # Before any is hashed: what is no number may take any time for that.
     strange = [each for each in chain(neighbours, targets) if type(each) is not int]

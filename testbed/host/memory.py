@@ -36,6 +36,7 @@ EVALUATION_BATCH: Final = 4096  # vertices whose whole neighbourhoods are gather
 VALIDATION_BATCH: Final = 512  # vertices whose sampled neighbourhoods are
 
 FLOAT: Final = 4
+LABEL: Final = 8  # of a one-hot row
 PROCESSES: Final = 512 << 20  # the controller, and the process that workers are copies of
 WORKER: Final = 64 << 20  # what a rank's process has of its own, sockets' buffers included
 PARAMETER: Final = 16  # weight, gradient, and Adam's two moments
@@ -113,9 +114,9 @@ def hashed(texts: int, features: int) -> dict[str, int]:
     return {"features": HASHED_FEATURE * texts * features}
 
 
-def read(vertices: int, features: int) -> dict[str, int]:
-    """Estimate what it takes to read sparse features and keep them as dense ones, parts of which are copied."""
-    return {"features": 3 * FLOAT * vertices * features}
+def read(vertices: int, features: int, labels: int) -> dict[str, int]:
+    """Estimate what it takes to read sparse features and one-hot labels; features become dense, and are copied in parts."""
+    return {"features": 3 * FLOAT * vertices * features, "labels": LABEL * vertices * labels}
 
 
 def drawn(vertices: int, edges: int, features: int) -> dict[str, int]:

@@ -60,6 +60,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ("graph", {**GRAPH, 7: [0.5]}, "has a vertex 0.5: "),
         ("graph", {**GRAPH, 7: [()]}, "has a vertex tuple: "),
         ("graph", {**GRAPH, "a\nb": []}, r"has a vertex 'a\nb': "),
+        ("graph", dict.fromkeys(range(8), [0]), "names one list several times: "),
         ("graph", {0: [1, 2, 3]}, "has 4 vertices: must be at least those of ind.citeseer.ally, 5"),
         ("test.index", b"7\n", "has 1 rows: must be as many as ind.citeseer.tx has, 2"),
         ("test.index", b"7\n7\n", "must name each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),
@@ -81,6 +82,15 @@ def test_broken_files_are_named(tmp_path: Path, part: str, value: Any, text: str
 def test_files_that_need_one_another_are_checked_before_they_are_used(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"\.y: has 6 rows: must be at most as many as ind\.citeseer\.ally has, 5"):
         planetoid_graph(write(tmp_path, x=csr_matrix((6, 3), dtype=np.float32), y=np.tile(LABELS[:2], (3, 1))))
+
+
+@pytest.mark.parametrize(("features", "labels"), [(1 << 40, 2), (3, 1 << 40)])
+def test_what_becomes_dense_is_estimated_first(tmp_path: Path, features: int, labels: int) -> None:
+    """Files without a row say how wide the rows of eight vertices are."""
+    parts: dict[str, Any] = dict.fromkeys(("x", "tx", "allx"), csr_matrix((0, features), dtype=np.float32))
+    parts |= dict.fromkeys(("y", "ty", "ally"), np.zeros((0, labels), np.int32))
+    with pytest.raises(SpecError, match=f"8 vertices, {features} features, {labels} labels"):
+        planetoid_graph(write(tmp_path, **parts, **{"test.index": b""}))
 
 
 class Intruder:
