@@ -1,6 +1,7 @@
 """What a rank says when nothing moves, whom it waits for when ranks meet, and for whom it stays when they part."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,25 @@ def test_every_rank_is_probed_while_nothing_comes() -> None:
     assert {rank for rank, _ in port.probed} == {1, 2}
     assert [attempt for _, attempt in port.probed] == list(range(1, len(port.probed) + 1))
     assert len(port.probed) >= 2 * 10
+
+
+def stopped() -> Callable[[], float]:
+    """The clock of a process that is stopped for an hour between any two looks."""
+    hours = count()
+    return lambda: 3600.0 * next(hours)
+
+
+def test_a_rank_that_was_stopped_looks_before_it_gives_up() -> None:
+    """Whatever the others have sent meanwhile, it has not seen."""
+    waiting = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
+    with pytest.raises(CollectiveError):
+        Recovery(waiting, stopped()).wait(SEQ, 9)  # type: ignore[arg-type]
+    meeting = Port(spec(), lambda _: [Peer(0, 0, 0, 0)] * 3, [0, 0, 0])
+    with pytest.raises(CollectiveError):
+        Recovery(meeting, stopped()).meet()  # type: ignore[arg-type]
+    parting = Port(spec(), lambda _: [DONE, NEEDS, DONE], [0, 0, 0])
+    Recovery(parting, stopped()).linger(SEQ)  # type: ignore[arg-type]
+    assert min(port.waits for port in (waiting, meeting, parting)) >= 10
 
 
 def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:

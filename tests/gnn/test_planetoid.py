@@ -60,7 +60,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ("graph", {**GRAPH, 7: [0.5]}, "has a vertex 0.5: "),
         ("graph", {**GRAPH, 7: [()]}, "has a vertex tuple: "),
         ("graph", {**GRAPH, "a\nb": []}, r"has a vertex 'a\nb': "),
-        ("graph", dict.fromkeys(range(8), [0]), "names one list several times: "),
+        ("graph", {0: GRAPH[0], 1: GRAPH[0]}, "names one list several times: "),
         ("graph", {0: [1, 2, 3]}, "has 4 vertices: must be at least those of ind.citeseer.ally, 5"),
         ("test.index", b"7\n", "has 1 rows: must be as many as ind.citeseer.tx has, 2"),
         ("test.index", b"7\n7\n", "must name each vertex once, of 5 to 7, as ind.citeseer.graph has 8"),

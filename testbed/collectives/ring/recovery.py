@@ -6,7 +6,7 @@ Missing frames are recovered without it: by the programs, and by ``testbed/nativ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -31,17 +31,39 @@ _NAMED = 4
 """Chunks that an error names, for which ranks wait."""
 _QUIET = 0.025
 """Seconds for which a rank must not have been heard to be taken for gone or content, while ranks part."""
-_LEAST_ASKED = 10
-"""Times that all ranks have been probed in vain before this one gives up: one that was stopped itself has to ask first."""
+_LEAST_LOOKS = 10
+"""Times that a rank has looked in vain before a timeout is over."""
 _GONE = 1.0
 """The same, of a rank that may still need this one."""
 
 
-class Recovery:
-    """The patience of one rank of one group."""
+class _AwakeClock:
+    """Seconds for which this process has been awake to look.
 
-    def __init__(self, port: RingPort) -> None:
+    A process that was stopped for longer than a timeout has seen nothing meanwhile, and must not blame the others: between two
+    looks, no more than a part of the timeout counts.
+    """
+
+    def __init__(self, clock: Callable[[], float], timeout: float) -> None:
+        self._clock, self._most = clock, timeout / _LEAST_LOOKS
+        self._last, self._now = clock(), 0.0
+
+    def now(self) -> float:
+        latest = self._clock()
+        self._now += min(latest - self._last, self._most)
+        self._last = latest
+        return self._now
+
+
+class Recovery:
+    """The patience of one rank of one group.
+
+    :param clock: Seconds; tests bring their own.
+    """
+
+    def __init__(self, port: RingPort, clock: Callable[[], float] = time.monotonic) -> None:
         self.port = port
+        self._clock = clock
         spec = port.spec
         self._others = [rank for rank in range(spec.size) if rank != spec.rank]
         self._probes = 0
@@ -53,20 +75,21 @@ class Recovery:
         """
         port, timeout = self.port, self.port.spec.timeout
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
-        started = progressed = probed = time.monotonic()
+        clock, begun = _AwakeClock(self._clock, timeout), self._clock()
+        progressed = probed = clock.now()
         moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
-        seen, asked = np.full(port.spec.size, started), 0
+        seen = np.full(port.spec.size, progressed)
         while not port.wait(total, pause):
-            now, latest = time.monotonic(), port.heard()
+            now, latest = clock.now(), port.heard()
             seen[latest != heard], heard = now, latest
             if moved != (moved := port.moved()):
-                progressed, asked = now, 0
-            elif now - progressed > timeout and asked >= _LEAST_ASKED:
-                where = f"{int(port.control.stored)} of {total} chunks after {now - started:.1f} s"
+                progressed = now
+            elif now - progressed > timeout:
+                where = f"{int(port.control.stored)} of {total} chunks after {self._clock() - begun:.1f} s"
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
                 raise CollectiveError(self._verdict(seq, where, quiet, self._mismatched() > mismatched))
             if now - probed >= timeout / _LOOKS:
-                probed, asked = now, asked + 1
+                probed = now
                 self._probe(self._others)
 
     def meet(self) -> None:
@@ -75,10 +98,10 @@ class Recovery:
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
         port, spec = self.port, self.port.spec
-        deadline = time.monotonic() + spec.timeout
+        clock = _AwakeClock(self._clock, spec.timeout)
         port.begin(FIRST)
         while missing := absent(spec.rank, FIRST, port.peers()):
-            if time.monotonic() > deadline:
+            if clock.now() > spec.timeout:
                 raise CollectiveError(
                     f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)} within {spec.timeout:g} s: "
                     "every member has to open the group"
@@ -99,14 +122,14 @@ class Recovery:
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
-        started = time.monotonic()
-        seen, heard = np.full(spec.size, started), port.heard()
+        stay, clock = _AwakeClock(self._clock, spec.timeout), _AwakeClock(self._clock, _GONE)
+        seen, heard = np.zeros(spec.size), port.heard()
         while True:
-            now, peers, latest = time.monotonic(), port.peers(), port.heard()
+            now, peers, latest = clock.now(), port.peers(), port.heard()
             seen[latest != heard], heard = now, latest
             needed = [rank for rank in unverified(askers, seq, peers) if now - seen[rank] < _GONE]
             owing = [rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET]
-            if (not needed and not owing) or now - started > spec.timeout:
+            if (not needed and not owing) or stay.now() > spec.timeout:
                 return
             self._probe({*needed, *owing})
             port.wait(NEVER, _MEETING)
