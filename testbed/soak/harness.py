@@ -239,9 +239,10 @@ class Phase:
         """
         for index in range(len(self.scenario.tasks)):
             self._check(index, report)
-        # Who is to be killed may have been before the end of its work, or since, or has outlived it.
-        killed = self._victim if self.scenario.ending == "kill" else None
-        alive = [name for name in self.names if name != killed and not isinstance(self.works[name], Exception)]
+        # The victim may have been killed during its work, or after it. If the work was over before the kill was due, it is alive, and closes as
+        # the others do.
+        workers = self.harness.workers
+        alive = [name for name in self.names if not (workers[name].may_die or isinstance(self.works[name], Exception))]
         timeout = self.scenario.timeout + GRACE
         closed: dict[str, Counters] = self.harness.workers.call_all(calls.close_tasks, alive, timeout=timeout)
         report.sent = sum(closed.values(), report.sent)

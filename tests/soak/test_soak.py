@@ -104,6 +104,12 @@ def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
     assert coverage.collectives == {"all-reduces": 3 + 3}, "of three ranks, and of the two that are left"
 
 
+def test_a_host_whose_work_is_over_before_it_is_to_die_closes(play):
+    """Both scenarios are on one fabric: what the host goes on holding after the first would be a finding of the second."""
+    coverage = play(SCENARIO, replace(SCENARIO, faults=("kill hosts=h2 at=3600s",), ending="kill"))
+    assert coverage.scenarios.total() == 2
+
+
 def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
     """What owners send anew meets a chance of 14 hops each time: it has to get through while one link is down, too."""
     shape = Shape(14, "leaf-spine", 1, "xdp", 1000)
