@@ -239,8 +239,8 @@ class Phase:
         """
         for index in range(len(self.scenario.tasks)):
             self._check(index, report)
-        # The victim may have been killed during its work, or after it. If the work was over before the kill was due, it is alive, and closes as
-        # the others do.
+        # The victim may have been killed during its work, or after it. If all was done before the kill was due, it is alive,
+        # and closes as the others do.
         workers = self.harness.workers
         alive = [name for name in self.names if not (workers[name].may_die or isinstance(self.works[name], Exception))]
         timeout = self.scenario.timeout + GRACE
