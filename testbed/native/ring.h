@@ -10,6 +10,7 @@
 
 #define NEVER 0xffffffff /* more results than there ever are */
 #define REACH 8 /* times window and ranks: chunks looked at, from the first that is missing */
+#define PATIENCE 4 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses lately */
 #define BLIND 4 /* chunks that are nacked without a sign of loss, when nothing else explains the silence */
 
 static inline uint64_t read_word(const __u64 *word)

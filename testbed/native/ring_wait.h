@@ -29,6 +29,14 @@ static uint32_t allowance(struct ring *r, uint32_t most)
 	return r->allowed;
 }
 
+/* Have there been losses lately? */
+static bool is_lossy(const struct ring_control *c, uint32_t seq)
+{
+	uint32_t lossy = __atomic_load_n(&c->lossy, __ATOMIC_RELAXED);
+
+	return lossy && seq - lossy < RING_LOSSY_FOR;
+}
+
 /* Does the rank before hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
@@ -84,10 +92,11 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
 	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
-	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind = 0;
+	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind;
 	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	bool complete = flushed && is_complete(r, seq);
 
+	blind = flushed && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
 	if (flushed)
 		verify_early(r, MIN(total, ready), seq);
 	while (r->front < total && is_done(read_word(&r->records[r->front].result), seq))
@@ -112,8 +121,9 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 			continue;
 		refused = seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED;
 		known = complete || refused || is_lost(r, chunk, seq);
-		if (!known && (!flushed || blind++ >= BLIND))
+		if (!known && !blind)
 			continue;
+		blind -= !known;
 		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8))) /* no later round has been seen here */
 			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);

@@ -45,6 +45,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("asked"), CHUNK, st.integers(0, 400)),
     st.tuples(st.just("refuse"), CHUNK, st.just(0)),
     st.tuples(st.just("flushed"), st.integers(0, 1), st.just(0)),
+    st.tuples(st.just("lossy"), st.integers(0, 300), st.just(0)),
     st.tuples(st.just("said"), st.integers(-1, 1), st.booleans()),
     st.tuples(st.just("stall"), st.booleans(), st.just(0)),
     st.tuples(st.just("stall"), st.just(True), st.just(0)),
@@ -123,6 +124,10 @@ class Both:
     def refuse(self, chunk: int, _) -> None:
         self.process.refuse(chunk)
         self.native.refuse(chunk)
+
+    def lossy(self, ago: int, _) -> None:
+        """A sign of loss was seen so many collectives ago."""
+        self.memory.lossy = self.native.control.lossy = self.memory.seq - ago & 0xFFFFFFFF
 
     def flushed(self, all_: int, _) -> None:
         self.memory.flushed = self.native.control.flushed = all_
@@ -234,9 +239,20 @@ def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) 
     assert asked(both) == [(WrKind.NACK, 0)]  # the allowance has come down to one
 
 
+def test_without_losses_lately_blind_requests_take_longer(both) -> None:
+    """On a busy machine nothing may come for a while, and nothing need be lost."""
+    both.flushed(1, 0)
+    for _ in range(4):
+        both.stall(True)
+        assert asked(both) == []
+    both.stall(True)
+    assert [kind for kind, _ in asked(both)] == [WrKind.NACK]
+
+
 def test_blind_requests_are_few(both) -> None:
     for chunk in range(4):
         both.result(chunk, ResultState.DONE)
+    both.lossy(0, 0)
     both.stall(False)
     both.flushed(1, 0)
     for chunk in range(4, 8):

@@ -25,7 +25,7 @@ __all__ = ["Budget", "RingSystem", "Scene", "TinyProcess", "TinyRank"]
 
 UNSEEN = 1 << 64
 """An error that a plain sum does not see."""
-STALLED = 1
+STALLED = 4
 """Stalls after which a process may ask without knowing why."""
 ROUNDS = 3
 """Times that everybody is asked before somebody is called silent: more often than questions and answers get lost."""

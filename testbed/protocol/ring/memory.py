@@ -269,6 +269,10 @@ class Memory:
         self.ranks = [Peer() for _ in range(config.ranks)]
         self.counters = dict.fromkeys(COUNTERS, 0)
 
+    def is_lossy(self, seq: int) -> bool:
+        """Have there been losses lately? If not, nobody will nack a partial sum."""
+        return self.lossy != 0 and (seq - self.lossy & 0xFFFFFFFF) < LOSSY_FOR
+
 
 def is_done(word: int) -> bool:
     """Does a result word say that the whole result is stored?"""

@@ -25,6 +25,8 @@ __all__ = ["Process"]
 
 _REACH = 8
 """Times the window and the ranks: chunks looked at, from the first that is missing."""
+_PATIENCE = 4
+"""Stalls in a row after which a chunk is nacked without evidence, if there have been no losses lately."""
 _BLIND = 4
 """Chunks that are nacked without a sign of loss, when nothing else explains the silence."""
 
@@ -155,7 +157,8 @@ class Process:
         memory, config, seq = self.memory, self.memory.config, self.memory.seq
         allowed = self._allowance()
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
-        complete, blind = flushed and self._is_complete(), 0
+        complete = flushed and self._is_complete()
+        blind = _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else _PATIENCE) else 0
         if flushed:
             self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
@@ -177,9 +180,9 @@ class Process:
                 continue
             refused = seq_of(record.result) == seq and record.result & 0xFF == ResultState.REFUSED
             if not (complete or refused or self._is_lost(chunk)):
-                if not flushed or blind >= _BLIND:
+                if not blind:
                     continue
-                blind += 1
+                blind -= 1
             if refused and record.reduced <= word_of(seq, record.result >> 8 & 0xFF):  # no later round was seen here
                 self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)

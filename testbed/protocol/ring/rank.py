@@ -392,7 +392,7 @@ class Rank(Sender):
         if not last:
             if header.round:
                 self._note_loss(w)
-            if config.upstream and self._is_lossy(w.seq):
+            if config.upstream and self.is_lossy(w.seq):
                 self._save_partial(w, total)
             header.hop += 1
             if w.reduced == mine:

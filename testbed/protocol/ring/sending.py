@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from testbed.protocol.ring.memory import (
     EARLY_SLOTS,
     EARLY_TRIES,
-    LOSSY_FOR,
     NACK_ENTRIES,
     Chunk,
     Memory,
@@ -160,10 +159,6 @@ class Sender(Memory):
     def _note_loss(self, w: Work) -> None:
         """A frame was lost on its way to this rank or from it."""
         self.lossy = w.seq
-
-    def _is_lossy(self, seq: int) -> bool:
-        """Have there been losses lately? If not, nobody will nack a partial sum."""
-        return self.lossy != 0 and (seq - self.lossy & U32) < LOSSY_FOR
 
     def _look_back(self, w: Work) -> None:
         """A frame has arrived: has its predecessor? If not, note the loss and queue a nack."""
