@@ -29,13 +29,18 @@ SCENES = {
     ),
     "three ranks, asking owners": Scene(ranks=3, upstream=False, budget=Budget(1), eager=True),
 }
-LARGE = ("two ranks, any fault, processes at any time", "three ranks, asking owners")
+LARGE = (
+    "two ranks, any fault, processes at any time",
+    "three ranks, two losses",
+    "three ranks, strays and losses",
+    "three ranks, asking owners",
+)
 """These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_whatever_happens(name, record_property):
-    states = depth(40_000 if name in LARGE else 130_000)
+    states = depth(25_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 
