@@ -1,4 +1,6 @@
-"""The figures of ``testbed bench broadcast`` and ``testbed bench aggregate``, as PNG with the CSV of what they plot."""
+"""The figures of ``testbed bench broadcast`` and ``testbed bench aggregate``, as PNG with the CSV
+of what they plot.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,12 +20,15 @@ MARKERS = "osv^Dx"  # receivers, or degrees
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw medians, one line per exchange and number of receivers (broadcast) or degree (aggregate).
+    """Draw medians, one line per exchange and number of receivers (broadcast) or degree
+    (aggregate).
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
     """
-    table = pd.DataFrame([{**row, **{f"{key}_us": value for key, value in row["time_us"].items()}} for row in rows])
+    table = pd.DataFrame(
+        [{**row, **{f"{key}_us": value for key, value in row["time_us"].items()}} for row in rows]
+    )
     table = table.drop(columns="time_us")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.6))
@@ -53,7 +58,13 @@ def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str, words: str)
     axes.minorticks_off()
     for (exchange, value), rows in table.groupby(["exchange", by], sort=False):
         colour, dash, _ = style_of(str(exchange))
-        style = {"color": colour, "linestyle": dash, "marker": markers[value], "fillstyle": "none", "markersize": 5}
+        style = {
+            "color": colour,
+            "linestyle": dash,
+            "marker": markers[value],
+            "fillstyle": "none",
+            "markersize": 5,
+        }
         axes.plot(rows[x], rows[y], label=f"{exchange}, {words.format(value)}", **style)
 
 

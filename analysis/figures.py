@@ -18,7 +18,8 @@ from testbed.results import Run
 
 __all__ = ["FIGURES", "Plot", "draw_all", "style_of"]
 
-# Okabe and Ito's colours, which any colour vision can tell apart: computing is blue, all-reduce red.
+# Okabe and Ito's colours, which any colour vision can tell apart: computing is blue, all-reduce
+# red.
 PART_COLOURS = {
     "sampling": "#bcd8ec",
     "forward": "#7fb2d9",
@@ -101,7 +102,9 @@ def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Show what is sent a step, or an epoch of full-graph training, all ranks together: bytes, packets, retransmissions."""
+    """Show what is sent a step, or an epoch of full-graph training, all ranks together: bytes,
+    packets, retransmissions.
+    """
     table, every = traffic(run), report_of(run).every
     figure = Figure(figsize=(8, 0.9 + 0.42 * len(table)))
     panels = figure.subplots(1, 3, sharey=True)
@@ -134,7 +137,10 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
     "epoch_time": (
         split_figure,
         "Where an epoch's time goes",
-        "Blue is computing, red and yellow is {noun}. The median epoch, mean over ranks; parts add up to the epoch.",
+        (
+            "Blue is computing, red and yellow is {noun}. The median epoch, mean over ranks; parts"
+            " add up to the epoch."
+        ),
     ),
     "loss": (
         loss_figure,
@@ -171,7 +177,9 @@ def draw_all(run: Run) -> list[Plot]:
             data, figure = draw(run)
             figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
         data.to_csv(csv, index=False)
-        text = report.captions.get(name, caption).format_map({**vars(report), "frames": narrative.frames(run)})
+        text = report.captions.get(name, caption).format_map(
+            {**vars(report), "frames": narrative.frames(run)}
+        )
         plots.append(Plot(name, title, text, png, csv))
     return plots
 
@@ -195,7 +203,16 @@ def _line(axes: Axes, values: "pd.Series[float]", name: str) -> None:
     colour, dash, marker = style_of(name)
     epochs = [int(epoch) + 1 for epoch in values.index]
     size = 6 if len(epochs) <= 40 else 0
-    axes.plot(epochs, values, dash, color=colour, marker=marker, markersize=size, fillstyle="none", label=name)
+    axes.plot(
+        epochs,
+        values,
+        dash,
+        color=colour,
+        marker=marker,
+        markersize=size,
+        fillstyle="none",
+        label=name,
+    )
 
 
 def style_of(name: str) -> tuple[str, str, str]:

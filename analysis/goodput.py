@@ -1,4 +1,6 @@
-"""The figure of ``testbed bench faults``: goodput and extra bytes against loss, as PNG with the CSV of what it plots."""
+"""The figure of ``testbed bench faults``: goodput and extra bytes against loss, as PNG with the CSV
+of what it plots.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,8 @@ LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the cells, one line per backend and number of hosts; those without a fault engine are in the CSV alone.
+    """Draw the cells, one line per backend and number of hosts; those without a fault engine are in
+    the CSV alone.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.
@@ -36,7 +39,13 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for (name, hosts), cells in drawn.groupby(["backend", "hosts"], sort=False):
             label = str(name) if table["hosts"].nunique() == 1 else f"{name}, {hosts} hosts"
             colour, dash, marker = VARIANTS.get(str(name)) or style_of(str(name))
-            style = {"color": colour, "linestyle": dash, "marker": marker, "fillstyle": "none", "label": label}
+            style = {
+                "color": colour,
+                "linestyle": dash,
+                "marker": marker,
+                "fillstyle": "none",
+                "label": label,
+            }
             left.plot(cells["loss"] * 100, cells["goodput_gbps"].astype(float), **style)
             right.plot(cells["loss"] * 100, cells["extra_bytes"].astype(float) * 100, **style)
         _axes(left, losses, "goodput (GB of tensor per second)")

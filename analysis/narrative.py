@@ -1,4 +1,6 @@
-"""Which backend was faster and why, in words; every number and every claim comes from the run's table."""
+"""Which backend was faster and why, in words; every number and every claim comes from the run's
+table.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +14,9 @@ from testbed.results import Run
 
 __all__ = ["answer", "duration", "frames", "offloads", "times"]
 
-NEGLIGIBLE = 0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
+NEGLIGIBLE = (
+    0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
+)
 
 PHASE_WORDS = {
     "quantize": "turning floats into integers",
@@ -26,14 +30,19 @@ PHASE_WORDS = {
 
 
 def answer(run: Run) -> list[str]:
-    """Return the report's first sentences: the fastest backend, its lead, and the cause of the difference."""
+    """Return the report's first sentences: the fastest backend, its lead, and the cause of the
+    difference.
+    """
     split = epoch_split(run)
     if len(split) == 1:
         only = split.index[0]
         return [
             *_cautions(run),
-            f"{only} was the only backend of this run: an epoch took {duration(split.loc[only, 'epoch'])}, "
-            f"{share(split.loc[only])} of it in {report_of(run).noun}. A comparison needs a second backend.",
+            (
+                f"{only} was the only backend of this run: an epoch took"
+                f" {duration(split.loc[only, 'epoch'])}, {share(split.loc[only])} of it in"
+                f" {report_of(run).noun}. A comparison needs a second backend."
+            ),
         ]
     return [*_cautions(run), *_who(split), *_against_sockets(run, split), *_why(run, split)]
 
@@ -41,7 +50,10 @@ def answer(run: Run) -> list[str]:
 def _who(split: pd.DataFrame) -> Iterator[str]:
     order = split["epoch"].sort_values()
     best = order.index[0]
-    rivals = ", ".join(f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)" for name in order.index[1:])
+    rivals = ", ".join(
+        f"{name} {duration(order[name])} ({order[name] / order[best]:.2f}×)"
+        for name in order.index[1:]
+    )
     yield f"{best} was fastest: its median epoch took {duration(order[best])}, that with {rivals}."
 
 
@@ -51,7 +63,10 @@ def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
         if in_kernel(run, name) and base is not None:
             epoch = times(split.loc[base, "epoch"], split.loc[name, "epoch"])
             reduce = times(split.loc[base, "communication"], split.loc[name, "communication"])
-            yield (f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and its {noun} {reduce}.")
+            yield (
+                f"Against the best socket baseline, {base}, an epoch with {name} was {epoch} and"
+                f" its {noun} {reduce}."
+            )
 
 
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
@@ -64,15 +79,18 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     gain = split.loc[rival, "epoch"] - split.loc[best, "epoch"]
     if split.loc[rival, "epoch"] / split.loc[best, "epoch"] < 1 + NEGLIGIBLE:
         yield (
-            f"The {duration(gain)} between {best} and {rival} are within what two runs on one box differ by: "
-            "take them as equal."
+            f"The {duration(gain)} between {best} and {rival} are within what two runs on one box"
+            " differ by: take them as equal."
         )
         return
     reduce = split.loc[rival, "communication"] - split.loc[best, "communication"]
-    compute = split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
+    compute = (
+        split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
+    )
     yield (
-        f"Where it lies: of the {duration(gain)} per epoch between {best} and {rival}, {signed(reduce)} are in {report.noun}, "
-        f"{signed(compute)} in computing, the same work in both cases, and {signed(gain - reduce - compute)} in neither."
+        f"Where it lies: of the {duration(gain)} per epoch between {best} and {rival},"
+        f" {signed(reduce)} are in {report.noun}, {signed(compute)} in computing, the same work in"
+        f" both cases, and {signed(gain - reduce - compute)} in neither."
     )
     yield _noise(split, best, rival, gain)
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
@@ -81,34 +99,46 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         f"Within {report.noun}, {signed(late)} are time until the last rank came, "
         f"and {signed(exchange)} are the exchange itself."
     )
-    phases = {phase: split.loc[rival, phase] - split.loc[best, phase] for phase in report.communication}
+    phases = {
+        phase: split.loc[rival, phase] - split.loc[best, phase] for phase in report.communication
+    }
     most = max(phases, key=lambda phase: phases[phase])
     blind = [name for name in (best, rival) if not entry_of(run, name).splits]
     if blind:
         yield (
-            f"What part of it is waiting for peers cannot be said: {' and '.join(blind)} cannot tell it from moving data."
+            f"What part of it is waiting for peers cannot be said: {' and '.join(blind)} cannot"
+            " tell it from moving data."
         )
     elif 0 < phases[most] <= reduce:
         yield (
-            f"By the backends' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)} ({signed(phases[most])}); "
-            "such parts are means over ranks, which need not add up."
+            f"By the backends' own clocks, the largest part of it is {PHASE_WORDS.get(most, most)}"
+            f" ({signed(phases[most])}); such parts are means over ranks, which need not add up."
         )
     elif phases[most] > reduce > 0:
-        yield "By the backends' own clocks its parts differ both ways, so that none stands for the whole."
+        yield (
+            "By the backends' own clocks its parts differ both ways, so that none stands for the"
+            " whole."
+        )
     counts = traffic(run)
     cpu = split["cpu"]
     yield (
-        f"{report.every.capitalize()}'s {report.noun} put {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire "
-        f"with {best} and {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, "
-        f"of which {counts.loc[best, 'retransmissions']:.3g} "
-        f"and {counts.loc[rival, 'retransmissions']:.3g} packets were sent again; and the ranks' processes spent "
-        f"{duration(cpu[best])} and {duration(cpu[rival])} of CPU time in it per epoch."
+        f"{report.every.capitalize()}'s {report.noun} put"
+        f" {counts.loc[best, 'wire_bytes'] / 1e6:.2f} MB on the wire with {best} and"
+        f" {counts.loc[rival, 'wire_bytes'] / 1e6:.2f} MB with {rival}, of which"
+        f" {counts.loc[best, 'retransmissions']:.3g} and {counts.loc[rival, 'retransmissions']:.3g}"
+        f" packets were sent again; and the ranks' processes spent {duration(cpu[best])} and"
+        f" {duration(cpu[rival])} of CPU time in it per epoch."
     )
 
 
 def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
-    """Say how far these differences can be trusted, by how far epochs of one backend alone differ."""
-    text = "Each of these numbers compares two epochs, the median one of each backend, and so holds their noise"
+    """Say how far these differences can be trusted, by how far epochs of one backend
+    alone differ.
+    """
+    text = (
+        "Each of these numbers compares two epochs, the median one of each backend, and so holds"
+        " their noise"
+    )
     spread = (split["slowest"] - split["fastest"])[[best, rival]].max()
     if spread > 0:
         text += f": epochs of one backend alone differ by up to {duration(spread)}"
@@ -122,20 +152,29 @@ def _cautions(run: Run) -> Iterator[str]:
         yield warning
     for fault, counts in events(run).groupby("fault", sort=False):
         if (counts["happened"] < counts["turns"]).any():
-            happened = ", ".join(f"{row.happened} of {row.turns} turns with {name}" for (_, name), row in counts.iterrows())
-            yield f"Caution: the fault '{fault}' happened in {happened}; other turns ended before its time."
+            happened = ", ".join(
+                f"{row.happened} of {row.turns} turns with {name}"
+                for (_, name), row in counts.iterrows()
+            )
+            yield (
+                f"Caution: the fault '{fault}' happened in {happened}; other turns ended before its"
+                " time."
+            )
     if lost := records_lost(run):
         counted = ", ".join(f"{count:,} of {name}" for name, count in lost.items())
         yield (
-            f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which came faster than they were "
-            "written; faults are counted all the same."
+            f"Caution: faults.parquet lacks {sum(lost.values()):,} records ({counted}), which came"
+            " faster than they were written; faults are counted all the same."
         )
 
 
 def offloads(run: Run) -> str:
     """Say what offloads sockets had."""
     if met_one_by_one(run):
-        return "checksum and segmentation offloads off for sockets, so that faults meet frames as a wire carries them"
+        return (
+            "checksum and segmentation offloads off for sockets, so that faults meet frames as a"
+            " wire carries them"
+        )
     return f"offloads {run.manifest['scenario']['fabric']['offload']} for sockets"
 
 

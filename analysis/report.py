@@ -1,4 +1,6 @@
-"""``report.html``: one file that opens on its own, made by ``.venv/bin/python -m analysis.report DIR``."""
+"""``report.html``: one file that opens on its own, made by ``.venv/bin/python -m analysis.report
+DIR``.
+"""
 
 import argparse
 import base64
@@ -64,7 +66,9 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
 
 
 def again(path: Path) -> str:
-    """Return the command that makes the report again from the repository's root, where a relative path still holds."""
+    """Return the command that makes the report again from the repository's root, where a relative
+    path still holds.
+    """
     place = path if Path.cwd() == ROOT else path.absolute()
     return f".venv/bin/python -m analysis.report {shlex.quote(str(place))}"
 
@@ -73,8 +77,9 @@ def embed(plot: Plot) -> Markup:
     """Return a figure as HTML with its picture inside."""
     data = base64.b64encode(plot.png.read_bytes()).decode()
     return Markup(
-        f'<figure><img alt="{escape(plot.title)}" src="data:image/png;base64,{data}">'
-        f"<figcaption><strong>{escape(plot.title)}.</strong> {escape(plot.caption)}</figcaption></figure>"
+        f'<figure><img alt="{escape(plot.title)}"'
+        f' src="data:image/png;base64,{data}"><figcaption><strong>{escape(plot.title)}.</strong>'
+        f" {escape(plot.caption)}</figcaption></figure>"
     )
 
 
@@ -140,9 +145,15 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("plan", manifest["plan_hash"]),
         ("commit", manifest["git_commit"] or "no checkout"),
         ("kernel", manifest["kernel"]),
-        ("processor", f"{manifest['cpus']} × {manifest['cpu']}, {manifest['memory_bytes'] / 2**30:.1f} GiB"),
+        (
+            "processor",
+            f"{manifest['cpus']} × {manifest['cpu']}, {manifest['memory_bytes'] / 2**30:.1f} GiB",
+        ),
         ("load average", f"{manifest['load_average']:.2f} when the run began"),
-        ("versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""Numbers that a report states, each computed from a run's table; formulas are in the docstrings."""
+"""Numbers that a report states, each computed from a run's table; formulas are in the
+docstrings.
+"""
 
 from dataclasses import dataclass
 
@@ -42,19 +44,23 @@ class Check:
 
 
 def faults_fired(run: Run) -> pd.DataFrame:
-    """Return how many frames met each rule, over all turns: one row per fault, in words, one column per backend.
+    """Return how many frames met each rule, over all turns: one row per fault, in words, one column
+    per backend.
 
     Empty of a run without rules that have fired.
     """
     fired = run.metric("faults_fired")
     if fired.empty:
         return pd.DataFrame()
-    counts = fired.pivot_table(index="fault", columns="backend", values="value", aggfunc="sum", fill_value=0)
+    counts = fired.pivot_table(
+        index="fault", columns="backend", values="value", aggfunc="sum", fill_value=0
+    )
     return counts.reindex(columns=run.backends, fill_value=0).astype(int)
 
 
 def events(run: Run) -> pd.DataFrame:
-    """Return in how many turns each event has happened, and of how many: one row per event, in words, and backend.
+    """Return in how many turns each event has happened, and of how many: one row per event, in
+    words, and backend.
 
     Columns `happened` and `turns`; empty of a run without events.
     """
@@ -62,12 +68,20 @@ def events(run: Run) -> pd.DataFrame:
     if rows.empty:
         nothing = pd.MultiIndex.from_arrays([[], []], names=["fault", "backend"])
         return pd.DataFrame(columns=["happened", "turns"], index=nothing)
-    counts = rows.groupby(["fault", "backend"], sort=False)["value"].agg(happened="sum", turns="count")
-    return counts.reindex([(fault, name) for fault in rows["fault"].unique() for name in run.backends]).dropna().astype(int)
+    counts = rows.groupby(["fault", "backend"], sort=False)["value"].agg(
+        happened="sum", turns="count"
+    )
+    return (
+        counts.reindex([(fault, name) for fault in rows["fault"].unique() for name in run.backends])
+        .dropna()
+        .astype(int)
+    )
 
 
 def records_lost(run: Run) -> dict[str, int]:
-    """Return the number of records missing from the log of faults, by backend; backends that lost none are left out."""
+    """Return the number of records missing from the log of faults, by backend; backends that lost
+    none are left out.
+    """
     lost = run.metric("fault_log_lost").groupby("backend")["value"].sum()
     return {name: int(lost[name]) for name in run.backends if lost.get(name, 0)}
 
@@ -75,13 +89,14 @@ def records_lost(run: Run) -> dict[str, int]:
 def epoch_split(run: Run) -> pd.DataFrame:
     """Return seconds per epoch, one row per backend, one column per part, and further ones.
 
-    The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the one whose
-    `epoch_time` is in the middle (of an even number, the faster of the two). So the parts of a row belong together and
-    add up to `epoch`, and an epoch that something else on the machine disturbed does not count. `fastest` and
-    `slowest` are the shortest and longest `epoch_time`.
+    The row is a backend's median epoch: of all epochs of all trials, each a mean over ranks, the
+    one whose `epoch_time` is in the middle (of an even number, the faster of the two). So the parts
+    of a row belong together and add up to `epoch`, and an epoch that something else on the machine
+    disturbed does not count. `fastest` and `slowest` are the shortest and longest `epoch_time`.
 
-    `communication` is the wall-clock time in collectives (all-reduce; of full-graph training exchanges, too), `straggler`
-    the part of it before the last rank came, `exchange` the rest, and `cpu` the CPU time that the ranks' processes spent in it.
+    `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
+    exchanges, too), `straggler` the part of it before the last rank came, `exchange` the rest, and
+    `cpu` the CPU time that the ranks' processes spent in it.
     """
     metrics = {part: f"{part}_time" for part in report_of(run).parts} | {
         "epoch": "epoch_time",
@@ -91,7 +106,9 @@ def epoch_split(run: Run) -> pd.DataFrame:
         "cpu": "communication_cpu_time",
     }
     ranks = run.frame[run.frame["rank"].notna() & run.frame["metric"].isin(metrics.values())]
-    epochs = ranks.pivot_table(index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean")
+    epochs = ranks.pivot_table(
+        index=["backend", "trial", "epoch"], columns="metric", values="value", aggfunc="mean"
+    )
     epochs = epochs[list(metrics.values())].set_axis(list(metrics), axis=1)
     epochs.index.names = ["backend", "trial", "number"]  # "epoch" is a column now
     rows = {}
@@ -113,7 +130,9 @@ def baseline(run: Run) -> str | None:
 
 
 def reference(run: Run) -> str:
-    """Return the backend that others are compared with: the first that sums float32, else the first."""
+    """Return the backend that others are compared with: the first that sums float32, else the
+    first.
+    """
     return next((name for name in run.backends if not in_kernel(run, name)), run.backends[0])
 
 
@@ -127,12 +146,16 @@ def curve(run: Run, metric: str) -> pd.DataFrame:
 
 def test_accuracy(run: Run) -> pd.DataFrame:
     """Return test accuracy by trial, one column per backend."""
-    table = run.metric("test_accuracy").pivot_table(index="trial", columns="backend", values="value")
+    table = run.metric("test_accuracy").pivot_table(
+        index="trial", columns="backend", values="value"
+    )
     return table.reindex(columns=run.backends)
 
 
 def traffic(run: Run) -> pd.DataFrame:
-    """Return packets, bytes on the wire and retransmissions of all ranks per step, one row per backend."""
+    """Return packets, bytes on the wire and retransmissions of all ranks per step, one row per
+    backend.
+    """
     metrics = ("packets", "wire_bytes", "retransmissions")
     sums = run.frame[run.frame["metric"].isin(metrics)].pivot_table(
         index="backend", columns="metric", values="value", aggfunc="sum"
@@ -145,19 +168,32 @@ def traffic(run: Run) -> pd.DataFrame:
 
 
 def counted(run: Run) -> pd.DataFrame:
-    """Return the workload's further counts, summed over ranks, one row per backend, mean over epochs and trials.
+    """Return the workload's further counts, summed over ranks, one row per backend, mean over
+    epochs and trials.
 
-    Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`, `page_faults` and their sum
-    `crossings`, counted in an epoch of its own; and what exchanges count, `redundant_bytes`, ... Empty where nothing is.
+    Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`,
+    `page_faults` and their sum `crossings`, counted in an epoch of its own; and what exchanges
+    count, `redundant_bytes`, ... Empty where nothing is.
     """
     known = {"steps", "packets", "wire_bytes", "retransmissions"}
-    rows = run.frame[run.frame["rank"].notna() & (run.frame["unit"] != "s") & ~run.frame["metric"].isin({*known, "loss"})]
-    epochs = rows.fillna({"epoch": -1}).groupby(["backend", "metric", "trial", "epoch"])["value"].sum()
-    return epochs.groupby(["backend", "metric"]).mean().unstack().reindex(run.backends) if len(epochs) else pd.DataFrame()
+    rows = run.frame[
+        run.frame["rank"].notna()
+        & (run.frame["unit"] != "s")
+        & ~run.frame["metric"].isin({*known, "loss"})
+    ]
+    epochs = (
+        rows.fillna({"epoch": -1}).groupby(["backend", "metric", "trial", "epoch"])["value"].sum()
+    )
+    return (
+        epochs.groupby(["backend", "metric"]).mean().unstack().reindex(run.backends)
+        if len(epochs)
+        else pd.DataFrame()
+    )
 
 
 def checks(run: Run) -> list[Check]:
-    """Compare each backend with the reference: loss at every epoch, test accuracy in percentage points.
+    """Compare each backend with the reference: loss at every epoch, test accuracy in percentage
+    points.
 
     The distance is the largest over all trials and epochs. Empty of a workload that does not train.
     """

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The contract between programs, native code and Python, as BTF: every struct and enum of shared/. Read by testbed/kernel/abi.py, and never
- * loaded.
+/* The contract between programs, native code and Python, as BTF: every struct and enum of shared/.
+ * Read by testbed/kernel/abi.py, and never loaded.
  *
- * clang describes the types of global variables, and whatever those contain, but not what is only declared. So each type that nothing
- * else contains is named here once.
+ * clang describes the types of global variables, and whatever those contain, but not what is only
+ * declared. So each type that nothing else contains is named here once.
  */
 #include "shared/adjacency_native_abi.h"
 #include "shared/delay_abi.h"

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to the accumulators of their vertices'
- * neighbours on this host, and never visit user space.
+/* Neighbour aggregation in XDP (after PINCH, MLArchSys 2024): embeddings that arrive are added to
+ * the accumulators of their vertices' neighbours on this host, and never visit user space.
  *
- * A frame is claimed in a bitmap by an atomic operation before it is added, so a duplicate changes nothing, on whichever CPU. An
- * acknowledgement is a frame turned round. At its sender it becomes a kick, which sends the frames that the window now has room for
- * (bpf/broadcast.bpf.c), so in steady state no process runs.
+ * A frame is claimed in a bitmap by an atomic operation before it is added, so a duplicate changes
+ * nothing, on whichever CPU. An acknowledgement is a frame turned round. At its sender it becomes a
+ * kick, which sends the frames that the window now has room for (bpf/broadcast.bpf.c), so in steady
+ * state no process runs.
  */
 #include "pinch_ack.h"
 #include "pinch_meet.h"
 
 /* Where the frame goes, as enum pinch_next says. */
-static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __u32 next, bool by_link)
+static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __u32 next,
+				 bool by_link)
 {
 	struct ring_frame *f;
 
@@ -30,7 +32,8 @@ static __always_inline int leave(struct xdp_md *ctx, struct pinch_control *c, __
 	return bpf_redirect(pinch_config.doorbell, 0);
 }
 
-/* A handshake has arrived: it returns as an answer, or, if it was the last missing one, becomes a kick for each flow. */
+/* A handshake has arrived: it returns as an answer, or, if it was the last missing one, becomes a
+ * kick for each flow. */
 static __always_inline int on_handshake(struct xdp_md *ctx, struct pinch_control *c)
 {
 	__u32 next = pinch_on_handshake(ctx, c);
@@ -115,7 +118,9 @@ static __always_inline __u32 next_in_fan(void)
 {
 	__u64 *table = pinch_counters_of();
 
-	return table && pinch_config.fan ? pinch_config.fan_cpu[table[PINCH_FANNED]++ % pinch_config.fan % PINCH_MAX_FLOWS] : 0;
+	return table && pinch_config.fan ? pinch_config.fan_cpu[table[PINCH_FANNED]++ %
+								pinch_config.fan % PINCH_MAX_FLOWS]
+					 : 0;
 }
 
 /* The doorbell's far end: kicks go on to the program that sends; other frames add hubs. */
@@ -140,7 +145,8 @@ int pinch_doorbell(struct xdp_md *ctx)
 			bpf_xdp_adjust_tail(ctx, grow);
 		f = pinch_frame_of(ctx);
 		/* A kick that is no acknowledgement names the CPU that is to send. */
-		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE && f->stream != bpf_get_smp_processor_id())
+		if (f && f->sender == pinch_config.rank && pinch_config.cpu != PINCH_ANYWHERE &&
+		    f->stream != bpf_get_smp_processor_id())
 			return bpf_redirect_map(&pinch_cpus, f->stream, XDP_DROP);
 		return XDP_PASS;
 	}

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned to exactly the ranks that need it.
+/* Broadcast in TC (after PINCH, MLArchSys 2024): a kick becomes frames of embeddings, each cloned
+ * to exactly the ranks that need it.
  *
- * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement, or the last missing handshake. Its buffer
- * is filled from the map, addressed, and cloned to the link, for one frame and rank after the other; in the end the kick is dropped.
- * The process's work requests come first, then frames that an acknowledgement shows to be lost, then new frames as far as the window allows.
+ * A kick comes from the process, or is a frame that has just opened the window: an acknowledgement,
+ * or the last missing handshake. Its buffer is filled from the map, addressed, and cloned to the
+ * link, for one frame and rank after the other; in the end the kick is dropped. The process's work
+ * requests come first, then frames that an acknowledgement shows to be lost, then new frames as far
+ * as the window allows.
  */
 #include "pinch_handshake.h"
 
@@ -16,7 +19,8 @@ struct send_work {
 	__u32 here;  /* its number */
 	__u32 homes; /* its ranks */
 	__u32 seq;
-	/* The acknowledgement at hand: its peer, and the frame and the transmission of it that arrived there. */
+	/* The acknowledgement at hand: its peer, and the frame and the transmission of it that
+	 * arrived there. */
 	__u32 peer;
 	__u32 chunk;
 	__u32 serial;
@@ -55,9 +59,14 @@ static __always_inline struct pinch_sent *sent_of(struct send_work *w, __u32 num
 }
 
 /* Send frame `number` to the ranks in `to`. */
-static __always_inline bool send_frame(struct send_work *w, __u32 number, struct pinch_frame *frame, __u32 to)
+static __always_inline bool send_frame(struct send_work *w, __u32 number, struct pinch_frame *frame,
+				       __u32 to)
 {
-	struct copy_work copy = { .skb = w->skb, .check = frame->check, .to = to, .ask = frame->ask, .length = frame->length };
+	struct copy_work copy = { .skb = w->skb,
+				  .check = frame->check,
+				  .to = to,
+				  .ask = frame->ask,
+				  .length = frame->length };
 	__u32 length = frame->length, copies = bitmap_count(to), size = sizeof(copy.head) + length;
 	__u8 attempt = 0;
 	bool again;
@@ -77,7 +86,9 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 	}
 	pinch_write_head(&copy.head, PINCH_EMBED, w->seq, number, attempt, w->control->tag);
 	copy.head.prev = pinch_next_serial();
-	*last = (struct pinch_sent){ w->seq, copy.head.prev, now_us(), copy.head.stream, attempt, 0 };
+	*last = (struct pinch_sent){
+		w->seq, copy.head.prev, now_us(), copy.head.stream, attempt, 0
+	};
 	bpf_loop(pinch_config.ranks, send_copy, &copy, 0);
 	pinch_count(PINCH_SENT, copies);
 	pinch_count(PINCH_SENT_BYTES, copies * size);
@@ -87,7 +98,8 @@ static __always_inline bool send_frame(struct send_work *w, __u32 number, struct
 }
 
 /* Ask the ranks in `to` whether frame `number` has arrived. */
-static __always_inline void ask_for(struct send_work *w, __u32 number, struct pinch_sent *last, __u32 to)
+static __always_inline void ask_for(struct send_work *w, __u32 number, struct pinch_sent *last,
+				    __u32 to)
 {
 	struct copy_work copy = { .skb = w->skb, .to = to };
 
@@ -121,7 +133,8 @@ static long find_lacking(__u32 rank, struct lack_work *w)
 	return 0;
 }
 
-/* Retransmit a frame to the flow's ranks that lack it, or ask them about it. A frame that has not been sent yet is left alone. */
+/* Retransmit a frame to the flow's ranks that lack it, or ask them about it. A frame that has not
+ * been sent yet is left alone. */
 static __always_inline void send_again(struct send_work *w, __u32 number, bool ask)
 {
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
@@ -143,18 +156,21 @@ static __always_inline void send_again(struct send_work *w, __u32 number, bool a
 /* The work requests of this flow. */
 static long send_requested(__u32 i, struct send_work *w)
 {
-	__u32 taken = *(volatile __u32 *)&w->flow->sq_head, slot = w->here * PINCH_SQ_ENTRIES + taken % PINCH_SQ_ENTRIES;
+	__u32 taken = *(volatile __u32 *)&w->flow->sq_head,
+	      slot = w->here * PINCH_SQ_ENTRIES + taken % PINCH_SQ_ENTRIES;
 	__u64 *wr = bpf_map_lookup_elem(&pinch_sq, &slot), entry;
 
 	if (!wr || taken == *(volatile __u32 *)&w->flow->sq_tail)
 		return 1;
 	entry = *(volatile __u64 *)wr;
-	if (__sync_val_compare_and_swap(&w->flow->sq_head, taken, taken + 1) == taken && seq_of(entry) == w->seq)
+	if (__sync_val_compare_and_swap(&w->flow->sq_head, taken, taken + 1) == taken &&
+	    seq_of(entry) == w->seq)
 		send_again(w, entry & ~PINCH_WR_ASK, entry & PINCH_WR_ASK);
 	return 0;
 }
 
-/* Retransmit frame `i` of a bitmap's word if it is lost: it was sent before one that has arrived, on the same stream. */
+/* Retransmit frame `i` of a bitmap's word if it is lost: it was sent before one that has arrived,
+ * on the same stream. */
 static long send_hole(__u32 i, struct send_work *w)
 {
 	__u32 number = w->word * 32 + i;
@@ -163,11 +179,12 @@ static long send_hole(__u32 i, struct send_work *w)
 
 	if (number > w->chunk)
 		return 1;
-	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq || last->stream != w->stream ||
-	    (__s32)(last->serial - w->serial) >= 0)
+	if (is_acked(w->seq, number, w->peer) || !last || last->seq != w->seq ||
+	    last->stream != w->stream || (__s32)(last->serial - w->serial) >= 0)
 		return 0;
 	frame = bpf_map_lookup_elem(&pinch_frames, &number);
-	if (frame && frame->to >> w->peer & 1 && send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
+	if (frame && frame->to >> w->peer & 1 &&
+	    send_frame(w, number, frame, 1u << w->peer % RING_MAX_RANKS))
 		pinch_count(PINCH_GAPS, 1);
 	return 0;
 }
@@ -191,7 +208,8 @@ static long send_holes(__u32 i, struct send_work *w)
 /* New frames, as far as the window goes. */
 static long send_new(__u32 i, struct send_work *w)
 {
-	__u32 next = *(volatile __u32 *)&w->flow->next, in_flight = *(volatile __u32 *)&w->flow->in_flight, to, copies;
+	__u32 next = *(volatile __u32 *)&w->flow->next,
+	      in_flight = *(volatile __u32 *)&w->flow->in_flight, to, copies;
 	__u32 number = pinch_next_of(w->here, w->flow, next);
 	struct pinch_frame *frame = bpf_map_lookup_elem(&pinch_frames, &number);
 	__u64 progress = *(volatile __u64 *)&w->control->progress;
@@ -217,8 +235,9 @@ struct handshakes_work {
 	struct pinch_status say;
 };
 
-/* Send a handshake to a rank: the first time, or if this rank still lacks something of it. A rank whose frames are all here asks for itself. The end
- * of exchanges is repeated until the rank has acknowledged it.
+/* Send a handshake to a rank: the first time, or if this rank still lacks something of it. A rank
+ * whose frames are all here asks for itself. The end of exchanges is repeated until the rank has
+ * acknowledged it.
  */
 static long send_handshake(__u32 rank, struct handshakes_work *w)
 {
@@ -231,7 +250,8 @@ static long send_handshake(__u32 rank, struct handshakes_work *w)
 		if (w->control->end_acked >> rank & 1)
 			return 0;
 		word = word_of(w->say.seq, 0);
-	} else if (!(w->control->partners >> rank & 1) || !word || (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {
+	} else if (!(w->control->partners >> rank & 1) || !word ||
+		   (w->say.attempt && !pinch_is_behind(peer, w->say.seq))) {
 		return 0;
 	}
 	pinch_write_handshake(&w->handshake, w->control, rank, word, &w->say);
@@ -253,7 +273,8 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 }
 
 /* A function of its own, because the stack has no room for it beside the rest of the program. */
-static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c, struct ring_frame *kick)
+static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c,
+				      struct ring_frame *kick)
 {
 	struct handshakes_work w = { .skb = skb, .control = c };
 
@@ -264,7 +285,8 @@ static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_contro
 		w.say.waits = pinch_waits_of(c, w.say.seq);
 	if (!bpf_skb_change_tail(skb, PINCH_LEAST_BYTES, 0))
 		bpf_loop(pinch_config.ranks, send_handshake, &w, 0);
-	/* The process may have looked before the last handshake arrived, and have left its frames to this program. */
+	/* The process may have looked before the last handshake arrived, and have left its frames
+	 * to this program. */
 	if (pinch_meet(c, w.say.seq) && (__u32)(*(volatile __u64 *)&c->progress))
 		kick_all(skb, kick);
 	return TC_ACT_SHOT;
@@ -314,9 +336,11 @@ int pinch_send(struct __sk_buff *skb)
 	__u32 here = pinch_flow_here();
 
 	w.flow = bpf_map_lookup_elem(&pinch_flows, &here);
-	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) || !is_kick(&kick))
+	if (!w.control || !w.flow || bpf_skb_load_bytes(skb, 0, &kick, sizeof(kick)) ||
+	    !is_kick(&kick))
 		return TC_ACT_SHOT;
-	skb->queue_mapping = bpf_get_smp_processor_id() + 1; /* so that clones stay on this CPU: see netdev_pick_tx */
+	/* so that clones stay on this CPU: see netdev_pick_tx */
+	skb->queue_mapping = bpf_get_smp_processor_id() + 1;
 	if (kick.kind == PINCH_SEND_HANDSHAKES)
 		return send_handshakes(skb, w.control, &kick);
 	w.here = here;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The programs that a host's devices carry: they find out which group a frame belongs to and hand it to that group's own
- * program. So groups come and go while the devices keep their programs.
+/* The programs that a host's devices carry: they find out which group a frame belongs to and hand
+ * it to that group's own program. So groups come and go while the devices keep their programs.
  */
 #include "lib/frame.h"
 
@@ -23,7 +23,8 @@ struct {
 
 static __always_inline int dispatch(struct xdp_md *ctx, void *table, int otherwise)
 {
-	struct ring_frame *frame = frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	struct ring_frame *frame =
+		frame_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end);
 	__u64 *count;
 	__u32 zero = 0;
 
@@ -57,7 +58,8 @@ int dispatch_execute(struct xdp_md *ctx)
 	return dispatch(ctx, &executors, XDP_DROP);
 }
 
-/* On the far end again, behind its XDP program: what a group's program there has let pass is for its TC program. */
+/* On the far end again, behind its XDP program: what a group's program there has let pass is for
+ * its TC program. */
 SEC("tc")
 int dispatch_send(struct __sk_buff *skb)
 {

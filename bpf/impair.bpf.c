@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The fault programs: what a host sends meets its fate at the switch port that the host is attached to.
+/* The fault programs: what a host sends meets its fate at the switch port that the host is attached
+ * to.
  *
- * impair_xdp stands in for the switch's own program and forwards as that does. impair_tc is for ports whose frames go on to the
- * bridge. Both need the switch's forwarding table for copies and delayed frames, which leave without passing the bridge.
+ * impair_xdp stands in for the switch's own program and forwards as that does. impair_tc is for
+ * ports whose frames go on to the bridge. Both need the switch's forwarding table for copies and
+ * delayed frames, which leave without passing the bridge.
  */
 #include "forward.h"
 #include "impair.h"
@@ -12,19 +14,20 @@
 /* The entrance of the delay line. */
 __u32 hold_ifindex;
 
-/* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for each copy. That of port 0, which is
- * none, names every port so: for a switch that floods.
+/* By port * (FATE_MAX_COPIES + 1) + copies: a devmap that names the port once, and once more for
+ * each copy. That of port 0, which is none, names every port so: for a switch that floods.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, SWITCH_MAX_PORTS * (FATE_MAX_COPIES + 1));
+	__uint(max_entries, SWITCH_MAX_PORTS *(FATE_MAX_COPIES + 1));
 	__type(key, __u32);
-	__array(values, struct {
-		__uint(type, BPF_MAP_TYPE_DEVMAP);
-		__uint(max_entries, FATE_MAX_COPIES + 1);
-		__uint(key_size, sizeof(__u32));
-		__uint(value_size, sizeof(__u32));
-	});
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_DEVMAP);
+			__uint(max_entries, FATE_MAX_COPIES + 1);
+			__uint(key_size, sizeof(__u32));
+			__uint(value_size, sizeof(__u32));
+		});
 } fans SEC(".maps");
 
 struct {
@@ -39,8 +42,9 @@ static __always_inline bool must_wait(const struct fault_verdict *verdict)
 	return verdict->delayed || verdict->behind;
 }
 
-static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict, const struct fault_packet *packet,
-				    struct fault_link *link, __u32 egress)
+static __always_inline int hold_xdp(struct xdp_md *ctx, struct fault_verdict *verdict,
+				    const struct fault_packet *packet, struct fault_link *link,
+				    __u32 egress)
 {
 	struct delay_header *header;
 
@@ -56,8 +60,8 @@ unplaced:
 	return XDP_DROP;
 }
 
-static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copies, struct switch_destination *to,
-				   struct fault_link *link)
+static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copies,
+				   struct switch_destination *to, struct fault_link *link)
 {
 	bool flood = switch_floods();
 	__u32 index = (flood ? 0 : to->port) * (FATE_MAX_COPIES + 1) + copies;
@@ -117,8 +121,9 @@ int impair_xdp(struct xdp_md *ctx)
 	return switch_forward(ctx);
 }
 
-static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *verdict, const struct fault_packet *packet,
-				   struct fault_link *link, __u32 egress)
+static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *verdict,
+				   const struct fault_packet *packet, struct fault_link *link,
+				   __u32 egress)
 {
 	struct delay_header header;
 
@@ -131,7 +136,8 @@ static __always_inline int hold_tc(struct __sk_buff *skb, struct fault_verdict *
 	return bpf_redirect(hold_ifindex, 0);
 }
 
-/* What a switch that floods does with a copy besides: it leaves by all other ports, too, but the one that it came in by. */
+/* What a switch that floods does with a copy besides: it leaves by all other ports, too, but the
+ * one that it came in by. */
 static __noinline int clone_to_others(struct __sk_buff *skb, __u32 egress)
 {
 	__u32 port, ingress = skb->ifindex, ifindex;

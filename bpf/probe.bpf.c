@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* What `testbed doctor` tries: the smallest programs that need each capability. Used by testbed/probes/. */
+/* What `testbed doctor` tries: the smallest programs that need each capability. Used by
+ * testbed/probes/. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
@@ -22,7 +23,8 @@ struct {
 	__type(value, __u64);
 } memory SEC(".maps");
 
-/* A far end that redirected frames may enter: veth takes them only where its peer runs NAPI, as it does for XDP. */
+/* A far end that redirected frames may enter: veth takes them only where its peer runs NAPI, as it
+ * does for XDP. */
 SEC("xdp")
 int probe_pass(struct xdp_md *ctx)
 {
@@ -35,7 +37,8 @@ int probe_redirect(struct xdp_md *ctx)
 	return bpf_redirect_map(&ports, 0, XDP_DROP);
 }
 
-/* Mark the first byte after the Ethernet header, so that the far end can tell that this program has run. */
+/* Mark the first byte after the Ethernet header, so that the far end can tell that this program has
+ * run. */
 SEC("tc")
 int probe_mark(struct __sk_buff *skb)
 {

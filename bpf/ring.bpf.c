@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py, compared frame by frame by the tests.
+/* Ring all-reduce in XDP: one rank of one group. Reference model: testbed/protocol/ring/rank.py,
+ * compared frame by frame by the tests.
  *
- * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its input to the payload; the last
- * one has the sum, stores it and sends it on. In the all-gather phase each rank stores it. Where that phase ends, the frame is
- * free: it becomes the next chunk of the rank that it has reached. So the number of frames in flight stays what the ranks
- * kicked for at the start, no acknowledgement is sent, and no process runs.
+ * Chunk c belongs to rank c % ranks, its owner. In the reduce-scatter phase each rank adds its
+ * input to the payload; the last one has the sum, stores it and sends it on. In the all-gather
+ * phase each rank stores it. Where that phase ends, the frame is free: it becomes the next chunk of
+ * the rank that it has reached. So the number of frames in flight stays what the ranks kicked for
+ * at the start, no acknowledgement is sent, and no process runs.
  *
- * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and retransmits what the rank after
- * lacks: its input, a partial sum from the retransmit buffer, or the result. So a chunk resumes at the hop that lost it.
- * Partial sums live in frames and programs never write inputs, so a reduce-scatter phase can also start over (`round`): when
- * a process has refused the result, or no buffer has the partial sum.
+ * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and
+ * retransmits what the rank after lacks: its input, a partial sum from the retransmit buffer, or
+ * the result. So a chunk resumes at the hop that lost it. Partial sums live in frames and programs
+ * never write inputs, so a reduce-scatter phase can also start over (`round`): when a process has
+ * refused the result, or no buffer has the partial sum.
  */
 #include "ring_submission.h"
 
@@ -28,9 +31,10 @@ int ring_link(struct xdp_md *ctx)
 	return ring_leave(&w, outcome, true);
 }
 
-/* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame. The copies arrive together
- * at the near end and stay together, so each device is polled for many frames at once. If the process sent one kick for each
- * request, the softirq of the first one would carry that frame round and round, and hold the process in its system call.
+/* A kick at the doorbell's far end: multiply it, so that each waiting work request finds a frame.
+ * The copies arrive together at the near end and stay together, so each device is polled for many
+ * frames at once. If the process sent one kick for each request, the softirq of the first one would
+ * carry that frame round and round, and hold the process in its system call.
  */
 SEC("xdp")
 int ring_doorbell(struct xdp_md *ctx)
@@ -48,9 +52,10 @@ int ring_doorbell(struct xdp_md *ctx)
 	return waiting ? bpf_redirect_map(&ring_fan_small, 0, BPF_F_BROADCAST) : XDP_DROP;
 }
 
-/* The near end: a copy of a kick takes a work request; a copy of another frame becomes a nack. A frame stays on the CPU where
- * it starts, hop after hop, so one process would load one CPU alone, above all that of the last rank to enter, which replays
- * everybody's early frames. So kicks for many work requests are spread over the CPUs.
+/* The near end: a copy of a kick takes a work request; a copy of another frame becomes a nack. A
+ * frame stays on the CPU where it starts, hop after hop, so one process would load one CPU alone,
+ * above all that of the last rank to enter, which replays everybody's early frames. So kicks for
+ * many work requests are spread over the CPUs.
  */
 SEC("xdp")
 int ring_execute(struct xdp_md *ctx)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks for them. It sits where the host's program
- * (dispatch.bpf.c) was, and goes on to that: XDP takes frames before any packet socket sees them.
+/* Copies of the testbed's own frames, as they come in by a host's link, for the process that asks
+ * for them. It sits where the host's program (dispatch.bpf.c) was, and goes on to that: XDP takes
+ * frames before any packet socket sees them.
  */
 #include "lib/frame.h"
 #include "shared/tap_abi.h"
@@ -30,7 +31,8 @@ int tap(struct xdp_md *ctx)
 		if (copy) {
 			copy->pad = 0;
 			copy->length = 0;
-			if (length > 0 && length <= TAP_BYTES && !bpf_xdp_load_bytes(ctx, 0, copy->data, length))
+			if (length > 0 && length <= TAP_BYTES &&
+			    !bpf_xdp_load_bytes(ctx, 0, copy->data, length))
 				copy->length = length;
 			bpf_ringbuf_submit(copy, BPF_RB_NO_WAKEUP);
 		}

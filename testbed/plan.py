@@ -1,8 +1,8 @@
 """The plan of a fabric: hosts, links, switches and their forwarding tables, as data.
 
-Pure: no privileges, and nothing of the machine but its number of CPUs, where ``queues`` is not given.
-The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot disagree. What a fabric may be, in
-scenario files, flags and code, is `FabricOptions`.
+Pure: no privileges, and nothing of the machine but its number of CPUs, where ``queues`` is not
+given. The graph comes from the Mininet Topo classes in ``topologies``, so plan and Topo cannot
+disagree. What a fabric may be, in scenario files, flags and code, is `FabricOptions`.
 """
 
 import os
@@ -39,8 +39,8 @@ MAX_HOSTS = 32
 MIN_MTU = 576
 #: Jumbo frames. Only sockets can use more than MAX_XDP_MTU.
 MAX_MTU = 9000
-#: A veth takes a program without ``xdp.frags`` only while frame, headroom and skb_shared_info fit a page:
-#: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
+#: A veth takes a program without ``xdp.frags`` only while frame, headroom and skb_shared_info fit a
+#: page: 4096 - 256 - 320 - 14 (``veth_xdp_set`` in drivers/net/veth.c).
 MAX_XDP_MTU = 3506
 MAX_QUEUES = 64
 
@@ -49,19 +49,37 @@ class FabricOptions(Table):
     """``[fabric]``: hosts, links and switches."""
 
     hosts: int = Field(default=4, ge=1, le=MAX_HOSTS, description="number of hosts, one rank each")
-    topology: Annotated[str, Named(TOPOLOGIES)] = Field(default="star", description="how switches are joined")
-    k: int | None = Field(default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; default: 2")
+    topology: Annotated[str, Named(TOPOLOGIES)] = Field(
+        default="star", description="how switches are joined"
+    )
+    k: int | None = Field(
+        default=None, ge=1, le=MAX_HOSTS, description="leaves and spines of leaf-spine; default: 2"
+    )
     switch: SwitchKind = Field(
-        default="xdp", description="kind of switches: bridge (Linux bridge) or xdp (L2 switch program, the bridge behind it)"
+        default="xdp",
+        description=(
+            "kind of switches: bridge (Linux bridge) or xdp (L2 switch program, the bridge"
+            " behind it)"
+        ),
     )
     mtu: int = Field(
         default=1500,
         ge=MIN_MTU,
         le=MAX_MTU,
-        description=f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP in a switch or a backend",
+        description=(
+            f"bytes of an IP packet; more than {MAX_XDP_MTU} leaves no room for XDP in a switch or"
+            " a backend"
+        ),
     )
-    offload: Literal["on", "off"] = Field(default="on", description="TSO, GSO, GRO and TX checksums of every link")
-    queues: int | None = Field(default=None, ge=1, le=MAX_QUEUES, description="queues of an interface; default: one per CPU")
+    offload: Literal["on", "off"] = Field(
+        default="on", description="TSO, GSO, GRO and TX checksums of every link"
+    )
+    queues: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_QUEUES,
+        description="queues of an interface; default: one per CPU",
+    )
 
     def plan(self, net: int = 0) -> "FabricPlan":
         """Plan the fabric; see `plan_fabric`."""
@@ -75,7 +93,8 @@ class HostPlan:
     :param name: ``h1..hN``.
     :param rank: Index of the host, from 0.
     :param ip: IPv4 address, in a /16 shared by all hosts.
-    :param mac: Locally administered unicast address: ``02:00`` and the four octets of the IPv4 address.
+    :param mac: Locally administered unicast address: ``02:00`` and the four octets of the IPv4
+        address.
     :param switch: Name of the switch that the host is on.
     :param port: Port number there.
     """
@@ -122,7 +141,8 @@ class FabricPlan:
 
     :param topology: Name of the topology.
     :param hosts: By rank.
-    :param switch_kind: ``bridge`` (Linux bridge) or ``xdp`` (L2 switch program, the bridge behind it).
+    :param switch_kind: ``bridge`` (Linux bridge) or ``xdp`` (L2 switch program, the bridge behind
+        it).
     :param mtu: Of every interface, bytes.
     :param offload: TSO, GSO, GRO and TX checksums on or off, at both ends of every link.
     :param queues: Receive and transmit queues of every interface.
@@ -204,16 +224,27 @@ def plan_fabric(
 
     :param offload: Offloads on or off, on both ends of every link.
     :param queues: Receive and transmit queues of an interface; one for each CPU where not given.
-    :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; 2, or one for one host, where not given.
+    :param k: Leaves and spines of ``leaf-spine``, 1 to ``hosts``; 2, or one for one host, where not
+        given.
     :param net: Second octet of the hosts' addresses, ``10.<net>.0.<rank + 1>/16``.
     :raises SpecError: A value is outside of what is allowed; see `FabricOptions` for the others.
     """
-    values = {"topology": topology, "hosts": hosts, "switch": switch, "mtu": mtu, "queues": queues, "k": k}
+    values = {
+        "topology": topology,
+        "hosts": hosts,
+        "switch": switch,
+        "mtu": mtu,
+        "queues": queues,
+        "k": k,
+    }
     options = checked(FabricOptions, values, lambda place: f"{place[0]}:")
     if not 0 <= net <= 255:
         raise SpecError(f"net: {net}: must be 0 to 255")
     if switch == "xdp" and mtu > MAX_XDP_MTU:
-        raise SpecError(f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use 'bridge'")
+        raise SpecError(
+            f"mtu: {mtu} is too large for switch 'xdp', which takes at most {MAX_XDP_MTU}; use"
+            " 'bridge'"
+        )
     if queues is None:
         queues = min(os.cpu_count() or 1, MAX_QUEUES)
     parameters = {"hosts": hosts}
@@ -255,8 +286,12 @@ def _host_plan(rank: int, name: str, net: int, links: tuple[LinkPlan, ...]) -> H
     )
 
 
-def _switch_plans(names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]) -> tuple[SwitchPlan, ...]:
-    """Shortest paths, one breadth-first search per host; every hop gets nearer, so cycles do no harm."""
+def _switch_plans(
+    names: list[str], hosts: tuple[HostPlan, ...], links: tuple[LinkPlan, ...]
+) -> tuple[SwitchPlan, ...]:
+    """Shortest paths, one breadth-first search per host; every hop gets nearer, so cycles do no
+    harm.
+    """
     trunks: dict[str, dict[int, str]] = {name: {} for name in names}  # neighbouring switch by port
     ports: dict[str, set[int]] = {name: set() for name in names}
     for link in links:
@@ -279,7 +314,10 @@ def _switch_plans(names: list[str], hosts: tuple[HostPlan, ...], links: tuple[Li
             if name == host.switch:
                 forwarding[name][host.mac] = host.port
                 continue
-            nearer = [port for port, far in sorted(trunks[name].items()) if distance[far] < distance[name]]
-            # Equal paths are shared out by destination (crc32: the same on every machine, unlike hash()).
+            nearer = [
+                port for port, far in sorted(trunks[name].items()) if distance[far] < distance[name]
+            ]
+            # Equal paths are shared out by destination (crc32: the same on every machine, unlike
+            # hash()).
             forwarding[name][host.mac] = nearer[zlib.crc32(host.mac.encode()) % len(nearer)]
     return tuple(SwitchPlan(name, tuple(sorted(ports[name])), forwarding[name]) for name in names)

@@ -1,7 +1,8 @@
-"""What all tests share: skips in the doctor's words, and the check that a session leaves nothing behind.
+"""What all tests share: skips in the doctor's words, and the check that a session leaves nothing
+behind.
 
-``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what would be a
-skip is a failure then, so that a machine known to be able cannot pass by skipping.
+``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what
+would be a skip is a failure then, so that a machine known to be able cannot pass by skipping.
 """
 
 import json
@@ -22,8 +23,9 @@ SESSION = "TESTBED_TEST_SESSION"  # in the environment of every process that a s
 STATE = Path("/run/testbed")
 GRACE = 5.0  # seconds for what ends by itself, such as devices of a namespace that has just gone
 
-# A busy machine is no failure: whole tests have their deadline (pytest-timeout), single examples none.
-# No database of failures either: any user may run the pure tests, also where they may not write.
+# A busy machine is no failure: whole tests have their deadline (pytest-timeout), single examples
+# none. No database of failures either: any user may run the pure tests, also where they may not
+# write.
 settings.register_profile("testbed", deadline=None, database=None, print_blob=True)
 settings.load_profile("testbed")
 
@@ -31,9 +33,12 @@ settings.load_profile("testbed")
 def pytest_configure() -> None:
     if unknown := REQUIRED - TIERS.keys() - PROBES.keys():
         allowed = ", ".join([*TIERS, *PROBES])
-        raise pytest.UsageError(f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}")
+        raise pytest.UsageError(
+            f"TESTBED_REQUIRE: unknown {', '.join(sorted(unknown))}; allowed: {allowed}"
+        )
     os.environ[SESSION] = str(uuid.uuid4())
-    # A shell's background job is born ignoring SIGINT, and so are its children, which tests interrupt.
+    # A shell's background job is born ignoring SIGINT, and so are its children, which tests
+    # interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -59,7 +64,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def absent(what: str, findings: list[str]) -> None:
-    """Skip the test for what the probes found missing, or fail it where this session must run it."""
+    """Skip the test for what the probes found missing, or fail it where this session
+    must run it.
+    """
     if findings and what in REQUIRED:
         pytest.fail(f"TESTBED_REQUIRE has {what}, but " + "; ".join(findings), pytrace=False)
     if findings:
@@ -87,12 +94,18 @@ def traces() -> set[str]:
     found |= {f"device {path.name}" for path in Path("/sys/class/net").glob("*")}
     found |= {f"state file {path}" for path in STATE.glob("*.json") if not foreign(path)}
     pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
-    found |= {f"process {pid} ({proc(pid, 'cmdline')})" for pid in pids - {os.getpid()} if started_here(pid)}
+    found |= {
+        f"process {pid} ({proc(pid, 'cmdline')})"
+        for pid in pids - {os.getpid()}
+        if started_here(pid)
+    }
     return found
 
 
 def foreign(state: Path) -> bool:
-    """Tell whether a state file belongs to a live testbed that someone else runs on this machine."""
+    """Tell whether a state file belongs to a live testbed that someone else runs on
+    this machine.
+    """
     try:
         controller = json.loads(state.read_text())["controller"]["pid"]
     except (FileNotFoundError, ValueError, KeyError):
@@ -109,6 +122,12 @@ def started_here(pid: int) -> bool:
 def proc(pid: int, file: str) -> str:
     """Return a list that the kernel keeps of a process, by blanks; empty for one that has ended."""
     try:
-        return Path(f"/proc/{pid}/{file}").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            Path(f"/proc/{pid}/{file}")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return ""

@@ -34,7 +34,7 @@ def test_leak():
     subprocess.run(["setsid", "--fork", "sleep", "60.125"], check=True)
     while b"sleep\\0" b"60.125\\0" not in running():  # a program that is about to begin has no environment to be known by
         pass
-"""
+"""  # noqa: E501
 
 
 def suite(
@@ -42,7 +42,14 @@ def suite(
 ) -> subprocess.CompletedProcess[str]:
     (directory / "test_small.py").write_text(source)
     directory.chmod(0o755)
-    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
+    options = [
+        "-p",
+        "conftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(TESTS.parent / "pyproject.toml"),
+    ]
     return subprocess.run(
         [
             sys.executable,
@@ -54,7 +61,12 @@ def suite(
             str(directory / "test_small.py"),
         ],
         cwd="/",
-        env={**os.environ, "PYTHONPATH": str(TESTS), "TESTBED_REQUIRE": require, "HOME": str(directory)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "TESTBED_REQUIRE": require,
+            "HOME": str(directory),
+        },
         user=user,
         capture_output=True,
         text=True,
@@ -65,7 +77,10 @@ def suite(
 @pytest.fixture
 def public_path(tmp_path: Path) -> Path:
     """Return a directory that every user may enter."""
-    for parent in (tmp_path, *tmp_path.parents[:3]):  # with workers of pytest-xdist there is one level more
+    for parent in (
+        tmp_path,
+        *tmp_path.parents[:3],
+    ):  # with workers of pytest-xdist there is one level more
         if parent.owner() == tmp_path.owner() and parent != Path(tempfile.gettempdir()):
             parent.chmod(0o755)
     return tmp_path
@@ -73,7 +88,11 @@ def public_path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("require", "outcome"),
-    [("", " 2 skipped in "), ("kernel", " 1 skipped, 1 error in "), ("kernel, verifier", " 2 errors in ")],
+    [
+        ("", " 2 skipped in "),
+        ("kernel", " 1 skipped, 1 error in "),
+        ("kernel, verifier", " 2 errors in "),
+    ],
 )
 def test_without_root(require: str, outcome: str, public_path: Path) -> None:
     done = suite(NEEDY, public_path, require, user=65534 if os.geteuid() == 0 else None)

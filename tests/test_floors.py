@@ -1,4 +1,6 @@
-"""Which room may import which: the floors of the house, from the ground up. docs/architecture.md says what each is for."""
+"""Which room may import which: the floors of the house, from the ground up. docs/architecture.md
+says what each is for.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -44,7 +46,11 @@ MODULES = {module_of(path): path for path in sorted((ROOT / "testbed").rglob("*.
 
 
 def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def imports(path: Path, types: bool = True) -> Iterator[str]:
@@ -60,7 +66,9 @@ def imports(path: Path, types: bool = True) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if name in MODULES else node.module for name in names if node.module in MODULES)
+            yield from (
+                name if name in MODULES else node.module for name in names if node.module in MODULES
+            )
 
 
 def room_of(module: str) -> str:
@@ -87,7 +95,10 @@ def test_no_room_imports_one_above(room: str) -> None:
 def test_no_modules_import_each_other() -> None:
     """Within a room annotations may name one another's classes."""
     graph = {module: set(imports(path, types=False)) - {module} for module, path in MODULES.items()}
-    for module, path in MODULES.items():  # a package takes names from its own modules, and they from one another
+    for (
+        module,
+        path,
+    ) in MODULES.items():  # a package takes names from its own modules, and they from one another
         if path.name == "__init__.py":
             graph[module] = {found for found in graph[module] if not found.startswith(f"{module}.")}
     TopologicalSorter(graph).prepare()

@@ -1,4 +1,6 @@
-"""Estimates of memory: upper bounds, not far from what is measured, and refused where there is less."""
+"""Estimates of memory: upper bounds, not far from what is measured, and refused where there is
+less.
+"""
 
 import io
 import json
@@ -44,8 +46,9 @@ def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch
     memory.check({"a": 5 * GIB, "b": 3 * GIB}, "x = 1")
     with pytest.raises(SpecError) as refused:
         memory.check({"a": 1 * GIB, "b": 5 * GIB, "c": 3 * GIB, "d": 2 * GIB}, "x = 1, y = 2")
-    assert str(refused.value) == (
-        "x = 1, y = 2: needs about 11.0 GiB of memory (b 5.0 GiB, c 3.0 GiB, d 2.0 GiB): "
+    assert (
+        str(refused.value)
+        == "x = 1, y = 2: needs about 11.0 GiB of memory (b 5.0 GiB, c 3.0 GiB, d 2.0 GiB): "
         "must be at most 8.0 GiB, 80% of what is available"
     )
 
@@ -54,10 +57,16 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
     large = {"dataset": {"name": "synthetic", "scale": 22, "edge_factor": 64, "feature_dim": 8192}}
     keys = r"dataset\.scale = 22, dataset\.edge_factor = 64, dataset\.feature_dim = 8192"
     for tables in (large, {**large, "exchange": {}}):
-        with pytest.raises(SpecError, match=keys + r".*: needs about .*must be at most .* GiB, 80% of what is available"):
+        with pytest.raises(
+            SpecError,
+            match=keys + r".*: needs about .*must be at most .* GiB, 80% of what is available",
+        ):
             check(scenario(**tables))
     assert memory.Graph(1 << 22, 0, 8192, 0).mapped > 128 * GIB
-    with pytest.raises(SpecError, match=r"needs about 168\.0 GiB of memory \(features 128\.0 GiB, edges 40\.0 GiB\)"):
+    with pytest.raises(
+        SpecError,
+        match=r"needs about 168\.0 GiB of memory \(features 128\.0 GiB, edges 40\.0 GiB\)",
+    ):
         synthetic_graph(SyntheticSpec(**large["dataset"]))
 
 
@@ -67,11 +76,18 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
         {"dataset": {"name": "synthetic", "scale": 22, "edge_factor": 1, "feature_dim": 1024}},
         {"model": {"hidden": 8192, "layers": 6, "fanout": [1] * 6}},
         {"model": {"hidden": 8192, "layers": 6}, "exchange": {}},
-        {"training": {"batch_size": 1 << 20}, "model": {"fanout": [64, 64]},
-         "dataset": {"name": "synthetic", "scale": 20, "feature_dim": 2048}},
-        {"fabric": {"hosts": 32}, "dataset": {"name": "synthetic", "scale": 20, "edge_factor": 64}, "exchange": {}},
+        {
+            "training": {"batch_size": 1 << 20},
+            "model": {"fanout": [64, 64]},
+            "dataset": {"name": "synthetic", "scale": 20, "feature_dim": 2048},
+        },
+        {
+            "fabric": {"hosts": 32},
+            "dataset": {"name": "synthetic", "scale": 20, "edge_factor": 64},
+            "exchange": {},
+        },
     ],
-)  # fmt: skip
+)
 def test_each_key_counts(tables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 10 * GIB)
     with pytest.raises(SpecError, match="needs about"):
@@ -79,14 +95,18 @@ def test_each_key_counts(tables: Mapping[str, Any], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_scenarios_fit_into_a_small_machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_scenarios_fit_into_a_small_machine(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 3 * GIB)
     check(load_scenario(path))
 
 
 @pytest.mark.usefixtures("little")
 def test_estimates_are_made_wherever_a_graph_is() -> None:
-    with pytest.raises(SpecError, match=r"dataset\.scale = 10, dataset\.edge_factor = 8, .*: needs about"):
+    with pytest.raises(
+        SpecError, match=r"dataset\.scale = 10, dataset\.edge_factor = 8, .*: needs about"
+    ):
         synthetic_graph(SyntheticSpec(name="synthetic", scale=10))
     packages = io.BytesIO((Path(__file__).parent / "gnn" / "data" / "Packages").read_bytes())
     with pytest.raises(SpecError, match=r"dataset\.feature_dim = 8192: needs about"):
@@ -95,17 +115,28 @@ def test_estimates_are_made_wherever_a_graph_is() -> None:
 
 def test_sparse_features_of_any_width_are_not_made_dense(tmp_path: Path) -> None:
     def wide(rows: int) -> csr_matrix:
-        return csr_matrix((np.ones(rows, np.float32), np.arange(rows), np.arange(rows + 1)), (rows, 1 << 40))
+        return csr_matrix(
+            (np.ones(rows, np.float32), np.arange(rows), np.arange(rows + 1)), (rows, 1 << 40)
+        )
 
-    with pytest.raises(SpecError, match=r"raw: 8 vertices, 1099511627776 features, 2 labels: needs about 98304\.0 GiB"):
+    with pytest.raises(
+        SpecError,
+        match=r"raw: 8 vertices, 1099511627776 features, 2 labels: needs about 98304\.0 GiB",
+    ):
         planetoid_graph(write(tmp_path, x=wide(2), tx=wide(2), allx=wide(5)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["aggregate", "--vertices", str(1 << 26), "--dims", "512", "--degrees", "1"], "--dims: 512, --degrees: 1: needs"),
-        (["broadcast", "-b", "1G", "-e", "1G", "--receivers", "31"], "-e: a message of 1073741824 bytes to 31 hosts: needs"),
+        (
+            ["aggregate", "--vertices", str(1 << 26), "--dims", "512", "--degrees", "1"],
+            "--dims: 512, --degrees: 1: needs",
+        ),
+        (
+            ["broadcast", "-b", "1G", "-e", "1G", "--receivers", "31"],
+            "-e: a message of 1073741824 bytes to 31 hosts: needs",
+        ),
         (["allreduce", "-b", "4G", "-e", "4G"], "-e: 4G: must be at most"),
         (["faults", "--size", "4G"], "--size: 4G: must be at most"),
     ],
@@ -191,30 +222,59 @@ need = estimate(scenario, data)
 apart = {"workers": 0, "exchanges": 0, "partition": 0, "graph": need["graph"] / scenario.fabric.hosts}
 need |= {key: value * scenario.fabric.hosts for key, value in apart.items() if key in need}
 print(round(sum(need.values()) / scenario.fabric.hosts), measured)
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel has no CONFIG_PROC_PAGE_MONITOR")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the kernel has no CONFIG_PROC_PAGE_MONITOR"
+)
 @pytest.mark.parametrize(
     ("kind", "tables"),
     [
         ("drawn", {"dataset": {"scale": 16, "edge_factor": 4, "feature_dim": 512}}),
         ("drawn", {"dataset": {"scale": 15, "edge_factor": 32, "feature_dim": 8}}),
         ("data_parallel", {"dataset": {"scale": 15, "feature_dim": 512}, "training": {"steps": 3}}),
-        ("data_parallel", {"dataset": {"scale": 14}, "model": {"hidden": 1024}, "training": {"batch_size": 512, "steps": 3}}),
+        (
+            "data_parallel",
+            {
+                "dataset": {"scale": 14},
+                "model": {"hidden": 1024},
+                "training": {"batch_size": 512, "steps": 3},
+            },
+        ),
         ("full_graph", {"dataset": {"scale": 15, "feature_dim": 512}, "exchange": ALONE}),
-        ("full_graph", {"dataset": {"scale": 14}, "model": {"name": "gcn", "hidden": 512, "layers": 3}, "exchange": ALONE}),
-        ("full_graph", {"dataset": {"scale": 18, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE}),
+        (
+            "full_graph",
+            {
+                "dataset": {"scale": 14},
+                "model": {"name": "gcn", "hidden": 512, "layers": 3},
+                "exchange": ALONE,
+            },
+        ),
+        (
+            "full_graph",
+            {"dataset": {"scale": 18, "feature_dim": 8}, "model": {"hidden": 8}, "exchange": ALONE},
+        ),
     ],
 )
-def test_estimates_are_near_what_is_measured(tmp_path: Path, kind: str, tables: dict[str, dict[str, Any]]) -> None:
+def test_estimates_are_near_what_is_measured(
+    tmp_path: Path, kind: str, tables: dict[str, dict[str, Any]]
+) -> None:
     tables = {**tables, "dataset": {"name": "synthetic", **tables["dataset"]}}
     # A malloc that gives memory back at once: what was freed is not taken for used.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_TRIM_THRESHOLD_": "0",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }
     command = [sys.executable, "-c", MEASURED, kind, str(tmp_path / "graph"), json.dumps(tables)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     estimated, measured = map(int, done.stdout.split())
-    print(f"{kind}: estimated {estimated >> 20} MiB, measured {measured >> 20} MiB, {estimated / measured:.2f}")
+    print(
+        f"{kind}: estimated {estimated >> 20} MiB, measured {measured >> 20} MiB,"
+        f" {estimated / measured:.2f}"
+    )
     assert measured > 32 << 20  # else noise
     assert 1 <= estimated / measured <= 3

@@ -10,22 +10,32 @@ from testbed.core.numbers import Real, Whole, cut, read_real, read_whole, shown
 DIGITS = "9" * (sys.get_int_max_str_digits() + 1)  # more than int() takes
 
 
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("-7", -7), ("+7", 7), ("007", 7), ("9" * 64, int("9" * 64))])
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("-7", -7), ("+7", 7), ("007", 7), ("9" * 64, int("9" * 64))]
+)
 def test_whole_numbers(text, number):
     assert read_whole(text) == number
 
 
-@pytest.mark.parametrize("text", ["", " 1", "1 ", "1_0", "1.0", "1e3", "0x10", "nan", "inf", "٣", "--1", "9" * 65, DIGITS])
+@pytest.mark.parametrize(
+    "text",
+    ["", " 1", "1 ", "1_0", "1.0", "1e3", "0x10", "nan", "inf", "٣", "--1", "9" * 65, DIGITS],
+)
 def test_what_is_no_whole_number(text):
     assert read_whole(text) is None
 
 
-@pytest.mark.parametrize(("text", "number"), [("0.5", 0.5), (".5", 0.5), ("5.", 5.0), ("-1e-3", -0.001), ("1e-999", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("0.5", 0.5), (".5", 0.5), ("5.", 5.0), ("-1e-3", -0.001), ("1e-999", 0.0)]
+)
 def test_finite_numbers(text, number):
     assert read_real(text) == number
 
 
-@pytest.mark.parametrize("text", ["", ".", "e5", "nan", "inf", "-inf", "Infinity", "1e309", "1_0.5", "0x1p3", "٣", DIGITS])
+@pytest.mark.parametrize(
+    "text",
+    ["", ".", "e5", "nan", "inf", "-inf", "Infinity", "1e309", "1_0.5", "0x1p3", "٣", DIGITS],
+)
 def test_what_is_no_finite_number(text):
     assert read_real(text) is None
 
@@ -49,9 +59,18 @@ def test_several():
     assert Whole(1, 8).several("1, 8,3", "--hosts") == [1, 8, 3]
     assert Real().several("0,0.5", "--loss") == [0.0, 0.5]
     for call, text in [
-        (lambda: Whole(1, 8).several("1,9", "-x"), "-x: '1,9': must be whole numbers from 1 to 8, comma-separated"),
-        (lambda: Whole().several("1,,2", "--hosts"), "--hosts: '1,,2': must be whole numbers, comma-separated"),
-        (lambda: Real().several("1e309", "--loss"), "--loss: '1e309': must be finite numbers, comma-separated"),
+        (
+            lambda: Whole(1, 8).several("1,9", "-x"),
+            "-x: '1,9': must be whole numbers from 1 to 8, comma-separated",
+        ),
+        (
+            lambda: Whole().several("1,,2", "--hosts"),
+            "--hosts: '1,,2': must be whole numbers, comma-separated",
+        ),
+        (
+            lambda: Real().several("1e309", "--loss"),
+            "--loss: '1e309': must be finite numbers, comma-separated",
+        ),
     ]:
         with pytest.raises(SpecError) as refused:
             call()

@@ -1,4 +1,6 @@
-"""Plans: golden files, forwarding that arrives by a shortest path, the exact text of every error."""
+"""Plans: golden files, forwarding that arrives by a shortest path, the exact text of
+every error.
+"""
 
 import json
 from collections import deque
@@ -29,11 +31,17 @@ ERRORS = [
     ({"hosts": 4.0}, "hosts: 4.0: must be a whole number"),
     ({"mtu": 575}, "mtu: 575: must be 576 to 9000"),
     ({"mtu": 9001}, "mtu: 9001: must be 576 to 9000"),
-    ({"mtu": 3507}, "mtu: 3507 is too large for switch 'xdp', which takes at most 3506; use 'bridge'"),
+    (
+        {"mtu": 3507},
+        "mtu: 3507 is too large for switch 'xdp', which takes at most 3506; use 'bridge'",
+    ),
     ({"queues": 0}, "queues: 0: must be 1 to 64"),
     ({"net": 256}, "net: 256: must be 0 to 255"),
     ({"k": 2}, "k: 2 has no meaning for topology 'star', only for 'leaf-spine'"),
-    ({"topology": "leaf-spine", "hosts": 4, "k": 5}, "k: 5: must be at most the number of hosts, 4"),
+    (
+        {"topology": "leaf-spine", "hosts": 4, "k": 5},
+        "k: 5: must be at most the number of hosts, 4",
+    ),
 ]
 
 
@@ -53,7 +61,9 @@ def write_golden_files() -> None:
 
 
 @pytest.mark.parametrize(("parameters", "text"), ERRORS)
-def test_an_error_names_key_value_and_what_is_allowed(parameters: dict[str, Any], text: str) -> None:
+def test_an_error_names_key_value_and_what_is_allowed(
+    parameters: dict[str, Any], text: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         plan_fabric(**parameters)
     assert str(caught.value) == text
@@ -118,7 +128,11 @@ def distances(plan: FabricPlan, start: str) -> dict[str, int]:
 def test_a_plan_is_sound(plan: FabricPlan) -> None:
     assert [host.name for host in plan.hosts] == [f"h{rank + 1}" for rank in range(len(plan.hosts))]
     assert [host.rank for host in plan.hosts] == list(range(len(plan.hosts)))
-    assert len({host.ip for host in plan.hosts}) == len({host.mac for host in plan.hosts}) == len(plan.hosts)
+    assert (
+        len({host.ip for host in plan.hosts})
+        == len({host.mac for host in plan.hosts})
+        == len(plan.hosts)
+    )
     for host in plan.hosts:
         assert int(host.mac[:2], 16) & 3 == 2  # locally administered, unicast (IEEE 802, 8.2)
         assert plan.switch(host.switch).forwarding[host.mac] == host.port

@@ -27,7 +27,9 @@ def test_bpf_compiles(name: str) -> None:
 
 def test_packages_are_pinned() -> None:
     required = [
-        line for line in (ROOT / "requirements.txt").read_text().splitlines() if line[:1] not in ("", "#")
+        line
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if line[:1] not in ("", "#")
     ]
     assert [line for line in required if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
 
@@ -36,7 +38,11 @@ def test_make_help_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)[0].split())
     shown = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert {line.split()[1] for line in shown.stdout.splitlines()} == targets
 
@@ -51,9 +57,13 @@ def test_readme_names_real_files() -> None:
 
 
 def test_apt_list_is_read_as_it_is_meant(tmp_path: Path) -> None:
-    """What is installed under any of its alternatives is not asked for: no output, no root, no network."""
+    """What is installed under any of its alternatives is not asked for: no output, no root, no
+    network.
+    """
     packages = tmp_path / "packages.apt"
-    packages.write_text("# comment\n\nno-such-package-{release} | dpkg  # in the distribution itself\napt\n")
+    packages.write_text(
+        "# comment\n\nno-such-package-{release} | dpkg  # in the distribution itself\napt\n"
+    )
     command = [str(ROOT / "setup" / "apt.sh"), str(packages)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), shlex.join(command)

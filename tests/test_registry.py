@@ -1,4 +1,6 @@
-"""Names: the testbed's own, installed packages', and any object's ``module:attribute``; what is none is said in a line."""
+"""Names: the testbed's own, installed packages', and any object's ``module:attribute``; what is
+none is said in a line.
+"""
 
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -31,10 +33,15 @@ def test_every_name_has_its_object(registry: Registry[object]) -> None:
     assert all(name in registry for name in registry)
     with pytest.raises(SpecError) as caught:
         registry["nonsense"]
-    assert str(caught.value) == f"{registry.noun} 'nonsense' does not exist: must be one of {', '.join(registry)}"
+    assert (
+        str(caught.value)
+        == f"{registry.noun} 'nonsense' does not exist: must be one of {', '.join(registry)}"
+    )
 
 
-@pytest.mark.parametrize(("registry", "base"), [(BACKENDS, Backend), (EXCHANGES, Exchange)], ids=["backend", "exchange"])
+@pytest.mark.parametrize(
+    ("registry", "base"), [(BACKENDS, Backend), (EXCHANGES, Exchange)], ids=["backend", "exchange"]
+)
 def test_an_entry_says_what_its_class_does(registry: Registry[Entry], base: type) -> None:
     for name, entry in registry.items():
         found = load(entry.path)
@@ -46,12 +53,17 @@ def test_what_is_not_asked_for_is_not_imported() -> None:
     registry = paths({"here": Path("/"), "there": "no_such_module:PATH"})
     assert list(registry) == ["here", "there"]
     assert registry["here"] == Path("/")
-    with pytest.raises(SpecError, match="no_such_module:PATH: cannot be loaded: No module named 'no_such_module'"):
+    with pytest.raises(
+        SpecError, match="no_such_module:PATH: cannot be loaded: No module named 'no_such_module'"
+    ):
         registry["there"]
 
 
 def test_the_order_of_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = [EntryPoint("here", "pathlib:PosixPath", "g"), EntryPoint("a:b", "pathlib:PureWindowsPath", "g")]
+    installed = [
+        EntryPoint("here", "pathlib:PosixPath", "g"),
+        EntryPoint("a:b", "pathlib:PureWindowsPath", "g"),
+    ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: installed)
     registry = paths({"here": Path("/")})
     assert list(registry) == ["here", "a:b"]
@@ -74,8 +86,13 @@ def test_what_is_of_another_kind(name: str, text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_a_class_of_another_package_is_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "from testbed.comm.backend import Backend\nclass Remote(Backend):\n    'One line.\\n\\nMore.'\n"
+def test_a_class_of_another_package_is_a_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "from testbed.comm.backend import Backend\nclass Remote(Backend):\n    'One"
+        " line.\\n\\nMore.'\n"
+    )
     (tmp_path / "remote_backend.py").write_text(f"{text}    needs = 'xdp'\n")
     monkeypatch.syspath_prepend(tmp_path)
     entry = BACKENDS["remote_backend:Remote"]

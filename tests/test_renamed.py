@@ -1,4 +1,6 @@
-"""Former names of options are refused, with the present one in one line, wherever an option can be named."""
+"""Former names of options are refused, with the present one in one line, wherever an option can be
+named.
+"""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +19,12 @@ class Knobs(Table):
 
 
 def test_a_name_keeps_its_spelling() -> None:
-    assert [renamed(name) for name in ("transports", "--transports", "--hosts", "")] == ["backends", "--backends", None, None]
+    assert [renamed(name) for name in ("transports", "--transports", "--hosts", "")] == [
+        "backends",
+        "--backends",
+        None,
+        None,
+    ]
 
 
 def test_no_present_name_is_a_former_one() -> None:
@@ -47,7 +54,12 @@ def test_scenarios() -> None:
 
 @pytest.mark.parametrize("verb", ["allreduce", "faults"])
 def test_flags(verb: str) -> None:
-    done = subprocess.run([TESTBED, "bench", verb, "--transports", "gloo"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [TESTBED, "bench", verb, "--transports", "gloo"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: unknown option --transports: renamed to --backends\n"
 

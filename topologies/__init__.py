@@ -1,4 +1,6 @@
-"""Mininet Topo classes: the one source of how hosts and switches are joined; plans are derived from them."""
+"""Mininet Topo classes: the one source of how hosts and switches are joined; plans are derived from
+them.
+"""
 
 from typing import TYPE_CHECKING
 

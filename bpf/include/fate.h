@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity. Reference model: testbed/faults/fate.py.
+/* What becomes of a frame: a pure function of the seed, the rules, and the frame's identity.
+ * Reference model: testbed/faults/fate.py.
  *
- * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets the same faults. All
- * numbers are integers, so that both sides agree bit for bit. Probabilities are compared with 63 bits of a draw; 1 is 2^63.
+ * Not of time, nor of the order in which frames come: a run can be replayed, and a simulation meets
+ * the same faults. All numbers are integers, so that both sides agree bit for bit. Probabilities
+ * are compared with 63 bits of a draw; 1 is 2^63.
  */
 #pragma once
 
 #include "fault.h"
 
-/* splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014). */
+/* splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+ * OOPSLA 2014). */
 static __always_inline __u64 fate_mix(__u64 x)
 {
 	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -23,8 +26,9 @@ static __always_inline __u64 fate_draw(__u64 hash, __u32 number)
 
 static __always_inline __u64 fate_hash(__u64 seed, __u32 rule, const struct fault_packet *packet)
 {
-	__u64 stream = packet->sender | packet->receiver << 8 | packet->kind << 16 | (__u64)packet->hop << 24 |
-		       (__u64)packet->attempt << 32 | (__u64)packet->group << 48;
+	__u64 stream = packet->sender | packet->receiver << 8 | packet->kind << 16 |
+		       (__u64)packet->hop << 24 | (__u64)packet->attempt << 32 |
+		       (__u64)packet->group << 48;
 	__u64 place = packet->seq | (__u64)packet->chunk << 32;
 
 	return fate_mix(fate_mix(fate_draw(seed, rule) ^ stream) ^ place);
@@ -35,12 +39,16 @@ static __always_inline bool fate_within(struct fault_range range, __u32 number)
 	return range.first <= number && number <= range.last;
 }
 
-static __always_inline bool fate_matches(const struct fault_rule *rule, const struct fault_packet *packet)
+static __always_inline bool fate_matches(const struct fault_rule *rule,
+					 const struct fault_packet *packet)
 {
-	return rule->receivers[packet->sender % FATE_MAX_HOSTS] >> packet->receiver % FATE_MAX_HOSTS & 1 &&
-	       rule->kinds[packet->kind >> 5] >> (packet->kind & 31) & 1 && fate_within(rule->group, packet->group) &&
-	       fate_within(rule->seq, packet->seq) && fate_within(rule->chunk, packet->chunk) &&
-	       fate_within(rule->hop, packet->hop) && fate_within(rule->attempt, packet->attempt);
+	return rule->receivers[packet->sender % FATE_MAX_HOSTS] >>
+			       packet->receiver % FATE_MAX_HOSTS &
+		       1 &&
+	       rule->kinds[packet->kind >> 5] >> (packet->kind & 31) & 1 &&
+	       fate_within(rule->group, packet->group) && fate_within(rule->seq, packet->seq) &&
+	       fate_within(rule->chunk, packet->chunk) && fate_within(rule->hop, packet->hop) &&
+	       fate_within(rule->attempt, packet->attempt);
 }
 
 /* The search for a stream's state, backwards from a frame. */
@@ -54,7 +62,8 @@ struct fate_stream {
 static long fate_look_back(__u32 step, void *context)
 {
 	struct fate_stream *stream = context;
-	__u64 draw = fate_draw(fate_hash(stream->seed, stream->rule, &stream->packet), DRAW_STATE) >> 1;
+	__u64 draw =
+		fate_draw(fate_hash(stream->seed, stream->rule, &stream->packet), DRAW_STATE) >> 1;
 
 	stream->bad = draw < stream->enter;
 	if (stream->bad || draw >= stream->stay)
@@ -63,14 +72,19 @@ static long fate_look_back(__u32 step, void *context)
 	return 0;
 }
 
-/* Whether a frame's stream is bad (Gilbert and Elliott's chain). Each draw moves both states of the chain at once; one below
- * `enter` or from `stay` on moves them to the same place, whatever was before. So the state is a function of the few frames since
- * the last such draw. A stream without one began in its stationary distribution, as does what lies further back than
- * FATE_LOOKBACK.
+/* Whether a frame's stream is bad (Gilbert and Elliott's chain). Each draw moves both states of the
+ * chain at once; one below `enter` or from `stay` on moves them to the same place, whatever was
+ * before. So the state is a function of the few frames since the last such draw. A stream without
+ * one began in its stationary distribution, as does what lies further back than FATE_LOOKBACK.
  */
-static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct fault_rule *rule, const struct fault_packet *packet)
+static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct fault_rule *rule,
+				     const struct fault_packet *packet)
 {
-	struct fate_stream stream = { .seed = seed, .enter = rule->enter, .stay = rule->stay, .rule = number, .packet = *packet };
+	struct fate_stream stream = { .seed = seed,
+				      .enter = rule->enter,
+				      .stay = rule->stay,
+				      .rule = number,
+				      .packet = *packet };
 	__u32 steps = packet->chunk < FATE_LOOKBACK ? packet->chunk + 1 : FATE_LOOKBACK, before;
 
 	stream.packet.hop = 0;
@@ -78,10 +92,12 @@ static __always_inline bool fate_bad(__u64 seed, __u32 number, const struct faul
 	bpf_loop(steps, fate_look_back, &stream, 0);
 	if (stream.packet.chunk != before)
 		return stream.bad;
-	return fate_draw(fate_hash(seed, number, &stream.packet), DRAW_STATIONARY) >> 1 < rule->stationary;
+	return fate_draw(fate_hash(seed, number, &stream.packet), DRAW_STATIONARY) >> 1 <
+	       rule->stationary;
 }
 
-/* The delay at which the distribution function is draw / 2^64, between two quantiles by linear interpolation. */
+/* The delay at which the distribution function is draw / 2^64, between two quantiles by linear
+ * interpolation. */
 static __always_inline __u64 fate_quantile(const struct fault_quantiles *table, __u64 draw)
 {
 	__u32 index = draw >> 54;
@@ -97,7 +113,8 @@ struct fate_walk {
 	__u32 bits; /* of the frame, from FATE_FIRST_BYTE on */
 };
 
-static __always_inline __u64 fate_flip(struct fault_verdict *verdict, __u64 hash, __u32 count, __u32 bits)
+static __always_inline __u64 fate_flip(struct fault_verdict *verdict, __u64 hash, __u32 count,
+				       __u32 bits)
 {
 	__u64 first = 0;
 	__u32 i;
@@ -185,16 +202,18 @@ static long fate_apply(__u32 number, void *context)
 	return verdict->drop != 0;
 }
 
-/* Judge a frame of `length` bytes. The verdict's memory is the caller's: it is too large for a program's stack. */
-static __always_inline void fate_judge(struct fault_rules *all, const struct fault_packet *packet, __u32 length,
-				       struct fault_verdict *verdict)
+/* Judge a frame of `length` bytes. The verdict's memory is the caller's: it is too large for a
+ * program's stack. */
+static __always_inline void fate_judge(struct fault_rules *all, const struct fault_packet *packet,
+				       __u32 length, struct fault_verdict *verdict)
 {
 	struct fate_walk walk = { .rules = all, .verdict = verdict, .packet = *packet };
 	int i;
 
 	if (length > FATE_FIRST_BYTE)
 		walk.bits = (length - FATE_FIRST_BYTE) * 8;
-	verdict->drop = verdict->copies = verdict->behind = verdict->bits = verdict->fired = verdict->delayed = 0;
+	verdict->drop = verdict->copies = verdict->behind = verdict->bits = verdict->fired =
+		verdict->delayed = 0;
 	verdict->within = 0;
 	for (i = 0; i <= FATE_MAX_COPIES; i++)
 		verdict->delays[i] = 0;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A switch's static forwarding: destination MAC -> port. Its maps are filled by testbed/datapath/switch.py.
+/* A switch's static forwarding: destination MAC -> port. Its maps are filled by
+ * testbed/datapath/switch.py.
  *
- * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one that it came in by.
+ * While the switch has lost its table (the event `flood`), a frame leaves by all ports but the one
+ * that it came in by.
  */
 #pragma once
 
@@ -26,7 +28,8 @@ struct {
 	__uint(value_size, sizeof(__u32));
 } ports SEC(".maps");
 
-/* The same indices, 0 where there is no port. A devmap is for programs of one type alone, and TC's have to walk the ports, too. */
+/* The same indices, 0 where there is no port. A devmap is for programs of one type alone, and TC's
+ * have to walk the ports, too. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SWITCH_MAX_PORTS);
@@ -41,7 +44,8 @@ struct {
 	__type(value, struct switch_counters);
 } counters SEC(".maps");
 
-/* Not 0: the table is lost. The controller makes it and writes it at any time; all programs of a switch share it. */
+/* Not 0: the table is lost. The controller makes it and writes it at any time; all programs of a
+ * switch share it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -89,7 +93,8 @@ static __noinline int switch_count_others(__u32 ingress, __u64 frames, __u64 byt
 	return 0;
 }
 
-/* Send a frame where its destination is; what the table does not know takes the bridge. Without a table, all of it is flooded. */
+/* Send a frame where its destination is; what the table does not know takes the bridge. Without a
+ * table, all of it is flooded. */
 static __always_inline int switch_forward(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -108,5 +113,6 @@ static __always_inline int switch_forward(struct xdp_md *ctx)
 		return XDP_PASS;
 	}
 	switch_count(to->port, 1, data_end - data);
-	return bpf_redirect_map(&ports, to->port, XDP_PASS); /* passes if the port is not in the map */
+	/* passes if the port is not in the map */
+	return bpf_redirect_map(&ports, to->port, XDP_PASS);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both fault programs do with a frame, but for their helpers' names: identity, fate, counters, log. */
+/* What both fault programs do with a frame, but for their helpers' names: identity, fate, counters,
+ * log. */
 #pragma once
 
 #include "fate.h"
@@ -17,11 +18,13 @@ static __always_inline __u32 fault_head_size(__u32 length)
 {
 	__u32 size = length < sizeof(struct ring_frame) ? length : sizeof(struct ring_frame);
 
-	barrier_var(size); /* the verifier is to see the bounds on what is returned, not on what it was made from */
+	/* the verifier is to see the bounds on what is returned, not on what it was made from */
+	barrier_var(size);
 	return size >= ETH_HLEN && size <= sizeof(struct ring_frame) ? size : 0;
 }
 
-static __always_inline bool fault_identify_flow(const struct fault_head *head, struct fault_packet *packet,
+static __always_inline bool fault_identify_flow(const struct fault_head *head,
+						struct fault_packet *packet,
 						struct fault_link *link)
 {
 	const struct ring_frame *frame = &head->frame;
@@ -34,9 +37,11 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head, s
 	};
 	struct fault_flow fresh = {}, *flow;
 
-	if ((frame->ip.version_ihl & 15) == 5 && !(frame->ip.fragment & bpf_htons(NET_IPV4_FRAGMENT)) &&
+	if ((frame->ip.version_ihl & 15) == 5 &&
+	    !(frame->ip.fragment & bpf_htons(NET_IPV4_FRAGMENT)) &&
 	    (key.protocol == NET_PROTOCOL_TCP || key.protocol == NET_PROTOCOL_UDP))
-		key.ports = (__u32)frame->udp.source << 16 | frame->udp.destination; /* TCP's are in the same place */
+		/* TCP's are in the same place */
+		key.ports = (__u32)frame->udp.source << 16 | frame->udp.destination;
 	flow = bpf_map_lookup_elem(&flows, &key);
 	if (!flow) {
 		fresh.number = __sync_fetch_and_add(&link->flows, 1);
@@ -52,7 +57,8 @@ static __always_inline bool fault_identify_flow(const struct fault_head *head, s
 }
 
 /* Who a frame is; false if it has no identity. */
-static __always_inline bool fault_identify(struct fault_head *head, struct fault_packet *packet, struct fault_link **link)
+static __always_inline bool fault_identify(struct fault_head *head, struct fault_packet *packet,
+					   struct fault_link **link)
 {
 	const __u32 *sender, *receiver;
 	struct ring_frame *frame;
@@ -105,14 +111,18 @@ static __always_inline bool fault_limited(__u32 index, __u32 length, __u64 now)
 }
 
 /* Log the rules that a frame has met, and count them by rule and link. */
-static __always_inline void fault_log(struct fault_verdict *verdict, const struct fault_packet *packet, __u32 length,
+static __always_inline void fault_log(struct fault_verdict *verdict,
+				      const struct fault_packet *packet, __u32 length,
 				      struct fault_link *link, bool trace, __u64 now)
 {
-	struct fault_record record = { .time = now, .packet = *packet, .length = length, .fired = verdict->fired };
+	struct fault_record record = {
+		.time = now, .packet = *packet, .length = length, .fired = verdict->fired
+	};
 	__u32 i, number;
 	__u64 *count;
 
-	if (!verdict->fired && trace && bpf_ringbuf_output(&records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
+	if (!verdict->fired && trace &&
+	    bpf_ringbuf_output(&records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&link->lost, 1);
 	for (i = 0; i < FATE_MAX_RULES && i < verdict->fired; i++) {
 		struct fault_fired *one = &verdict->firings[i];
@@ -123,7 +133,8 @@ static __always_inline void fault_log(struct fault_verdict *verdict, const struc
 		record.order = i;
 		if (bpf_ringbuf_output(&records, &record, sizeof(record), BPF_RB_NO_WAKEUP))
 			__sync_fetch_and_add(&link->lost, 1);
-		number = one->rule * FAULT_LINKS + packet->sender * FATE_MAX_HOSTS + packet->receiver;
+		number = one->rule * FAULT_LINKS + packet->sender * FATE_MAX_HOSTS +
+			 packet->receiver;
 		count = bpf_map_lookup_elem(&fired, &number);
 		if (count)
 			*count += 1;
@@ -146,8 +157,10 @@ enum fault_way {
 };
 
 /* Decide about the frame whose head this is. */
-static __always_inline enum fault_way fault_decide(struct fault_head *head, struct fault_packet *packet,
-						   struct fault_link **link, struct fault_verdict **verdict)
+static __always_inline enum fault_way fault_decide(struct fault_head *head,
+						   struct fault_packet *packet,
+						   struct fault_link **link,
+						   struct fault_verdict **verdict)
 {
 	__u64 now = bpf_ktime_get_ns(), *mask;
 	struct fault_rules *all;
@@ -161,7 +174,8 @@ static __always_inline enum fault_way fault_decide(struct fault_head *head, stru
 		__sync_fetch_and_add(&(*link)->blocked, 1);
 		return FAULT_LOSE;
 	}
-	if (fault_limited(2 * packet->sender, head->length, now) || fault_limited(2 * packet->receiver + 1, head->length, now)) {
+	if (fault_limited(2 * packet->sender, head->length, now) ||
+	    fault_limited(2 * packet->receiver + 1, head->length, now)) {
 		__sync_fetch_and_add(&(*link)->limited, 1);
 		return FAULT_LOSE;
 	}
@@ -177,8 +191,9 @@ static __always_inline enum fault_way fault_decide(struct fault_head *head, stru
 }
 
 /* Fill the header of a frame that is delayed. */
-static __always_inline void fault_delay(struct delay_header *header, struct fault_verdict *verdict, const struct fault_packet *packet,
-				       struct fault_link *link, __u32 ingress, __u32 egress)
+static __always_inline void fault_delay(struct delay_header *header, struct fault_verdict *verdict,
+					const struct fault_packet *packet, struct fault_link *link,
+					__u32 ingress, __u32 egress)
 {
 	__u64 now = bpf_ktime_get_ns();
 	int i;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Maps of the fault programs besides rules: counters, limits, log. User space: testbed/faults/attach.py. */
+/* Maps of the fault programs besides rules: counters, limits, log. User space:
+ * testbed/faults/attach.py. */
 #pragma once
 
 #include <linux/if_ether.h>

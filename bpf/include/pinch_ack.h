@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Acknowledgements. Each carries the bitmap of all frames around the one that it answers: it covers many frames, and repeats what a
- * lost one said.
+/* Acknowledgements. Each carries the bitmap of all frames around the one that it answers: it covers
+ * many frames, and repeats what a lost one said.
  */
 #pragma once
 
@@ -42,8 +42,9 @@ static long pinch_fill_seen(__u32 i, struct pinch_ack_work *w)
 	return 0;
 }
 
-/* May this frame have overtaken others of its stream? If it arrived on the CPU that aggregates, it may have overtaken frames that
- * arrived on another CPU and are being handed over. Frames that are handed over keep their order.
+/* May this frame have overtaken others of its stream? If it arrived on the CPU that aggregates, it
+ * may have overtaken frames that arrived on another CPU and are being handed over. Frames that are
+ * handed over keep their order.
  */
 static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_link)
 {
@@ -51,7 +52,8 @@ static __always_inline bool pinch_may_overtake(struct pinch_control *c, bool by_
 }
 
 /* Make the frame an acknowledgement to its sender. */
-static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_control *c, bool by_link)
+static __always_inline bool pinch_acknowledge(struct xdp_md *ctx, struct pinch_control *c,
+					      bool by_link)
 {
 	const int want = sizeof(struct pinch_ack);
 	int have = bpf_xdp_get_buff_len(ctx);
@@ -101,7 +103,9 @@ static long pinch_weigh_ack(__u32 i, struct pinch_ack_work *w)
 /* The bits of a bitmap's word for frames up to `chunk`. */
 static __always_inline __u32 pinch_up_to(__u32 chunk, __u32 word)
 {
-	return word < chunk / 32 ? 0xffffffff : word > chunk / 32 ? 0 : 0xffffffff >> (31 - chunk % 32);
+	return word < chunk / 32   ? 0xffffffff
+	       : word > chunk / 32 ? 0
+				   : 0xffffffff >> (31 - chunk % 32);
 }
 
 static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
@@ -118,7 +122,8 @@ static long pinch_note_acked(__u32 i, struct pinch_ack_work *w)
 }
 
 /* Is the acknowledgement intact? Its words are copied to the stack. */
-static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f, struct pinch_ack_work *w)
+static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_control *c,
+					   struct ring_frame *f, struct pinch_ack_work *w)
 {
 	struct pinch_ack *ack = (void *)(long)ctx->data;
 	__u64 check = f->checksum, seal = frame_seal(f);
@@ -144,11 +149,13 @@ static __always_inline bool pinch_load_ack(struct xdp_md *ctx, struct pinch_cont
 }
 
 /* Sample the round trip, if the acknowledgement answers the frame's latest transmission. */
-static __always_inline void pinch_measure(struct pinch_control *c, const struct ring_frame *f, const struct pinch_sent *frame)
+static __always_inline void pinch_measure(struct pinch_control *c, const struct ring_frame *f,
+					  const struct pinch_sent *frame)
 {
 	__u32 rtt = now_us() - frame->sent_us;
 
-	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->prev || rtt >> 30)
+	if (frame->seq != f->seq || frame->stream != f->stream || frame->serial != f->prev ||
+	    rtt >> 30)
 		return;
 	__sync_fetch_and_add(&c->rtt_samples, 1);
 	__sync_fetch_and_add(&c->rtt_sum_us, rtt);
@@ -157,10 +164,14 @@ static __always_inline void pinch_measure(struct pinch_control *c, const struct 
 }
 
 /* Record what a peer has received. Is there anything to send now? */
-static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_control *c,
+					 struct ring_frame *f)
 {
 	__u32 peer = f->sender, seq = f->seq, chunk = f->chunk, number = pinch_flow_to(peer);
-	struct pinch_ack_work w = { .seq = seq, .first = pinch_ack_first(chunk), .end = pinch_config.acked_words, .chunk = chunk };
+	struct pinch_ack_work w = { .seq = seq,
+				    .first = pinch_ack_first(chunk),
+				    .end = pinch_config.acked_words,
+				    .chunk = chunk };
 	__u32 index = number * pinch_config.capacity + chunk;
 	struct pinch_sent *frame;
 	struct pinch_flow *flow;
@@ -187,5 +198,6 @@ static __always_inline bool pinch_on_ack(struct xdp_md *ctx, struct pinch_contro
 		if (f)
 			pinch_measure(c, f, frame);
 	}
-	return w.holes || pinch_next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
+	return w.holes ||
+	       pinch_next_of(number, flow, *(volatile __u32 *)&flow->next) < (__u32)c->progress;
 }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* From a vertex's row in a frame to the accumulators of its neighbours.
  *
- * A lane is a signed integer; its accumulator has twice the width, so that 2^16 (2^32) summands of full magnitude fit. Two 32-bit lanes
- * share a word as high * 2^32 + low, a sum of signed numbers. Such words add up as their lanes do, without any care for carries, and
- * come apart again as low = (s32)word, high = (word - low) >> 32. For a maximum the lanes lie side by side unchanged.
+ * A lane is a signed integer; its accumulator has twice the width, so that 2^16 (2^32) summands of
+ * full magnitude fit. Two 32-bit lanes share a word as high * 2^32 + low, a sum of signed numbers.
+ * Such words add up as their lanes do, without any care for carries, and come apart again as low =
+ * (s32)word, high = (word - low) >> 32. For a maximum the lanes lie side by side unchanged.
  *
- * Several CPUs receive frames at once. Each CPU has its own bank of accumulators, which no other CPU writes, so additions need not be
- * atomic. Programs on one CPU do not interrupt each other, because they run with softirqs off. The process adds up the banks.
+ * Several CPUs receive frames at once. Each CPU has its own bank of accumulators, which no other
+ * CPU writes, so additions need not be atomic. Programs on one CPU do not interrupt each other,
+ * because they run with softirqs off. The process adds up the banks.
  */
 #pragma once
 
@@ -14,8 +16,8 @@
 
 struct pinch_row_work {
 	const __u64 *wide; /* the row, lanes at twice the width */
-	__u32 bank;   /* first accumulator */
-	__u32 first;  /* of the neighbours, in `pinch_edges` */
+	__u32 bank;	   /* first accumulator */
+	__u32 first;	   /* of the neighbours, in `pinch_edges` */
 	__u32 count;
 	__u32 offset; /* words into the accumulator */
 };
@@ -27,8 +29,10 @@ static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 		wide[0] = (__s64)(__s32)word;
 		wide[1] = (__s64)word >> 32;
 	} else if (pinch_config.aggregation == PINCH_MAX) {
-		wide[0] = (__u32)(__s32)(__s16)word | (__u64)(__u32)(__s32)(__s16)(word >> 32) << 32;
-		wide[1] = (__u32)(__s32)(__s16)(word >> 16) | (__u64)(__u32)(__s32)(__s16)(word >> 48) << 32;
+		wide[0] = (__u32)(__s32)(__s16)word | (__u64)(__u32)(__s32)(__s16)(word >> 32)
+							      << 32;
+		wide[1] = (__u32)(__s32)(__s16)(word >> 16) |
+			  (__u64)(__u32)(__s32)(__s16)(word >> 48) << 32;
 	} else {
 		const __u64 lanes = 0x0000ffff0000ffff, sign = 0x0000800000008000;
 
@@ -37,8 +41,8 @@ static __always_inline void pinch_widen(__u64 word, __u64 *wide)
 	}
 }
 
-/* All ones if a number is negative. Written without a branch, and without an arithmetic shift, which the verifier would follow both ways:
- * its states would double with every word.
+/* All ones if a number is negative. Written without a branch, and without an arithmetic shift,
+ * which the verifier would follow both ways: its states would double with every word.
  */
 static __always_inline __u64 pinch_if_negative(__s64 number)
 {
@@ -59,20 +63,24 @@ static __always_inline __u64 pinch_greater_lane(__u64 a, __u64 b)
 
 static __always_inline __u64 pinch_greater_lanes(__u64 a, __u64 b)
 {
-	__u64 low = pinch_if_negative((__s64)(__s32)a - (__s32)b), high = pinch_if_negative(((__s64)a >> 32) - ((__s64)b >> 32));
+	__u64 low = pinch_if_negative((__s64)(__s32)a - (__s32)b),
+	      high = pinch_if_negative(((__s64)a >> 32) - ((__s64)b >> 32));
 
 	return a ^ ((a ^ b) & ((low & 0xffffffff) | high << 32));
 }
 
-static __always_inline __u64 pinch_combine(__u64 to, __u64 wide, __s64 weight, __u32 aggregation, __u32 bits)
+static __always_inline __u64 pinch_combine(__u64 to, __u64 wide, __s64 weight, __u32 aggregation,
+					   __u32 bits)
 {
 	if (aggregation == PINCH_MAX)
 		return bits == 32 ? pinch_greater_lane(to, wide) : pinch_greater_lanes(to, wide);
 	return to + (aggregation == PINCH_WEIGHTED ? wide * weight : wide);
 }
 
-/* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more. */
-static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, __u32 k, __u32 offset)
+/* Where a row is added: the accumulator of one of its vertex's neighbours. NULL: there are no more.
+ */
+static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, __u32 k,
+						   __u32 offset)
 {
 	__u32 index = row->first + k, target;
 	struct pinch_edge *edge = bpf_map_lookup_elem(&pinch_edges, &index);
@@ -85,15 +93,18 @@ static __always_inline __u64 *pinch_accumulator_of(struct pinch_row_work *row, _
 	return to ? to + offset : NULL;
 }
 
-/* `aggregation` and `bits` are constants, so that each has its own loop, with eight words per iteration: the verifier walks through all of it. */
-static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 weight, __u32 aggregation, __u32 bits)
+/* `aggregation` and `bits` are constants, so that each has its own loop, with eight words per
+ * iteration: the verifier walks through all of it. */
+static __always_inline void pinch_add_words(__u64 *to, const __u64 *wide, __s64 weight,
+					    __u32 aggregation, __u32 bits)
 {
 	__u32 i = 0;
 
 	for (; i + 8 <= PINCH_MAX_WIDE && i + 8 <= 2 * pinch_config.words; i += 8) {
 #pragma unroll
 		for (int j = 0; j < 8; j++)
-			to[i + j] = pinch_combine(to[i + j], wide[i + j], weight, aggregation, bits);
+			to[i + j] =
+				pinch_combine(to[i + j], wide[i + j], weight, aggregation, bits);
 	}
 	for (; i < PINCH_MAX_WIDE && i < 2 * pinch_config.words; i++)
 		to[i] = pinch_combine(to[i], wide[i], weight, aggregation, bits);
@@ -118,7 +129,8 @@ static __always_inline void pinch_add_row(struct pinch_row_work *row, __u32 k, _
 	}
 }
 
-/* Add the row to four neighbours. Accumulators are far apart and in no cache, so all four are prefetched before the first is used. */
+/* Add the row to four neighbours. Accumulators are far apart and in no cache, so all four are
+ * prefetched before the first is used. */
 static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 {
 	__u32 offset = row->offset;
@@ -127,7 +139,8 @@ static long pinch_add_edges(__u32 k, struct pinch_row_work *row)
 	if (offset > 2 * pinch_config.words * (pinch_config.parts - 1))
 		return 1;
 	a = pinch_accumulator_of(row, 4 * k, offset);
-	/* After a NULL all others are NULL: so the verifier walks through the loops of add_row in five states, not in sixteen. */
+	/* After a NULL all others are NULL: so the verifier walks through the loops of add_row in
+	 * five states, not in sixteen. */
 	b = a ? pinch_accumulator_of(row, 4 * k + 1, offset) : NULL;
 	c = b ? pinch_accumulator_of(row, 4 * k + 2, offset) : NULL;
 	d = c ? pinch_accumulator_of(row, 4 * k + 3, offset) : NULL;
@@ -175,5 +188,7 @@ static __always_inline void pinch_add_all(struct pinch_row_work *row)
 /* The first accumulator of this CPU's bank. */
 static __always_inline __u32 pinch_bank_of(void)
 {
-	return pinch_config.cpu == PINCH_ANYWHERE ? bpf_get_smp_processor_id() % pinch_config.banks * pinch_config.targets : 0;
+	return pinch_config.cpu == PINCH_ANYWHERE
+		       ? bpf_get_smp_processor_id() % pinch_config.banks * pinch_config.targets
+		       : 0;
 }

@@ -1,17 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Handshakes. A rank that enters an exchange tells every other rank, in one word, how many frames it has for it, and the exponent of its largest
- * value. A rank that has heard from all knows how many frames to expect, that all ranks accept frames of this sequence number, and whether the
+/* Handshakes. A rank that enters an exchange tells every other rank, in one word, how many frames
+ * it has for it, and the exponent of its largest value. A rank that has heard from all knows how
+ * many frames to expect, that all ranks accept frames of this sequence number, and whether the
  * scale of its payloads fits. All ranks know the same, so all come to the same decision.
  *
- * If the scale is known beforehand, a rank only waits for the ranks that it sends frames to or receives frames from.
+ * If the scale is known beforehand, a rank only waits for the ranks that it sends frames to or
+ * receives frames from.
  *
- * A word is seq << 32 | frames << 9 | exponent, with PINCH_NOT_FINITE in place of the exponent if a value is NaN or infinite. A rank keeps the words
- * of the latest even and the latest odd sequence number. That suffices because no rank goes on without every handshake, and so none is more
- * than one ahead of another.
+ * A word is seq << 32 | frames << 9 | exponent, with PINCH_NOT_FINITE in place of the exponent if a
+ * value is NaN or infinite. A rank keeps the words of the latest even and the latest odd sequence
+ * number. That suffices because no rank goes on without every handshake, and so none is more than
+ * one ahead of another.
  *
- * The header says where the sender is: `prev` is the sequence number that it has entered last, `chunk` the ranks that it waits for there, a bit each.
- * With PINCH_ENDED in place of the exponent, exchanges have ended: `chunk` are the ranks with values that are not finite, `prev` the ranks that
- * went silent, or with PINCH_FLAG_LATE those that are up but did not enter in time. Every rank that receives this passes it on.
+ * The header says where the sender is: `prev` is the sequence number that it has entered last,
+ * `chunk` the ranks that it waits for there, a bit each. With PINCH_ENDED in place of the exponent,
+ * exchanges have ended: `chunk` are the ranks with values that are not finite, `prev` the ranks
+ * that went silent, or with PINCH_FLAG_LATE those that are up but did not enter in time. Every rank
+ * that receives this passes it on.
  */
 #pragma once
 
@@ -35,7 +40,8 @@ static __always_inline __u64 pinch_word_in(const __u64 *pair, __u32 seq)
 	return seq_of(word) == seq ? word : 0;
 }
 
-/* Does this rank still lack a partner's handshake, or frames, of a sequence number that it has entered? */
+/* Does this rank still lack a partner's handshake, or frames, of a sequence number that it has
+ * entered? */
 static __always_inline bool pinch_is_behind(const struct pinch_peer *peer, __u32 seq)
 {
 	__u64 word = pinch_word_in(peer->theirs, seq);
@@ -56,7 +62,8 @@ static long pinch_note_wait(__u32 rank, struct pinch_waits_work *w)
 
 	if (rank == pinch_config.rank || !ours || !(w->partners >> rank & 1))
 		return 0;
-	if (pinch_is_behind(peer, w->seq) || *(volatile __u32 *)&peer->acked < pinch_frames_in(ours))
+	if (pinch_is_behind(peer, w->seq) ||
+	    *(volatile __u32 *)&peer->acked < pinch_frames_in(ours))
 		w->waits |= 1u << rank % 32;
 	return 0;
 }
@@ -72,7 +79,8 @@ static __always_inline __u32 pinch_waits_of(struct pinch_control *c, __u32 seq)
 
 static __always_inline bool pinch_has_ended(struct pinch_control *c)
 {
-	return *(volatile __u32 *)&c->nonfinite || *(volatile __u32 *)&c->gone || *(volatile __u32 *)&c->late;
+	return *(volatile __u32 *)&c->nonfinite || *(volatile __u32 *)&c->gone ||
+	       *(volatile __u32 *)&c->late;
 }
 
 /* The checksum of a handshake, once it is addressed. */
@@ -103,7 +111,8 @@ static long pinch_meet_rank(__u32 rank, struct pinch_meet_work *w)
 	return 0;
 }
 
-/* Have all partners entered this sequence number, and does the scale of the payloads fit? Then frames may be sent. If it does not fit, wake the process. */
+/* Have all partners entered this sequence number, and does the scale of the payloads fit? Then
+ * frames may be sent. If it does not fit, wake the process. */
 static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 {
 	struct pinch_meet_work w = { .partners = c->partners, .seq = seq };
@@ -114,7 +123,8 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 	bpf_loop(pinch_config.ranks, pinch_meet_rank, &w, 0);
 	if (w.partners)
 		return false;
-	if (w.exponent < *(volatile __u32 *)&c->lowest || w.exponent > *(volatile __u32 *)&c->highest) {
+	if (w.exponent < *(volatile __u32 *)&c->lowest ||
+	    w.exponent > *(volatile __u32 *)&c->highest) {
 		*(volatile __u32 *)&c->unfit = seq;
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 		return false;
@@ -135,13 +145,17 @@ struct pinch_status {
 };
 
 /* Turn the frame into a handshake to a rank. */
-static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake, struct pinch_control *c, __u32 to, __u64 word, const struct pinch_status *say)
+static __always_inline void pinch_write_handshake(struct pinch_handshake *handshake,
+						  struct pinch_control *c, __u32 to, __u64 word,
+						  const struct pinch_status *say)
 {
 	struct ring_frame *f = &handshake->head;
 	bool ended = pinch_has_ended(c);
-	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0, late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
+	__u32 gone = ended ? *(volatile __u32 *)&c->gone : 0,
+	      late = ended && !gone ? *(volatile __u32 *)&c->late : 0;
 
-	pinch_write_head(f, PINCH_HANDSHAKE, seq_of(word), ended ? c->nonfinite : say->waits, say->attempt, c->tag);
+	pinch_write_head(f, PINCH_HANDSHAKE, seq_of(word), ended ? c->nonfinite : say->waits,
+			 say->attempt, c->tag);
 	f->prev = ended ? gone | late : say->seq;
 	f->flags = (say->ask ? PINCH_FLAG_ASK : 0) | (late ? PINCH_FLAG_LATE : 0);
 	handshake->word = ended ? word_of(seq_of(word), PINCH_ENDED) : word;

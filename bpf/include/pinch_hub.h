@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Vertices with many neighbours: their rows are queued and added to one slice of neighbours at a time, so that no frame keeps a CPU for long.
+/* Vertices with many neighbours: their rows are queued and added to one slice of neighbours at a
+ * time, so that no frame keeps a CPU for long.
  *
- * A CPU claims a slice by incrementing the hub's `next`, then adds it. A frame that stays on this host circulates through the doorbell and
- * adds one slice each time. If it is lost, only time is lost, because the process kicks again.
+ * A CPU claims a slice by incrementing the hub's `next`, then adds it. A frame that stays on this
+ * host circulates through the doorbell and adds one slice each time. If it is lost, only time is
+ * lost, because the process kicks again.
  */
 #pragma once
 
@@ -16,7 +18,8 @@ static __always_inline __u32 pinch_slices_of(__u32 neighbours)
 }
 
 /* Queue a row in slot `index`. */
-static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64 *words, struct pinch_vertex *vertex, __u32 index, __u32 part)
+static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64 *words,
+					    struct pinch_vertex *vertex, __u32 index, __u32 part)
 {
 	struct pinch_hub *hub = bpf_map_lookup_elem(&pinch_hubs, &index);
 	__u64 *to = bpf_map_lookup_elem(&pinch_stash, &index), *entry;

@@ -7,31 +7,35 @@
 
 const volatile struct pinch_config pinch_config = {};
 
-#define PINCH_ARRAY(name, record)                                                                                                 \
-	struct {                                                                                                                  \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                                                                 \
-		__uint(map_flags, BPF_F_MMAPABLE);                                                                                \
-		__uint(max_entries, 1);                                                                                           \
-		__type(key, __u32);                                                                                               \
-		__type(value, record);                                                                                             \
+#define PINCH_ARRAY(name, record)                  \
+	struct {                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);  \
+		__uint(map_flags, BPF_F_MMAPABLE); \
+		__uint(max_entries, 1);            \
+		__type(key, __u32);                \
+		__type(value, record);             \
 	} name SEC(".maps")
 
 PINCH_ARRAY(pinch_control, struct pinch_control);
-PINCH_ARRAY(pinch_frames, struct pinch_frame);   /* to send, by number */
+PINCH_ARRAY(pinch_frames, struct pinch_frame); /* to send, by number */
 PINCH_ARRAY(pinch_flows, struct pinch_flow);
-PINCH_ARRAY(pinch_schedule, __u64);		   /* numbers of each flow's frames, ascending: `capacity` per flow */
-PINCH_ARRAY(pinch_sent, struct pinch_sent);	   /* by number, `capacity` per flow */
-PINCH_ARRAY(pinch_vertices, struct pinch_vertex); /* of other ranks, by rank and number at their owner */
+/* numbers of each flow's frames, ascending: `capacity` per flow */
+PINCH_ARRAY(pinch_schedule, __u64);
+PINCH_ARRAY(pinch_sent, struct pinch_sent); /* by number, `capacity` per flow */
+/* of other ranks, by rank and number at their owner */
+PINCH_ARRAY(pinch_vertices, struct pinch_vertex);
 PINCH_ARRAY(pinch_edges, struct pinch_edge);
 PINCH_ARRAY(pinch_hubs, struct pinch_hub);
-PINCH_ARRAY(pinch_hub_queue, __u64);		   /* seq << 32 | slot in `pinch_hubs` */
-PINCH_ARRAY(pinch_sq, __u64);		   /* frames to retransmit, as seq << 32 | number: PINCH_SQ_ENTRIES per flow */
-/* Bitmaps, as seq << 32 | 32 frames. A word with another sequence number counts as empty, so none needs clearing, and a late frame of an
- * earlier number finds no word of its own.
+PINCH_ARRAY(pinch_hub_queue, __u64); /* seq << 32 | slot in `pinch_hubs` */
+/* frames to retransmit, as seq << 32 | number: PINCH_SQ_ENTRIES per flow */
+PINCH_ARRAY(pinch_sq, __u64);
+/* Bitmaps, as seq << 32 | 32 frames. A word with another sequence number counts as empty, so none
+ * needs clearing, and a late frame of an earlier number finds no word of its own.
  */
-PINCH_ARRAY(pinch_seen, __u64);   /* frames that have arrived, by sender */
-PINCH_ARRAY(pinch_acked, __u64);  /* frames that peers have acknowledged: `acked_words` per peer */
-PINCH_ARRAY(pinch_wanted, __u64); /* frames that are for a peer, likewise, without a sequence number */
+PINCH_ARRAY(pinch_seen, __u64);	 /* frames that have arrived, by sender */
+PINCH_ARRAY(pinch_acked, __u64); /* frames that peers have acknowledged: `acked_words` per peer */
+/* frames that are for a peer, likewise, without a sequence number */
+PINCH_ARRAY(pinch_wanted, __u64);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -7,11 +7,12 @@
 enum pinch_met {
 	PINCH_MET_DONE = 0,
 	PINCH_MET_ANSWER = 1, /* the frame is now the answer */
-	PINCH_MET_ALL = 2,	/* frames may be sent */
+	PINCH_MET_ALL = 2,    /* frames may be sent */
 };
 
 /* Is the handshake intact? */
-static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct pinch_handshake *handshake, void *end)
+static __always_inline bool pinch_is_handshake(struct pinch_control *c,
+					       struct pinch_handshake *handshake, void *end)
 {
 	struct ring_frame *f = &handshake->head;
 
@@ -30,7 +31,8 @@ static __always_inline bool pinch_is_handshake(struct pinch_control *c, struct p
 	return true;
 }
 
-/* The word for a rank that lacks this rank's handshake: that of the sequence number asked for, or, if this rank has not entered that, its latest. */
+/* The word for a rank that lacks this rank's handshake: that of the sequence number asked for, or,
+ * if this rank has not entered that, its latest. */
 static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq, __u32 mine)
 {
 	__u64 word = pinch_word_in(peer->ours, seq);
@@ -42,7 +44,8 @@ static __always_inline __u64 pinch_answer_of(struct pinch_peer *peer, __u32 seq,
 }
 
 /* The sender's exchanges have ended, and so have this rank's: record why, and wake the process. */
-static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 nonfinite, __u32 gone, __u32 late)
+static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender, __u32 nonfinite,
+					   __u32 gone, __u32 late)
 {
 	__u64 event = 0;
 
@@ -56,7 +59,8 @@ static __always_inline void pinch_note_end(struct pinch_control *c, __u32 sender
 }
 
 /* Record a rank's word. May this rank send now? */
-static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinch_peer *peer, __u64 word, __u32 mine)
+static __always_inline bool pinch_take_word(struct pinch_control *c, struct pinch_peer *peer,
+					    __u64 word, __u32 mine)
 {
 	__u32 seq = seq_of(word);
 	__u64 *place = &peer->theirs[seq & 1], before = *(volatile __u64 *)place;
@@ -83,7 +87,8 @@ static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch
 	__u64 answer;
 	bool ask, late;
 
-	if ((void *)(&handshake->head + 1) > (void *)(long)ctx->data_end || !pinch_is_handshake(c, handshake, (void *)(long)ctx->data_end))
+	if ((void *)(&handshake->head + 1) > (void *)(long)ctx->data_end ||
+	    !pinch_is_handshake(c, handshake, (void *)(long)ctx->data_end))
 		return PINCH_MET_DONE;
 	sender = handshake->head.sender;
 	seq = handshake->head.seq;
@@ -95,7 +100,8 @@ static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch
 		return PINCH_MET_DONE;
 	__sync_fetch_and_add(&peer->heard, 1);
 	if (pinch_exponent_in(handshake->word) == PINCH_ENDED) {
-		pinch_note_end(c, sender, handshake->head.chunk, late ? 0 : handshake->head.prev, late ? handshake->head.prev : 0);
+		pinch_note_end(c, sender, handshake->head.chunk, late ? 0 : handshake->head.prev,
+			       late ? handshake->head.prev : 0);
 	} else {
 		*(volatile __u32 *)&peer->at = handshake->head.prev;
 		*(volatile __u32 *)&peer->waits = handshake->head.chunk;
@@ -110,7 +116,9 @@ static __always_inline __u32 pinch_on_handshake(struct xdp_md *ctx, struct pinch
 	if (!ask)
 		return PINCH_MET_DONE;
 	answer = pinch_has_ended(c) ? word_of(seq, 0) : pinch_answer_of(peer, seq, mine);
-	say.seq = pinch_word_in(peer->ours, mine) ? mine : seq_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
+	say.seq = pinch_word_in(peer->ours, mine)
+			  ? mine
+			  : seq_of(*(volatile __u64 *)&peer->ours[~mine & 1]);
 	say.waits = pinch_waits_of(c, mine);
 	handshake = (void *)(long)ctx->data;
 	if (!answer || (void *)(handshake + 1) > (void *)(long)ctx->data_end)

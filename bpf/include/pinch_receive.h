@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* A frame of embeddings that arrives: it is checked, claimed, added to its vertices' neighbours, and acknowledged. */
+/* A frame of embeddings that arrives: it is checked, claimed, added to its vertices' neighbours,
+ * and acknowledged. */
 #pragma once
 
 #include "pinch_handshake.h"
@@ -8,7 +9,7 @@
 enum pinch_next {
 	PINCH_DONE = 0,
 	PINCH_ACKNOWLEDGE = 1, /* turn the frame into an acknowledgement */
-	PINCH_GO_ON = 2,	 /* there are hubs to go on with */
+	PINCH_GO_ON = 2,       /* there are hubs to go on with */
 };
 
 struct pinch_frame_work {
@@ -18,7 +19,7 @@ struct pinch_frame_work {
 	__u32 rows;  /* vertices in the frame */
 	__u32 words; /* before the first row */
 	__u32 bank;
-	__u32 hubs;  /* that were queued */
+	__u32 hubs; /* that were queued */
 	__u32 unused;
 	__u32 edges;
 };
@@ -28,7 +29,8 @@ struct pinch_digest_work {
 	__u64 check; /* so far */
 };
 
-/* Eight words: add them to the check, and copy them at twice the width to where additions read them. */
+/* Eight words: add them to the check, and copy them at twice the width to where additions read
+ * them. */
 static long pinch_digest_step(__u32 i, struct pinch_digest_work *w)
 {
 	const __u32 *weight;
@@ -89,7 +91,8 @@ static long pinch_receive_vertex(__u32 i, struct pinch_frame_work *w)
 		return 0;
 	}
 	if (vertex->hub) {
-		pinch_set_aside(w->control, &w->scratch->raw[at], vertex, vertex->hub - 1 + part, part);
+		pinch_set_aside(w->control, &w->scratch->raw[at], vertex, vertex->hub - 1 + part,
+				part);
 		w->hubs++;
 		return 0;
 	}
@@ -103,7 +106,8 @@ static long pinch_receive_vertex(__u32 i, struct pinch_frame_work *w)
 }
 
 /* Is the payload complete and intact? It is copied to the scratch buffer. */
-static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_frame *f, struct pinch_scratch *s)
+static __always_inline bool pinch_load_payload(struct xdp_md *ctx, struct ring_frame *f,
+					       struct pinch_scratch *s)
 {
 	__u64 seal = frame_seal(f), check = f->checksum;
 	__u32 length = f->length;
@@ -127,7 +131,8 @@ static __always_inline bool pinch_is_late(__u32 seq, __u32 mine)
 }
 
 /* Are number, sequence number and tag possible for a frame of this sender? */
-static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f, __u32 mine)
+static __always_inline bool pinch_is_expected(struct pinch_control *c, const struct ring_frame *f,
+					      __u32 mine)
 {
 	if (f->chunk >= pinch_config.sources[f->sender % RING_MAX_RANKS].frames) {
 		pinch_count(DROP_BAD_CHUNK, 1);
@@ -168,9 +173,11 @@ static __always_inline __u32 pinch_on_ask(struct pinch_control *c, const struct 
 }
 
 /* Returns a set of enum pinch_next. */
-static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_control *c, struct ring_frame *f)
+static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_control *c,
+					    struct ring_frame *f)
 {
-	__u32 zero = 0, sender = f->sender, seq = f->seq, mine = seq_of(c->progress), chunk = f->chunk, fresh, come;
+	__u32 zero = 0, sender = f->sender, seq = f->seq, mine = seq_of(c->progress),
+	      chunk = f->chunk, fresh, come;
 	__u32 next = f->flags & PINCH_FLAG_ASK ? PINCH_ACKNOWLEDGE : PINCH_DONE;
 	struct pinch_frame_work w = { .control = c, .bank = pinch_bank_of() };
 	struct pinch_peer *peer;
@@ -187,15 +194,18 @@ static __always_inline __u32 pinch_on_embed(struct xdp_md *ctx, struct pinch_con
 		return PINCH_DONE;
 	w.rows = f->length / (8 * pinch_config.words + 4);
 	w.words = (w.rows + 1) / 2;
-	if (!w.rows || w.rows > pinch_config.rows || 8 * (w.words + w.rows * pinch_config.words) != f->length) {
+	if (!w.rows || w.rows > pinch_config.rows ||
+	    8 * (w.words + w.rows * pinch_config.words) != f->length) {
 		pinch_count(DROP_BAD_LENGTH, 1);
 		return PINCH_DONE;
 	}
 	__sync_fetch_and_add(&peer->heard, 1);
-	/* This rank has gone on, so it has all of the exchange before; the sender missed acknowledgements. */
+	/* This rank has gone on, so it has all of the exchange before; the sender missed
+	 * acknowledgements. */
 	if (pinch_is_late(seq, mine))
 		return PINCH_ACKNOWLEDGE;
-	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32, &fresh)) {
+	switch (bitmap_add(&pinch_seen, w.source->seen + chunk / 32, seq, 1u << chunk % 32,
+			   &fresh)) {
 	case BITMAP_CLAIMED:
 		break;
 	case BITMAP_TAKEN:

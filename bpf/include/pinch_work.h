@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a sequence number. */
+/* What both programs of an exchange do with a frame's headers, and with bitmaps whose words carry a
+ * sequence number. */
 #pragma once
 
 #include "lib/frame.h"
@@ -37,12 +38,14 @@ static __always_inline __u32 pinch_ack_first(__u32 chunk)
 	return word > PINCH_ACK_BEHIND ? word - PINCH_ACK_BEHIND : 0;
 }
 
-/* Wake the process once everything has arrived, is added, and is acknowledged. The last of these events calls this. */
+/* Wake the process once everything has arrived, is added, and is acknowledged. The last of these
+ * events calls this. */
 static __always_inline void pinch_check_complete(struct pinch_control *c, __u32 seq)
 {
 	__u64 event = seq, met = *(volatile __u64 *)&c->met;
 
-	if (seq_of(met) == seq && *(volatile __u32 *)&c->received == (__u32)met && !*(volatile __u32 *)&c->owed &&
+	if (seq_of(met) == seq && *(volatile __u32 *)&c->received == (__u32)met &&
+	    !*(volatile __u32 *)&c->owed &&
 	    *(volatile __u32 *)&c->acked == *(volatile __u32 *)&c->copies)
 		bpf_ringbuf_output(&pinch_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
 }
@@ -71,7 +74,8 @@ static __always_inline __u32 pinch_next_of(__u32 flow_number, struct pinch_flow 
 /* Address a frame of this rank's to another. `length` is the payload's. */
 static __always_inline void pinch_address(struct ring_frame *f, __u32 to, __u32 length)
 {
-	frame_address(f, &pinch_config.peers[pinch_config.rank % RING_MAX_RANKS], &pinch_config.peers[to % RING_MAX_RANKS], length);
+	frame_address(f, &pinch_config.peers[pinch_config.rank % RING_MAX_RANKS],
+		      &pinch_config.peers[to % RING_MAX_RANKS], length);
 	f->receiver = to;
 	f->length = length;
 }
@@ -93,7 +97,8 @@ static __always_inline __u32 pinch_next_serial(void)
 }
 
 /* Write the header of a frame of this rank, except for receiver, flags, checksum and length. */
-static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq, __u32 chunk, __u8 attempt, __u16 tag)
+static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __u32 seq,
+					     __u32 chunk, __u8 attempt, __u16 tag)
 {
 	f->magic = RING_MAGIC;
 	f->version = RING_VERSION;
@@ -111,7 +116,8 @@ static __always_inline void pinch_write_head(struct ring_frame *f, __u8 kind, __
 	f->prev = 0;
 }
 
-/* Make the frame at hand one of this host's own, for the doorbell: an enum pinch_kind from PINCH_DOORBELL on. */
+/* Make the frame at hand one of this host's own, for the doorbell: an enum pinch_kind from
+ * PINCH_DOORBELL on. */
 static __always_inline void pinch_make_own(struct ring_frame *f, __u8 kind)
 {
 	f->kind = kind;
@@ -121,14 +127,16 @@ static __always_inline void pinch_make_own(struct ring_frame *f, __u8 kind)
 
 static __always_inline bool pinch_is_foreign(const struct ring_frame *f)
 {
-	if (f->cookie == pinch_config.cookie && f->version == RING_VERSION && f->group == pinch_config.group)
+	if (f->cookie == pinch_config.cookie && f->version == RING_VERSION &&
+	    f->group == pinch_config.group)
 		return false;
 	pinch_count(DROP_BAD_COOKIE, 1);
 	return true;
 }
 
-/* Does the header belong to this exchange, is the frame for this rank, and is it from another rank's address? A switch that has lost its
- * table delivers frames for anybody. This checks what the header claims; check and seal show whether the claim is intact.
+/* Does the header belong to this exchange, is the frame for this rank, and is it from another
+ * rank's address? A switch that has lost its table delivers frames for anybody. This checks what
+ * the header claims; check and seal show whether the claim is intact.
  */
 static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 {
@@ -136,11 +144,13 @@ static __always_inline bool pinch_is_for_me(const struct ring_frame *f)
 
 	if (pinch_is_foreign(f))
 		return false;
-	if (f->receiver != pinch_config.rank || f->ip.destination != pinch_config.peers[pinch_config.rank % RING_MAX_RANKS].ip) {
+	if (f->receiver != pinch_config.rank ||
+	    f->ip.destination != pinch_config.peers[pinch_config.rank % RING_MAX_RANKS].ip) {
 		pinch_count(DROP_BAD_RECEIVER, 1);
 		return false;
 	}
-	if (sender >= pinch_config.ranks || sender >= RING_MAX_RANKS || sender == pinch_config.rank || f->ip.source != pinch_config.peers[sender].ip) {
+	if (sender >= pinch_config.ranks || sender >= RING_MAX_RANKS ||
+	    sender == pinch_config.rank || f->ip.source != pinch_config.peers[sender].ip) {
 		pinch_count(DROP_BAD_RANK, 1);
 		return false;
 	}

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Work on whole payloads: 64-bit words whose lanes never carry into each other (testbed/protocol/lanes.py).
+/* Work on whole payloads: 64-bit words whose lanes never carry into each other
+ * (testbed/protocol/lanes.py).
  *
- * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by constants: the verifier follows those
- * into packets, whereas a variable offset would lose it the range. Every function returns 0, or -1 when the frame is too short.
+ * Lengths are whole blocks, so one bounds test serves eight words. The pointers advance by
+ * constants: the verifier follows those into packets, whereas a variable offset would lose it the
+ * range. Every function returns 0, or -1 when the frame is too short.
  */
 #pragma once
 
@@ -10,9 +12,11 @@
 
 #define RING_BLOCK_WORDS (RING_BLOCK / 8)
 
-#define RING_FOR_EACH_BLOCK(blocks) for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
+#define RING_FOR_EACH_BLOCK(blocks) \
+	for (__u32 block = 0; block < RING_MAX_BLOCKS && block < (blocks); block++)
 
-/* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough. */
+/* Whole blocks in a payload; the bound is what tells the verifier that map values are long enough.
+ */
 static __always_inline __u32 ring_blocks_of(__u32 length)
 {
 	__u32 blocks = length / RING_BLOCK, most = ring_config.chunk_bytes / RING_BLOCK;
@@ -20,14 +24,16 @@ static __always_inline __u32 ring_blocks_of(__u32 length)
 	return blocks > most ? most : blocks;
 }
 
-/* Prefetch a payload's cache lines, with loads that nothing waits for. Frames arrive in bursts, chunk after chunk of one owner,
- * and inputs and results of a large tensor are in memory, not in a cache.
+/* Prefetch a payload's cache lines, with loads that nothing waits for. Frames arrive in bursts,
+ * chunk after chunk of one owner, and inputs and results of a large tensor are in memory, not in a
+ * cache.
  */
 static __always_inline void ring_payload_touch(const void *payload)
 {
 	if (!payload)
 		return;
-	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK; line++)
+	for (__u32 line = 0; line < RING_MAX_BLOCKS && line < ring_config.chunk_bytes / RING_BLOCK;
+	     line++)
 		(void)*(volatile const __u64 *)(payload + line * RING_BLOCK);
 }
 
@@ -55,8 +61,10 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 	const __u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	RING_FOR_EACH_BLOCK(blocks) {
-		barrier_var(data_end); /* clang would compare with data_end + 1, which the verifier does not allow */
+	RING_FOR_EACH_BLOCK(blocks)
+	{
+		/* clang would compare with data_end + 1, which the verifier does not allow */
+		barrier_var(data_end);
 		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
 #pragma unroll
@@ -69,14 +77,16 @@ static __always_inline int ring_payload_sum(struct xdp_md *ctx, __u32 length, __
 }
 
 /* frame += input; *sum = the words' sum */
-static __always_inline int ring_payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length, __u64 *sum)
+static __always_inline int ring_payload_add(struct xdp_md *ctx, const __u64 *input, __u32 length,
+					    __u64 *sum)
 {
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 blocks = ring_blocks_of(length);
 	__u64 *words = (void *)(long)ctx->data + sizeof(struct ring_frame);
 	__u64 total = 0;
 
-	RING_FOR_EACH_BLOCK(blocks) {
+	RING_FOR_EACH_BLOCK(blocks)
+	{
 		if ((void *)(words + RING_BLOCK_WORDS) > data_end)
 			return -1;
 #pragma unroll

@@ -19,15 +19,17 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 	return false;
 }
 
-/* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender reduces another tensor, or the frame was
- * damaged. Only the former is counted as a bad tensor, because the process draws conclusions from it.
+/* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender
+ * reduces another tensor, or the frame was damaged. Only the former is counted as a bad tensor,
+ * because the process draws conclusions from it.
  */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, w->frame->seq);
 	__u64 sum;
 
-	if (w->index < tensor->total && w->frame->length == tensor->length && w->frame->tag == tensor->tag)
+	if (w->index < tensor->total && w->frame->length == tensor->length &&
+	    w->frame->tag == tensor->tag)
 		return true;
 	if (w->frame->kind == RING_NACK ? ring_is_sealed(w) : ring_verify(w, &sum))
 		ring_count(w, DROP_BAD_TENSOR);
@@ -47,11 +49,13 @@ static __always_inline bool ring_find_chunk(struct ring_work *w)
 		return false;
 	}
 	w->length = w->frame->length;
-	if (w->length > ring_config.chunk_bytes || w->length < RING_BLOCK || w->length % RING_BLOCK) {
+	if (w->length > ring_config.chunk_bytes || w->length < RING_BLOCK ||
+	    w->length % RING_BLOCK) {
 		ring_count(w, DROP_BAD_LENGTH);
 		return false;
 	}
-	/* An earlier collective is answered with the frame's own length; the next one's tensor is not known yet. */
+	/* An earlier collective is answered with the frame's own length; the next one's tensor is
+	 * not known yet. */
 	return w->frame->seq != seq_of(w->progress) || ring_fits(w);
 }
 
@@ -68,7 +72,8 @@ static __always_inline bool ring_holds_enough(struct ring_work *w)
 {
 	__u64 result = word_read(&w->chunk->result);
 
-	return ring_holds(w) && (ring_round_of(result) >= w->frame->round || ring_is_verified(w, result));
+	return ring_holds(w) &&
+	       (ring_round_of(result) >= w->frame->round || ring_is_verified(w, result));
 }
 
 static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
@@ -84,7 +89,10 @@ static __always_inline enum ring_verdict ring_on_reduce(struct ring_work *w)
 		/* The owner lacks the result, which was sent on from here. */
 		if (!ring_verify(w, &sum))
 			return RING_GONE;
-		return ring_too_soon(w) ? RING_GONE : ring_send_result(w, ring_owner_of(w->index), w->frame->round, w->chunk->before[RING_STAGE_RESULT]);
+		return ring_too_soon(w)
+			       ? RING_GONE
+			       : ring_send_result(w, ring_owner_of(w->index), w->frame->round,
+						  w->chunk->before[RING_STAGE_RESULT]);
 	}
 	if (seq != mine && seq != seq_after(mine))
 		return ring_drop(w, DROP_BAD_SEQ);
@@ -108,7 +116,8 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 
 	if (w->frame->hop != hop)
 		return ring_drop(w, DROP_BAD_RANK);
-	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE && ring_round_of(result) >= round)
+	if (seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE &&
+	    ring_round_of(result) >= round)
 		return ring_drop(w, DROP_DUPLICATE);
 	if (seq != seq_of(w->progress) || w->index >= (__u32)w->progress)
 		/* No sum is complete without this rank's input: a forgery, or a stale frame. */
@@ -126,10 +135,12 @@ static __always_inline enum ring_verdict ring_on_result(struct ring_work *w)
 		ring_enlist(w, seq, w->index, RING_STAGE_RESULT);
 		return ring_send(w, ring_rank_after(ring_config.rank), w->length, sum);
 	}
-	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w) : RING_GONE;
+	return taken == RING_TAKEN_FIRST && hop + 1 == ring_config.ranks ? ring_launch_next(w)
+									 : RING_GONE;
 }
 
-/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, after round `round`. */
+/* Ask the owner to start the reduce-scatter phase of the frame's chunk over, after round `round`.
+ */
 static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, __u8 round)
 {
 	w->frame->kind = RING_NACK;
@@ -142,7 +153,8 @@ static __always_inline enum ring_verdict ring_send_restart(struct ring_work *w, 
 	return ring_send(w, ring_owner_of(w->index), w->length, 0);
 }
 
-/* Pass a nack on to the chunk's owner. It carries the lost frame's `prev`, so that the owner's answer can carry it too. */
+/* Pass a nack on to the chunk's owner. It carries the lost frame's `prev`, so that the owner's
+ * answer can carry it too. */
 static __always_inline enum ring_verdict ring_pass_on(struct ring_work *w, __u32 prev)
 {
 	w->frame->prev = prev;
@@ -162,7 +174,8 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 		return ring_drop(w, DROP_NOT_HELD);
 	ring_note_loss(w);
 	if (!ring_config.upstream && !mine)
-		return ring_pass_on(w, RING_NOTHING); /* the chunk passes by here again and gets its `prev` then */
+		/* the chunk passes by here again and gets its `prev` then */
+		return ring_pass_on(w, RING_NOTHING);
 	if (ring_too_soon(w))
 		return RING_GONE;
 	if (mine)
@@ -173,7 +186,8 @@ static __always_inline enum ring_verdict ring_resend_partial(struct ring_work *w
 	return ring_send_restart(w, round);
 }
 
-/* A rank refused a result, or no buffer has the partial sum. If this rank has verified its own result, send that. */
+/* A rank refused a result, or no buffer has the partial sum. If this rank has verified its own
+ * result, send that. */
 static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bool mine)
 {
 	__u32 asker = w->frame->sender;
@@ -183,19 +197,24 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 	if (ring_holds(w) && ring_is_verified(w, word_read(&w->chunk->result))) {
 		if (ring_too_soon(w))
 			return RING_GONE;
-		return ring_send_result(w, asker, w->frame->round + 1, asker == ring_rank_after(ring_config.rank) ? w->chunk->before[RING_STAGE_RESULT] : RING_NOTHING);
+		return ring_send_result(w, asker, w->frame->round + 1,
+					asker == ring_rank_after(ring_config.rank)
+						? w->chunk->before[RING_STAGE_RESULT]
+						: RING_NOTHING);
 	}
 	if (w->frame->seq != seq_of(w->progress))
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_restart(w, w->frame->round);
 }
 
-/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the nack on to the chunk's owner, which
- * sends the result or starts the reduce-scatter phase over. A frame that this rank has not sent is not lost, so that nack is dropped.
+/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the
+ * nack on to the chunk's owner, which sends the result or starts the reduce-scatter phase over. A
+ * frame that this rank has not sent is not lost, so that nack is dropped.
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
-	bool mine = ring_is_mine(w->index), direct = !w->frame->hop, answers = ring_config.upstream || mine;
+	bool mine = ring_is_mine(w->index), direct = !w->frame->hop,
+	     answers = ring_config.upstream || mine;
 	__u32 asker = direct ? w->frame->sender : ring_rank_after(w->frame->sender);
 
 	if (!ring_is_sealed(w))
@@ -211,10 +230,14 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 			return ring_drop(w, DROP_DUPLICATE);
 		if (ring_too_soon(w))
 			return RING_GONE;
-		return ring_send_result(w, asker, w->frame->round, direct ? w->chunk->before[RING_STAGE_RESULT] : w->frame->prev);
+		return ring_send_result(w, asker, w->frame->round,
+					direct ? w->chunk->before[RING_STAGE_RESULT]
+					       : w->frame->prev);
 	}
-	/* The result cannot get there before it gets here, but the partial sum of a later round may be missing there. */
-	if (direct && w->frame->flags & RING_FLAG_RESULT && (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
+	/* The result cannot get there before it gets here, but the partial sum of a later round may
+	 * be missing there. */
+	if (direct && w->frame->flags & RING_FLAG_RESULT &&
+	    (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
 		return ring_drop(w, DROP_NOT_HELD);
 	return ring_resend_partial(w, mine);
 }
@@ -233,10 +256,11 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 		rank->verified = seq;
 }
 
-/* Send a probe or an answer. An answer to the rank after names the last frame of the stream. `acked`: with RING_FLAG_VERIFIED_ACK, the sequence
- * number that is acknowledged.
+/* Send a probe or an answer. An answer to the rank after names the last frame of the stream.
+ * `acked`: with RING_FLAG_VERIFIED_ACK, the sequence number that is acknowledged.
  */
-static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to, __u8 flags, __u16 acked)
+static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kind, __u32 to,
+						   __u8 flags, __u16 acked)
 {
 	__u32 seq = seq_of(word_read(&w->control->progress));
 
@@ -244,7 +268,8 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 	w->frame->seq = seq;
 	w->frame->chunk = w->control->front;
 	w->frame->hop = 0;
-	w->frame->flags = flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
+	w->frame->flags =
+		flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
 	w->frame->round = 0;
 	w->frame->tag = acked;
 	w->frame->prev = RING_NOTHING;
@@ -265,15 +290,18 @@ static __always_inline enum ring_verdict ring_on_probe(struct ring_work *w)
 
 static __always_inline enum ring_verdict ring_on_alive(struct ring_work *w)
 {
-	__u32 stream = w->frame->stream, sender = w->frame->sender, verified = *(volatile __u32 *)&w->control->verified;
+	__u32 stream = w->frame->stream, sender = w->frame->sender,
+	      verified = *(volatile __u32 *)&w->control->verified;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
 	if (!ring_is_sealed(w) || !rank)
 		return RING_GONE;
 	ring_note_rank(w);
-	if (w->frame->flags & RING_FLAG_VERIFIED_ACK && w->frame->tag == (__u16)verified) /* a late answer may acknowledge an earlier one */
+	/* a late answer may acknowledge an earlier one */
+	if (w->frame->flags & RING_FLAG_VERIFIED_ACK && w->frame->tag == (__u16)verified)
 		rank->verified_acked = verified;
-	if (sender != ring_rank_before(ring_config.rank) || seq_is_before(w->frame->seq, seq_of(w->progress)))
+	if (sender != ring_rank_before(ring_config.rank) ||
+	    seq_is_before(w->frame->seq, seq_of(w->progress)))
 		return RING_GONE;
 	ring_look_back(w);
 	if (stream < 64)
@@ -293,7 +321,8 @@ static __always_inline bool ring_begin(struct ring_work *w, struct xdp_md *ctx)
 	w->stream = bpf_map_lookup_elem(&ring_streams, &cpu);
 	if (!w->frame || !w->control || !w->counters)
 		return false;
-	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION || w->frame->group != ring_config.group) {
+	if (w->frame->cookie != ring_config.cookie || w->frame->version != RING_VERSION ||
+	    w->frame->group != ring_config.group) {
 		ring_count(w, DROP_BAD_COOKIE);
 		return false;
 	}
@@ -307,11 +336,13 @@ static __always_inline bool ring_is_for_me(struct ring_work *w)
 {
 	__u32 sender = w->frame->sender;
 
-	if (w->frame->receiver != ring_config.rank || w->frame->ip.destination != ring_config.peers[ring_config.rank].ip) {
+	if (w->frame->receiver != ring_config.rank ||
+	    w->frame->ip.destination != ring_config.peers[ring_config.rank].ip) {
 		ring_count(w, DROP_BAD_RECEIVER);
 		return false;
 	}
-	if (sender >= RING_MAX_RANKS || sender >= ring_config.ranks || sender == ring_config.rank || w->frame->ip.source != ring_config.peers[sender].ip) {
+	if (sender >= RING_MAX_RANKS || sender >= ring_config.ranks || sender == ring_config.rank ||
+	    w->frame->ip.source != ring_config.peers[sender].ip) {
 		ring_count(w, DROP_BAD_RANK);
 		return false;
 	}

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Inputs, partial sums, results and early frames: what one rank does with the memory that it shares with its process.
+/* Inputs, partial sums, results and early frames: what one rank does with the memory that it shares
+ * with its process.
  *
- * Nothing is written before the whole frame has been verified. Two CPUs may work on a frame and its duplicate at once, and the process may
- * enter the next collective meanwhile. So a writer first moves the word that describes the memory forward (`word_advance`), which a CPU that was
- * held up cannot do; and a reader of memory that may be overwritten checks that word afterwards.
+ * Nothing is written before the whole frame has been verified. Two CPUs may work on a frame and its
+ * duplicate at once, and the process may enter the next collective meanwhile. So a writer first
+ * moves the word that describes the memory forward (`word_advance`), which a CPU that was held up
+ * cannot do; and a reader of memory that may be overwritten checks that word afterwards.
  */
 #pragma once
 
@@ -64,8 +66,9 @@ static __always_inline enum ring_verdict ring_launch_first(struct ring_work *w)
 	return ring_launch(w, 0, false);
 }
 
-/* The frame is free: turn it into this rank's next chunk, if there is one. If its input is not ready, the process launches it after it has
- * moved `progress` (it reads `next` after that; both sides are fenced).
+/* The frame is free: turn it into this rank's next chunk, if there is one. If its input is not
+ * ready, the process launches it after it has moved `progress` (it reads `next` after that; both
+ * sides are fenced).
  */
 static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 {
@@ -79,16 +82,18 @@ static __always_inline enum ring_verdict ring_launch_next(struct ring_work *w)
 	return ring_launch_first(w);
 }
 
-/* Start the reduce-scatter phase of an own chunk over: no buffer has the partial sum that was lost, or a rank refused the result of `round`. */
+/* Start the reduce-scatter phase of an own chunk over: no buffer has the partial sum that was lost,
+ * or a rank refused the result of `round`. */
 static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 round)
 {
 	__u64 reduced = word_read(&w->chunk->reduced);
 
-	/* A nack that names an earlier round comes from a rank that has not seen this one, which may be lost. With `upstream` the ranks in between
-	 * recover it hop by hop.
+	/* A nack that names an earlier round comes from a rank that has not seen this one, which
+	 * may be lost. With `upstream` the ranks in between recover it hop by hop.
 	 */
 	if (seq_of(reduced) == seq_of(w->progress) && (__u8)reduced > round)
-		return ring_config.upstream || ring_too_soon(w) ? RING_GONE : ring_launch(w, reduced, true);
+		return ring_config.upstream || ring_too_soon(w) ? RING_GONE
+								: ring_launch(w, reduced, true);
 	if (seq_of(reduced) != seq_of(w->progress) || (__u8)reduced != round || round == 0xff ||
 	    !word_advance(&w->chunk->reduced, reduced, reduced + 1))
 		return RING_GONE;
@@ -98,10 +103,11 @@ static __always_inline enum ring_verdict ring_restart(struct ring_work *w, __u8 
 	return ring_launch(w, round + 1, false);
 }
 
-/* Turn the frame into the result that this rank holds, for a rank that lacks it or that refused an earlier round.
- * `prev`: the predecessor of the lost frame.
+/* Turn the frame into the result that this rank holds, for a rank that lacks it or that refused an
+ * earlier round. `prev`: the predecessor of the lost frame.
  */
-static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, __u32 to, __u8 round, __u32 prev)
+static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, __u32 to, __u8 round,
+							  __u32 prev)
 {
 	void *data = bpf_map_lookup_elem(&ring_results, &w->index);
 	__u32 length = w->length, seq = w->frame->seq;
@@ -114,7 +120,8 @@ static __always_inline enum ring_verdict ring_send_result(struct ring_work *w, _
 		return ring_drop(w, DROP_BAD_LENGTH);
 	sum = w->chunk->result_sum;
 	barrier();
-	if (word_read(&w->chunk->result) != result || seq_of(result) != seq || !ring_is_done(result))
+	if (word_read(&w->chunk->result) != result || seq_of(result) != seq ||
+	    !ring_is_done(result))
 		return ring_drop(w, DROP_OVERTAKEN);
 	if (!ring_reload(w))
 		return RING_GONE;
@@ -135,8 +142,9 @@ static __always_inline __u32 ring_retransmit_slot(__u32 index)
 	return index & (ring_config.retransmit_slots - 1);
 }
 
-/* Have there been losses lately? If not, nobody will nack a partial sum, and a copy of each would cost a memcpy per hop for nothing. The first
- * partial sum to be lost costs its chunk another round, whose partial sums all ranks save.
+/* Have there been losses lately? If not, nobody will nack a partial sum, and a copy of each would
+ * cost a memcpy per hop for nothing. The first partial sum to be lost costs its chunk another
+ * round, whose partial sums all ranks save.
  */
 static __always_inline bool ring_is_lossy(struct ring_work *w, __u32 seq)
 {
@@ -145,7 +153,8 @@ static __always_inline bool ring_is_lossy(struct ring_work *w, __u32 seq)
 	return lossy && seq - lossy < RING_LOSSY_FOR;
 }
 
-/* Save the partial sum in the retransmit buffer, unless its slot holds one that may still be needed. */
+/* Save the partial sum in the retransmit buffer, unless its slot holds one that may still be
+ * needed. */
 static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 {
 	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress), other;
@@ -178,8 +187,10 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	__sync_lock_test_and_set(&saved->valid, mine);
 }
 
-/* Turn the frame into the partial sum from the retransmit buffer. False: the buffer does not have it. */
-static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round, enum ring_verdict *outcome)
+/* Turn the frame into the partial sum from the retransmit buffer. False: the buffer does not have
+ * it. */
+static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round,
+					    enum ring_verdict *outcome)
 {
 	__u32 slot = ring_retransmit_slot(w->index), seq = seq_of(w->progress);
 	struct ring_retransmit *saved = bpf_map_lookup_elem(&ring_retransmit, &slot);
@@ -207,21 +218,24 @@ static __always_inline bool ring_send_saved(struct ring_work *w, __u8 round, enu
 	return true;
 }
 
-/* A result is in place: publish it. It counts once per collective, and again after it was refused. */
+/* A result is in place: publish it. It counts once per collective, and again after it was refused.
+ */
 static __always_inline void ring_stored(struct ring_work *w, __u64 before, __u8 round, __u64 sum)
 {
 	__u32 seq = seq_of(w->progress);
 
 	w->chunk->result_sum = sum;
 	w->chunk->before[RING_STAGE_RESULT] = RING_NOTHING;
-	__sync_lock_test_and_set(&w->chunk->result, word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
+	__sync_lock_test_and_set(&w->chunk->result,
+				 word_of(seq, ring_result_of(round, RING_RESULT_DONE)));
 	ring_count(w, RING_STORED);
 	if (w->stream)
 		w->stream->progress += 1;
 	w->chunk->resent_us = 0; /* nacks are answered from now on */
 	if (seq_of(before) == seq && ring_is_done(before))
 		return;
-	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 == *(volatile __u32 *)&w->control->wake_at) {
+	if (__sync_fetch_and_add(&w->control->stored, 1) + 1 ==
+	    *(volatile __u32 *)&w->control->wake_at) {
 		__u64 event = seq;
 
 		bpf_ringbuf_output(&ring_events, &event, sizeof(event), BPF_RB_FORCE_WAKEUP);
@@ -234,7 +248,8 @@ enum ring_taking {
 	RING_NOT_TAKEN,
 };
 
-/* Store the frame's payload, which has been verified, as the result. A result that the process has verified stays as it is. */
+/* Store the frame's payload, which has been verified, as the result. A result that the process has
+ * verified stays as it is. */
 static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __u8 round, __u64 sum)
 {
 	__u32 seq = seq_of(w->progress);
@@ -242,13 +257,19 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 	__u64 before = word_read(&w->chunk->result);
 	bool first = seq_of(before) != seq;
 
-	if (!data || (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
+	if (!data ||
+	    (!first && ring_round_of(before) >= round && ring_state_of(before) != RING_RESULT_NONE))
 		return RING_NOT_TAKEN;
-	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED) /* another CPU is writing the result of an earlier round */
+	/* another CPU is writing the result of an earlier round */
+	if (!first && ring_state_of(before) == RING_RESULT_CLAIMED)
 		return RING_NOT_TAKEN;
 	if (!first && ring_is_verified(w, before))
-		return word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, ring_state_of(before)))) ? RING_TAKEN_ANEW : RING_NOT_TAKEN;
-	if (!word_advance(&w->chunk->result, before, word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
+		return word_advance(&w->chunk->result, before,
+				    word_of(seq, ring_result_of(round, ring_state_of(before))))
+			       ? RING_TAKEN_ANEW
+			       : RING_NOT_TAKEN;
+	if (!word_advance(&w->chunk->result, before,
+			  word_of(seq, ring_result_of(round, RING_RESULT_CLAIMED))))
 		return RING_NOT_TAKEN;
 	ring_payload_take(w->ctx, data, w->length);
 	if (!ring_reload(w))
@@ -257,8 +278,10 @@ static __always_inline enum ring_taking ring_take_result(struct ring_work *w, __
 	return first ? RING_TAKEN_FIRST : RING_TAKEN_ANEW;
 }
 
-/* Save the frame until the process has its input ready and kicks. `sum` is that of the payload, which has been verified. */
-static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __u64 sum, bool *ready)
+/* Save the frame until the process has its input ready and kicks. `sum` is that of the payload,
+ * which has been verified. */
+static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __u64 sum,
+							 bool *ready)
 {
 	struct ring_early *early;
 	__u32 slot, length = w->frame->length;
@@ -269,11 +292,13 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 	if (length > ring_config.chunk_bytes || length < RING_BLOCK)
 		return RING_GONE;
 	for (tries = 0; tries < RING_EARLY_TRIES; tries++) {
-		slot = (w->frame->chunk + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) % RING_EARLY_SLOTS;
+		slot = (w->frame->chunk + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) %
+		       RING_EARLY_SLOTS;
 		early = bpf_map_lookup_elem(&ring_early_frames, &slot);
 		if (!early)
 			return RING_GONE;
-		if (__sync_val_compare_and_swap(&early->state, RING_EARLY_FREE, RING_EARLY_FILLING) == RING_EARLY_FREE)
+		if (__sync_val_compare_and_swap(&early->state, RING_EARLY_FREE,
+						RING_EARLY_FILLING) == RING_EARLY_FREE)
 			break;
 		if (early->seq == w->frame->seq && early->chunk == w->frame->chunk)
 			return ring_drop(w, DROP_DUPLICATE);
@@ -298,10 +323,13 @@ static __always_inline enum ring_verdict ring_save_early(struct ring_work *w, __
 		return ring_drop(w, DROP_BAD_LENGTH);
 	}
 	__sync_lock_test_and_set(&early->state, RING_EARLY_WAITING);
-	/* The process may have moved `progress` before the line above, and have seen no early frame. */
+	/* The process may have moved `progress` before the line above, and have seen no early
+	 * frame. */
 	progress = word_read(&w->control->progress);
-	if (ring_reload(w) && seq_of(progress) == w->frame->seq && w->frame->chunk < (__u32)progress &&
-	    __sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_FREE) == RING_EARLY_WAITING) {
+	if (ring_reload(w) && seq_of(progress) == w->frame->seq &&
+	    w->frame->chunk < (__u32)progress &&
+	    __sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_FREE) ==
+		    RING_EARLY_WAITING) {
 		w->progress = progress;
 		*ready = true;
 		return RING_GONE;
@@ -330,7 +358,8 @@ static __always_inline enum ring_verdict ring_reduce(struct ring_work *w)
 	if (!input)
 		return RING_GONE;
 	now = word_of(seq, round);
-	/* With `origin` the owner restarts a phase that broke further on; the ranks before that point pass its frames on. */
+	/* With `origin` the owner restarts a phase that broke further on; the ranks before that
+	 * point pass its frames on. */
 	if (reduced != now ? !word_is_forward(reduced, now) : ring_config.upstream)
 		return ring_drop(w, DROP_DUPLICATE);
 	expected = ring_payload_expected(w) + w->chunk->input_sum;

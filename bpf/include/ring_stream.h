@@ -1,40 +1,45 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /* Loss detection on streams, and the nack queues.
  *
- * A frame stays on one CPU from its launch to its last hop, and frames of one CPU pass the same queues between two ranks, so
- * they stay in order: they form a stream. Each frame names its predecessor in `prev`. A rank that receives a frame but has not
- * received its predecessor knows that the predecessor is lost. Load does not confuse this: if a frame is late, so are all
- * frames behind it on its stream. The answer to a probe travels on the stream and names its last frame, so the loss of that
- * one is found too (a tail-loss probe, RFC 8985).
+ * A frame stays on one CPU from its launch to its last hop, and frames of one CPU pass the same
+ * queues between two ranks, so they stay in order: they form a stream. Each frame names its
+ * predecessor in `prev`. A rank that receives a frame but has not received its predecessor knows
+ * that the predecessor is lost. Load does not confuse this: if a frame is late, so are all frames
+ * behind it on its stream. The answer to a probe travels on the stream and names its last frame, so
+ * the loss of that one is found too (a tail-loss probe, RFC 8985).
  *
- * A retransmission has no place in the stream. It repeats the `prev` of the original, so when two frames in a row are lost,
- * the second is found by its successor and the first by the retransmission of the second.
+ * A retransmission has no place in the stream. It repeats the `prev` of the original, so when two
+ * frames in a row are lost, the second is found by its successor and the first by the
+ * retransmission of the second.
  *
- * A rank nacks a missing frame, and repeats the nack until the frame arrives. The frame at hand has to go on, so a copy of it
- * becomes the nack (`ring_fan_nack`): XDP sends the copy to the doorbell, where the same CPU receives it next and takes an
- * entry from its own nack queue.
+ * A rank nacks a missing frame, and repeats the nack until the frame arrives. The frame at hand has
+ * to go on, so a copy of it becomes the nack (`ring_fan_nack`): XDP sends the copy to the doorbell,
+ * where the same CPU receives it next and takes an entry from its own nack queue.
  */
 #pragma once
 
 #include "ring_work.h"
 
 #define RING_MOST_DOUBLINGS 4 /* of the holdoff between two nacks for a frame */
-#define RING_SKIP 4 /* obsolete entries that one frame may pass over */
+#define RING_SKIP 4	      /* obsolete entries that one frame may pass over */
 
 static __always_inline bool ring_has_early(__u32 seq, __u32 index)
 {
 	for (int tries = 0; tries < RING_EARLY_TRIES; tries++) {
-		__u32 slot = (index + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) % RING_EARLY_SLOTS;
+		__u32 slot =
+			(index + tries * (RING_EARLY_SLOTS / RING_EARLY_TRIES)) % RING_EARLY_SLOTS;
 		struct ring_early *early = bpf_map_lookup_elem(&ring_early_frames, &slot);
 
-		if (early && *(volatile __u32 *)&early->state != RING_EARLY_FREE && early->seq == seq && early->chunk == index)
+		if (early && *(volatile __u32 *)&early->state != RING_EARLY_FREE &&
+		    early->seq == seq && early->chunk == index)
 			return true;
 	}
 	return false;
 }
 
 /* Does this rank lack this frame of a chunk? */
-static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_chunk *chunk, __u32 seq, __u8 round, enum ring_stage stage)
+static __always_inline bool ring_lacks(struct ring_work *w, const struct ring_chunk *chunk,
+				       __u32 seq, __u8 round, enum ring_stage stage)
 {
 	__u64 reduced = word_read(&chunk->reduced), result = word_read(&chunk->result);
 	bool at_all = seq_of(result) == seq && ring_state_of(result) != RING_RESULT_NONE;
@@ -50,13 +55,16 @@ static __always_inline bool ring_is_missing(struct ring_work *w, const struct ri
 	struct ring_chunk *chunk = bpf_map_lookup_elem(&ring_chunks, &index);
 
 	return chunk && nack->seq == seq_of(w->progress) &&
-	       ring_lacks(w, chunk, nack->seq, nack->item >> RING_ROUND_SHIFT, nack->item & RING_STAGE_BIT);
+	       ring_lacks(w, chunk, nack->seq, nack->item >> RING_ROUND_SHIFT,
+			  nack->item & RING_STAGE_BIT);
 }
 
-static __always_inline void ring_nack_put(struct ring_nack_queue *queue, const struct ring_nack *nack)
+static __always_inline void ring_nack_put(struct ring_nack_queue *queue,
+					  const struct ring_nack *nack)
 {
 	if (queue->given - queue->taken >= RING_NACK_ENTRIES) {
-		queue->carried = queue->taken; /* their frames were dropped on the way: wait again */
+		/* their frames were dropped on the way: wait again */
+		queue->carried = queue->taken;
 		return; /* the process finds it when its timer expires */
 	}
 	queue->nacks[queue->given % RING_NACK_ENTRIES] = *nack;
@@ -64,13 +72,15 @@ static __always_inline void ring_nack_put(struct ring_nack_queue *queue, const s
 }
 
 /* Is a nack due? Then reserve it for the frame at hand. */
-static __always_inline bool ring_carry(struct ring_work *w, struct ring_nacks *nacks, struct ring_nack_queue *queue)
+static __always_inline bool ring_carry(struct ring_work *w, struct ring_nacks *nacks,
+				       struct ring_nack_queue *queue)
 {
 	for (int step = 0; step < RING_SKIP && queue->carried != queue->given; step++) {
 		struct ring_nack *nack = &queue->nacks[queue->carried % RING_NACK_ENTRIES];
 
 		if (ring_is_missing(w, nack)) {
-			if ((__s32)(nacks->frames - nack->due_frame) < 0 || (__s32)(now_us() - nack->due_us) < 0)
+			if ((__s32)(nacks->frames - nack->due_frame) < 0 ||
+			    (__s32)(now_us() - nack->due_us) < 0)
 				return false;
 			queue->carried += 1;
 			return true;
@@ -136,14 +146,16 @@ static __always_inline void ring_look_around(struct ring_work *w)
 }
 
 /* Take a reserved entry. False: none is still missing. */
-static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nacks *list, struct ring_nack_queue *queue, struct ring_nack *nack)
+static __always_inline bool ring_take_nack(struct ring_work *w, struct ring_nacks *list,
+					   struct ring_nack_queue *queue, struct ring_nack *nack)
 {
 	for (int step = 0; step < RING_SKIP && queue->taken != queue->carried; step++) {
 		*nack = queue->nacks[queue->taken % RING_NACK_ENTRIES];
 		queue->taken += 1;
 		if (ring_is_missing(w, nack)) {
 			nack->due_frame = list->frames;
-			nack->due_us = now_us() + (w->control->nack_holdoff_us << (nack->tries & 7));
+			nack->due_us =
+				now_us() + (w->control->nack_holdoff_us << (nack->tries & 7));
 			nack->tries += nack->tries < RING_MOST_DOUBLINGS;
 			ring_nack_put(&list->again, nack);
 			return true;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The submission queue: the process posts work requests and kicks the doorbell; each frame that the kick becomes takes one. */
+/* The submission queue: the process posts work requests and kicks the doorbell; each frame that the
+ * kick becomes takes one. */
 #pragma once
 
 #include "ring_receive.h"
@@ -15,7 +16,8 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 
 	if (!early || !data || slot >= RING_EARLY_SLOTS)
 		return ring_drop(w, DROP_BAD_CHUNK);
-	if (__sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_REPLAYING) != RING_EARLY_WAITING)
+	if (__sync_val_compare_and_swap(&early->state, RING_EARLY_WAITING, RING_EARLY_REPLAYING) !=
+	    RING_EARLY_WAITING)
 		return RING_GONE;
 	length = early->length;
 	if (length > ring_config.chunk_bytes || length < RING_BLOCK || !ring_resize(w, length) ||
@@ -44,10 +46,12 @@ static __always_inline enum ring_verdict ring_replay(struct ring_work *w, __u32 
 	return ring_find_chunk(w) ? ring_on_reduce(w) : RING_GONE;
 }
 
-/* Turn the frame into a nack. It is as long as its answer, because the answer reuses its buffer. Each nack has an attempt of its
- * own: a fault rule that matches by header fields must not match all of them.
+/* Turn the frame into a nack. It is as long as its answer, because the answer reuses its buffer.
+ * Each nack has an attempt of its own: a fault rule that matches by header fields must not match
+ * all of them.
  */
-static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u8 round, enum ring_stage stage)
+static __always_inline enum ring_verdict ring_send_nack(struct ring_work *w, __u8 round,
+							enum ring_stage stage)
 {
 	struct ring_tensor *tensor = ring_tensor_of(w, seq_of(w->progress));
 	__u32 length = tensor->length;
@@ -75,7 +79,8 @@ static __always_inline enum ring_verdict ring_nack_next(struct ring_work *w)
 	__u64 reduced = word_read(&w->chunk->reduced), result = word_read(&w->chunk->result);
 	bool begun = seq_of(reduced) == seq;
 
-	if (seq_of(result) == seq && (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))
+	if (seq_of(result) == seq &&
+	    (ring_is_done(result) || ring_state_of(result) == RING_RESULT_CLAIMED))
 		return RING_GONE;
 	if (seq_of(result) == seq && ring_state_of(result) == RING_RESULT_REFUSED)
 		return ring_send_nack(w, ring_round_of(result) + 1, RING_STAGE_RESULT);
@@ -160,7 +165,8 @@ static __always_inline enum ring_verdict ring_send_due_nack(struct ring_work *w)
 	struct ring_nacks *list = bpf_map_lookup_elem(&ring_nacks, &zero);
 	struct ring_nack nack;
 
-	if (!list || !(ring_take_nack(w, list, &list->fresh, &nack) || ring_take_nack(w, list, &list->again, &nack)))
+	if (!list || !(ring_take_nack(w, list, &list->fresh, &nack) ||
+		       ring_take_nack(w, list, &list->again, &nack)))
 		return RING_GONE;
 	w->index = nack.item >> RING_CHUNK_SHIFT;
 	w->chunk = bpf_map_lookup_elem(&ring_chunks, &w->index);

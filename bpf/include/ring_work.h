@@ -57,7 +57,8 @@ static __always_inline enum ring_result_state ring_state_of(__u64 word)
 /* Does a result word say that the whole result is stored? */
 static __always_inline bool ring_is_done(__u64 word)
 {
-	return ring_state_of(word) == RING_RESULT_DONE || ring_state_of(word) == RING_RESULT_VERIFIED;
+	return ring_state_of(word) == RING_RESULT_DONE ||
+	       ring_state_of(word) == RING_RESULT_VERIFIED;
 }
 
 static __always_inline struct ring_tensor *ring_tensor_of(struct ring_work *w, __u32 seq)
@@ -93,24 +94,28 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 	return rank >= owner ? rank - owner : rank + ring_config.ranks - owner;
 }
 
-/* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank itself it is a full round: it
- * receives a result only after it has refused its own.
+/* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank
+ * itself it is a full round: it receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 {
 	return ring_steps_to(index, rank) + 1;
 }
 
-/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at once. */
+/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at
+ * once. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
-	return !ring_config.upstream && w->chunk->resent_us && now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
+	return !ring_config.upstream && w->chunk->resent_us &&
+	       now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
-/* Has this rank's process verified all results of a sequence number? It has if it has entered a later one. */
+/* Has this rank's process verified all results of a sequence number? It has if it has entered a
+ * later one. */
 static __always_inline bool ring_seq_verified(struct ring_work *w, __u32 seq)
 {
-	return *(volatile __u32 *)&w->control->verified == seq || seq_is_before(seq, seq_of(w->progress));
+	return *(volatile __u32 *)&w->control->verified == seq ||
+	       seq_is_before(seq, seq_of(w->progress));
 }
 
 /* Has the process verified the result that a word describes? */
@@ -120,7 +125,8 @@ static __always_inline bool ring_is_verified(struct ring_work *w, __u64 word)
 	       (ring_state_of(word) == RING_RESULT_DONE && ring_seq_verified(w, seq_of(word)));
 }
 
-/* Has the process entered another collective since this frame's work began? Then the data read may be torn. */
+/* Has the process entered another collective since this frame's work began? Then the data read may
+ * be torn. */
 static __always_inline bool ring_overtaken(struct ring_work *w)
 {
 	barrier();
@@ -134,7 +140,8 @@ static __always_inline bool ring_reload(struct ring_work *w)
 	return (void *)(w->frame + 1) <= (void *)(long)w->ctx->data_end;
 }
 
-/* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked up again afterwards. */
+/* Make the frame as long as its headers and `length` bytes of payload. Its pointers must be looked
+ * up again afterwards. */
 static __always_inline bool ring_resize(struct ring_work *w, __u32 length)
 {
 	int have = w->ctx->data_end - w->ctx->data;
@@ -148,7 +155,8 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before. */
+/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before.
+ */
 static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
@@ -165,7 +173,8 @@ static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 }
 
 /* Append a frame that is sent for the first time to this CPU's stream. */
-static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 index, enum ring_stage stage)
+static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 index,
+					enum ring_stage stage)
 {
 	struct ring_chunk *chunk = w->chunk;
 	struct ring_frame *f = w->frame;
@@ -182,13 +191,17 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 	}
 }
 
-/* Address the frame. Its fields and payload are in place but for the seal; `sum` is that of the payload. */
-static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length, __u64 sum)
+/* Address the frame. Its fields and payload are in place but for the seal; `sum` is that of the
+ * payload. */
+static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
+						   __u64 sum)
 {
 	struct ring_frame *f = w->frame;
 
 	to &= RING_MAX_RANKS - 1;
-	barrier_var(to); /* clang would leave the mask out where it knows the bound by a test that the verifier does not connect with it */
+	/* clang would leave the mask out where it knows the bound by a test that the verifier does
+	 * not connect with it */
+	barrier_var(to);
 	frame_address(f, &ring_config.peers[ring_config.rank], &ring_config.peers[to], length);
 	f->sender = ring_config.rank;
 	f->receiver = to;

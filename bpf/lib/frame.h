@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Frames of ring and exchange: told from others, sealed, addressed. Reference model: testbed/protocol/wire.py. */
+/* Frames of ring and exchange: told from others, sealed, addressed. Reference model:
+ * testbed/protocol/wire.py. */
 #pragma once
 
 #include "lib/bpf.h"
 #include "shared/wire_abi.h"
 
 /* Words of the header, which the seal mixes. */
-#define FRAME_WORD(frame, field) (*(const __u64 *)((const void *)(frame) + __builtin_offsetof(struct ring_frame, field)))
+#define FRAME_WORD(frame, field) \
+	(*(const __u64 *)((const void *)(frame) + __builtin_offsetof(struct ring_frame, field)))
 
-/* What a checksum begins with, so that a frame adds up only as the one that its header says it is, from whom it says and for whom it says. It
- * covers every field of the header but the checksum; what lies below is compared with what it must be. For each word the mix is a bijection, so an
- * error within one word is always seen; other errors are missed once in 2^64. Multipliers: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+/* What a checksum begins with, so that a frame adds up only as the one that its header says it is,
+ * from whom it says and for whom it says. It covers every field of the header but the checksum;
+ * what lies below is compared with what it must be. For each word the mix is a bijection, so an
+ * error within one word is always seen; other errors are missed once in 2^64. Multipliers:
+ * splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
  */
 static __always_inline __u64 frame_seal(const struct ring_frame *frame)
 {
 	__u64 x = FRAME_WORD(frame, seq) * 0xbf58476d1ce4e5b9ull + FRAME_WORD(frame, stream);
 
 	x = (x ^ x >> 30) * 0x94d049bb133111ebull + FRAME_WORD(frame, tag);
-	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie + ((__u64)frame->kind << 16 | frame->group);
+	x = (x ^ x >> 27) * 0x9e3779b97f4a7c15ull + frame->cookie +
+	    ((__u64)frame->kind << 16 | frame->group);
 	return x ^ x >> 31;
 }
 
@@ -28,16 +33,18 @@ static __always_inline struct ring_frame *frame_parse(void *data, void *data_end
 
 	if ((void *)(frame + 1) > data_end)
 		return NULL;
-	if (frame->eth.type != bpf_htons(NET_ETHERTYPE_IPV4) || frame->ip.version_ihl != NET_IPV4_VERSION_IHL ||
-	    frame->ip.protocol != NET_PROTOCOL_UDP || frame->udp.destination != bpf_htons(RING_PORT) ||
-	    frame->magic != RING_MAGIC)
+	if (frame->eth.type != bpf_htons(NET_ETHERTYPE_IPV4) ||
+	    frame->ip.version_ihl != NET_IPV4_VERSION_IHL ||
+	    frame->ip.protocol != NET_PROTOCOL_UDP ||
+	    frame->udp.destination != bpf_htons(RING_PORT) || frame->magic != RING_MAGIC)
 		return NULL;
 	return frame;
 }
 
 /* Everything below our header, of a frame with `length` bytes of payload. */
-static __always_inline void frame_address(struct ring_frame *f, const volatile struct net_peer *from, const volatile struct net_peer *to,
-					  __u32 length)
+static __always_inline void frame_address(struct ring_frame *f,
+					  const volatile struct net_peer *from,
+					  const volatile struct net_peer *to, __u32 length)
 {
 	__u16 total = bpf_htons(sizeof(*f) - sizeof(f->eth) + length);
 	__u32 sum;

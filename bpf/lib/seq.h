@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward: a sequence number, and 32
- * bits that only grow while it lasts. Reference model: testbed/protocol/sequence.py.
+/* Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only
+ * ever go forward: a sequence number, and 32 bits that only grow while it lasts. Reference model:
+ * testbed/protocol/sequence.py.
  */
 #pragma once
 
@@ -12,7 +13,8 @@ static __always_inline __u32 seq_of(__u64 word)
 	return word >> 32;
 }
 
-/* 0 means "none", so it is left out when the number wraps, and 1 with it: neighbours differ in their lowest bit. */
+/* 0 means "none", so it is left out when the number wraps, and 1 with it: neighbours differ in
+ * their lowest bit. */
 static __always_inline __u32 seq_after(__u32 seq)
 {
 	return seq == 0xffffffff ? 2 : seq + 1;
@@ -29,10 +31,12 @@ static __always_inline __u64 word_of(__u32 seq, __u32 lower)
 	return (__u64)seq << 32 | lower;
 }
 
-/* Would a word go forward? Within a sequence number its lower half only grows. A word that is 0 was never written. */
+/* Would a word go forward? Within a sequence number its lower half only grows. A word that is 0 was
+ * never written. */
 static __always_inline bool word_is_forward(__u64 from, __u64 to)
 {
 	__u32 before = seq_of(from), after = seq_of(to);
 
-	return !from || seq_is_before(before, after) || (before == after && (__u32)from < (__u32)to);
+	return !from || seq_is_before(before, after) ||
+	       (before == after && (__u32)from < (__u32)to);
 }

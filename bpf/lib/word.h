@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Words of lib/seq.h in memory that several CPUs change, and bitmaps of them: 32 bits a word, those of a sequence number. */
+/* Words of lib/seq.h in memory that several CPUs change, and bitmaps of them: 32 bits a word, those
+ * of a sequence number. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -32,10 +33,12 @@ static __always_inline __u32 bitmap_count(__u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in sequence numbers: a frame of an earlier one,
- * which may have been under way in some program while the process went on, finds nothing to change.
+/* Add bits to a word of a bitmap; in `*fresh` those that it did not have. Only ever forward in
+ * sequence numbers: a frame of an earlier one, which may have been under way in some program while
+ * the process went on, finds nothing to change.
  */
-static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, __u32 seq, __u32 bits, __u32 *fresh)
+static __always_inline enum bitmap_claim bitmap_add(void *bitmap, __u32 index, __u32 seq,
+						    __u32 bits, __u32 *fresh)
 {
 	__u64 *word = bpf_map_lookup_elem(bitmap, &index);
 	__u64 before, after;

@@ -1,29 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the delay line (testbed/native/delay_line.c) shares with the side that controls it, which sets the first part. */
+/* What the delay line (testbed/native/delay_line.c) shares with the side that controls it, which
+ * sets the first part. */
 #pragma once
 
 #include "switch_abi.h"
 
 enum delay_value {
 	DELAY_LATE_NS = 500000,
-	DELAY_STEPS = 8, /* histogram buckets between a power of two and the next: bounds are 12.5 % apart */
+	/* histogram buckets between a power of two and the next: bounds are 12.5 % apart */
+	DELAY_STEPS = 8,
 	DELAY_BUCKETS = 62 * DELAY_STEPS,
 };
 
 struct delay_line {
 	__u64 capacity; /* frames */
-	__u64 room;	   /* bytes a frame, struct delay_header included */
+	__u64 room;	/* bytes a frame, struct delay_header included */
 	__u64 link_stride, links;
-	__u64 wakeups; /* bytes of the ring buffer */
+	__u64 wakeups;		      /* bytes of the ring buffer */
 	__u64 port[SWITCH_MAX_PORTS]; /* indices of the switch's ports, 0 behind the last */
 
 	__u64 realtime; /* 1: under SCHED_FIFO */
 	__u64 received; /* frames taken in, full ones too */
-	__u64 sent;	   /* copies, as all that follow */
-	__u64 late;	   /* of those sent, by more than DELAY_LATE_NS */
-	__u64 full;	   /* dropped: no room */
-	__u64 refused;  /* dropped: the port did not take them */
-	__u64 closed;   /* dropped: still waiting at the end */
-	__u64 invalid;  /* frames that no program of ours has written */
+	__u64 sent;	/* copies, as all that follow */
+	__u64 late;	/* of those sent, by more than DELAY_LATE_NS */
+	__u64 full;	/* dropped: no room */
+	__u64 refused;	/* dropped: the port did not take them */
+	__u64 closed;	/* dropped: still waiting at the end */
+	__u64 invalid;	/* frames that no program of ours has written */
 	__u64 lateness[DELAY_BUCKETS];
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Faults as data: who a frame is, rules about frames, what they decide, what is counted and logged. */
+/* Faults as data: who a frame is, rules about frames, what they decide, what is counted and logged.
+ */
 #pragma once
 
 #include "delay_header_abi.h"
@@ -7,13 +8,15 @@
 enum fate_size {
 	FATE_MAX_HOSTS = 32,
 	FATE_MAX_RULES = 64,
-	FATE_MAX_COPIES = 7,  /* besides the frame itself */
-	FATE_MAX_BITS = 64,   /* flipped in one frame, by all rules together */
-	FATE_FIRST_BYTE = 42, /* that may be corrupted: behind Ethernet, IPv4, and UDP's header or 8 bytes of TCP's */
+	FATE_MAX_COPIES = 7, /* besides the frame itself */
+	FATE_MAX_BITS = 64,  /* flipped in one frame, by all rules together */
+	/* that may be corrupted: behind Ethernet, IPv4, and UDP's header or 8 bytes of TCP's */
+	FATE_FIRST_BYTE = 42,
 	FATE_LOOKBACK = 1024, /* frames of a stream that are looked at for its state */
 	FATE_QUANTILES = 1024,
 	FAULT_LINKS = FATE_MAX_HOSTS * FATE_MAX_HOSTS,
-	FAULT_FOREIGN = 0x80, /* kinds of frames that are none of the ring's: this and the IPv4 protocol */
+	/* kinds of frames that are none of the ring's: this and the IPv4 protocol */
+	FAULT_FOREIGN = 0x80,
 };
 
 /* Draws of one rule about one frame. */
@@ -41,8 +44,8 @@ struct fault_packet {
 	__u8 hop;
 	__u16 attempt;
 	__u16 group;
-	__u32 seq; /* or number of the flow between these hosts */
-	__u32 chunk;	  /* or index of the packet in its flow */
+	__u32 seq;   /* or number of the flow between these hosts */
+	__u32 chunk; /* or index of the packet in its flow */
 };
 
 struct fault_range {
@@ -51,17 +54,17 @@ struct fault_range {
 };
 
 struct fault_rule {
-	__u64 p;	   /* probability that it fires, times 2^63; likewise the next three */
-	__u64 enter;	   /* burst: below this, a draw makes any stream bad */
-	__u64 stay;	   /* burst: from this on, it makes any stream good */
-	__u64 stationary;  /* burst: share of bad frames in a long stream */
-	__u64 within;	   /* reorder: ns that the frame waits at most */
-	__u32 action;	   /* enum fault_action */
-	__u32 count;	   /* copies, bits, or frames to be behind */
-	__u32 quantiles;   /* delay: index of its table */
+	__u64 p;	  /* probability that it fires, times 2^63; likewise the next three */
+	__u64 enter;	  /* burst: below this, a draw makes any stream bad */
+	__u64 stay;	  /* burst: from this on, it makes any stream good */
+	__u64 stationary; /* burst: share of bad frames in a long stream */
+	__u64 within;	  /* reorder: ns that the frame waits at most */
+	__u32 action;	  /* enum fault_action */
+	__u32 count;	  /* copies, bits, or frames to be behind */
+	__u32 quantiles;  /* delay: index of its table */
 	__u32 reserved;
 	struct fault_range group, seq, chunk, hop, attempt;
-	__u32 kinds[8];			   /* a bit a kind */
+	__u32 kinds[8];			 /* a bit a kind */
 	__u32 receivers[FATE_MAX_HOSTS]; /* by sender, a bit a receiver */
 };
 
@@ -72,13 +75,15 @@ struct fault_rules {
 	struct fault_rule rules[FATE_MAX_RULES];
 };
 
-/* A delay's inverse distribution function at 0, 1/1024 .. 1, ns, ascending, less than 2^40 apart. */
+/* A delay's inverse distribution function at 0, 1/1024 .. 1, ns, ascending, less than 2^40 apart.
+ */
 struct fault_quantiles {
 	__u64 at[FATE_QUANTILES + 1];
 };
 
 struct fault_fired {
-	__u64 argument; /* copies, first bit flipped, delay of the first copy, frames to be behind; else 0 */
+	/* copies, first bit flipped, delay of the first copy, frames to be behind; else 0 */
+	__u64 argument;
 	__u32 rule;
 	__u32 action;
 };
@@ -91,24 +96,26 @@ struct fault_verdict {
 	__u32 fired;
 	__u32 delayed; /* whether any of `delays` is not 0 */
 	__u64 within;  /* ns, of `behind` */
-	__u64 delays[FATE_MAX_COPIES + 1]; /* ns, the frame's own first; only copies + 1 of them count */
-	__u32 flips[FATE_MAX_BITS];	   /* bits from the frame's start */
+	/* ns, the frame's own first; only copies + 1 of them count */
+	__u64 delays[FATE_MAX_COPIES + 1];
+	__u32 flips[FATE_MAX_BITS]; /* bits from the frame's start */
 	struct fault_fired firings[FATE_MAX_RULES];
 };
 
-/* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic adds. */
+/* Counters of a link, by sender * FATE_MAX_HOSTS + receiver. Two CPUs may count at once: atomic
+ * adds. */
 struct fault_link {
 	struct delay_link delay; /* the delay line's; first */
-	__u64 frames;	       /* that had an identity */
+	__u64 frames;		 /* that had an identity */
 	__u64 blocked;
 	__u64 limited;
-	__u64 lost;  /* frames of which the log lacks records */
-	__u64 flows; /* of frames that are none of the ring's */
+	__u64 lost;	/* frames of which the log lacks records */
+	__u64 flows;	/* of frames that are none of the ring's */
 	__u64 unplaced; /* frames that should have waited, or come again, but could not */
 };
 
-/* A rate that a host sends (or is sent) at most: the virtual scheduling algorithm (ITU-T I.371, annex A), which is a token
- * bucket whose only state is the time at which it would be full.
+/* A rate that a host sends (or is sent) at most: the virtual scheduling algorithm (ITU-T I.371,
+ * annex A), which is a token bucket whose only state is the time at which it would be full.
  */
 struct fault_limit {
 	__u64 rate;  /* bits a second; 0: no limit */

@@ -32,15 +32,16 @@ struct mesh_flow {
 };
 
 struct mesh_peer {
-	__s32 fd;	   /* blocking, with SO_RCVTIMEO */
-	__u32 nonfinite;	   /* its embeddings were not all finite */
-	__u64 needed;	   /* rows that come */
-	char *into;	   /* where they go */
+	__s32 fd;	       /* blocking, with SO_RCVTIMEO */
+	__u32 nonfinite;       /* its embeddings were not all finite */
+	__u64 needed;	       /* rows that come */
+	char *into;	       /* where they go */
 	const __s64 *requests; /* pull: numbers of their vertices */
-	__u64 serves;	   /* rows that go */
-	__s64 *rows;	   /* their positions; pull: room for the numbers that it sends, which become positions */
-	char *chunk;	   /* room for chunk_rows rows */
-	__u64 gathered;	   /* bytes of rows that have been in the chunk */
+	__u64 serves;	       /* rows that go */
+	/* their positions; pull: room for the numbers that it sends, which become positions */
+	__s64 *rows;
+	char *chunk;	/* room for chunk_rows rows */
+	__u64 gathered; /* bytes of rows that have been in the chunk */
 	struct mesh_flow out, in;
 };
 

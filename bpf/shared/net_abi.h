@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The headers below ours, as the standards have them; the kernel's own of IPv4 has bit fields, which BTF readers cannot place. */
+/* The headers below ours, as the standards have them; the kernel's own of IPv4 has bit fields,
+ * which BTF readers cannot place. */
 #pragma once
 
 #include <linux/types.h>
@@ -29,7 +30,8 @@ struct net_ipv4 {
 	__be16 fragment;
 	__u8 ttl;
 	__u8 protocol;
-	__u16 check; /* one's complement sums are of whichever byte order they are made in (RFC 1071) */
+	/* one's complement sums are of whichever byte order they are made in (RFC 1071) */
+	__u16 check;
 	__be32 source;
 	__be32 destination;
 };
@@ -44,6 +46,7 @@ struct net_udp {
 /* How a host addresses another. */
 struct net_peer {
 	__u8 mac[6];
-	__u16 ip_sum; /* one's complement sum of the IPv4 header to this peer, without total length */
+	/* one's complement sum of the IPv4 header to this peer, without total length */
+	__u16 ip_sum;
 	__be32 ip;
 };

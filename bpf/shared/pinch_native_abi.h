@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What testbed/native/pinch.c shares with Python: the process's side of an exchange. Programs know nothing of it. */
+/* What testbed/native/pinch.c shares with Python: the process's side of an exchange. Programs know
+ * nothing of it. */
 #pragma once
 
 #include "pinch_abi.h"
@@ -13,14 +14,14 @@ enum pinch_waited {
 };
 
 struct pinch_format {
-	__u32 bytes;	 /* of a lane: 2 or 4 */
+	__u32 bytes; /* of a lane: 2 or 4 */
 	__u32 dim;
-	__u32 words;	 /* of a vertex in a frame */
-	__u32 parts;	 /* frames that an embedding takes */
-	__u32 rows;	 /* vertices in a full frame */
-	__u32 stride; /* bytes from one payload to the next */
+	__u32 words;   /* of a vertex in a frame */
+	__u32 parts;   /* frames that an embedding takes */
+	__u32 rows;    /* vertices in a full frame */
+	__u32 stride;  /* bytes from one payload to the next */
 	__u32 maximum; /* accumulators hold maxima, not sums */
-	__s32 limit;	 /* largest magnitude of a lane */
+	__s32 limit;   /* largest magnitude of a lane */
 };
 
 /* One rank's end: its maps, its doorbell, and how time is spent. */
@@ -29,7 +30,7 @@ struct pinch {
 	struct pinch_control *control;
 	char *payloads;
 	struct pinch_frame *frames;
-	const char *kicks; /* one a flow */
+	const char *kicks;	    /* one a flow */
 	const char *handshake_kick; /* has handshakes sent */
 	struct pinch_peer *peers;
 	struct pinch_flow *flows;

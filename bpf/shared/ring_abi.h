@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What the ring's programs share with the process of their host: sizes, maps' elements, counters. */
+/* What the ring's programs share with the process of their host: sizes, maps' elements, counters.
+ */
 #pragma once
 
 #include "drop_abi.h"
 #include "wire_abi.h"
 
 enum ring_size {
-	RING_BLOCK = 64,	/* bytes; payloads are whole blocks, so that loops have few tests */
-	RING_MAX_BLOCKS = 53,	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
-	RING_SQ_ENTRIES = 1024,	/* entries of the submission queue; a power of two */
+	RING_BLOCK = 64, /* bytes; payloads are whole blocks, so that loops have few tests */
+	/* 3,392 bytes: what fits the largest MTU of single-buffer XDP on veth */
+	RING_MAX_BLOCKS = 53,
+	RING_SQ_ENTRIES = 1024, /* entries of the submission queue; a power of two */
 	RING_FAN_SMALL = 8,	/* frames that XDP makes of one kick */
 	RING_FAN_LARGE = 32,
-	RING_EARLY_SLOTS = 256,	/* slots of the early-frame buffer */
-	RING_EARLY_TRIES = 4, /* slots that a chunk's frame may take */
-	RING_NACK_ENTRIES = 64,	/* entries of a CPU's nack queue; a power of two */
-	RING_LOSSY_FOR = 256,	/* collectives for which partial sums are saved after a sign of loss */
+	RING_EARLY_SLOTS = 256, /* slots of the early-frame buffer */
+	RING_EARLY_TRIES = 4,	/* slots that a chunk's frame may take */
+	RING_NACK_ENTRIES = 64, /* entries of a CPU's nack queue; a power of two */
+	/* collectives for which partial sums are saved after a sign of loss */
+	RING_LOSSY_FOR = 256,
 };
 
 /* Set before the program is loaded, so that the verifier knows them. */
@@ -23,13 +26,16 @@ struct ring_config {
 	__u32 rank;
 	__u32 ranks;
 	__u32 group;
-	__u32 chunk_bytes; /* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
-	__u32 chunks;	   /* capacity of the maps */
-	__u32 retransmit_slots;	   /* of the retransmit buffer; a power of two */
-	__u32 upstream;	   /* who retransmits: 0 the chunk's owner, 1 the rank before */
-	__u32 reorder_threshold; /* later frames of a stream that must arrive before a missing one is nacked; 0: only the timer nacks */
-	__u32 uplink;	   /* ifindex */
-	__u32 cpus;	   /* that work requests are spread over */
+	/* payload of a frame, a multiple of RING_BLOCK; a tensor that is smaller sends less */
+	__u32 chunk_bytes;
+	__u32 chunks;		/* capacity of the maps */
+	__u32 retransmit_slots; /* of the retransmit buffer; a power of two */
+	__u32 upstream;		/* who retransmits: 0 the chunk's owner, 1 the rank before */
+	/* later frames of a stream that must arrive before a missing one is nacked; 0: only the
+	 * timer nacks */
+	__u32 reorder_threshold;
+	__u32 uplink; /* ifindex */
+	__u32 cpus;   /* that work requests are spread over */
 	struct net_peer peers[RING_MAX_RANKS];
 };
 
@@ -42,39 +48,49 @@ struct ring_tensor {
 /* One cache line that the process writes, one that the kernel writes. */
 struct ring_control {
 	__u64 progress; /* seq << 32 | chunks whose input is ready */
-	struct ring_tensor tensors[2]; /* by parity of seq; set before `progress` names the sequence number */
-	__u32 wake_at;	/* wake the process when so many results are stored */
-	__u32 sq_tail;	/* work requests that the process has posted, since the start */
-	__u32 nack_holdoff_us; /* between the first two nacks for a frame, then doubled; owners ignore nacks that come sooner */
-	__u32 verified;	/* latest sequence number whose results the process has verified */
+	/* by parity of seq; set before `progress` names the sequence number */
+	struct ring_tensor tensors[2];
+	__u32 wake_at; /* wake the process when so many results are stored */
+	__u32 sq_tail; /* work requests that the process has posted, since the start */
+	/* between the first two nacks for a frame, then doubled; owners ignore nacks that come
+	 * sooner */
+	__u32 nack_holdoff_us;
+	__u32 verified; /* latest sequence number whose results the process has verified */
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
-	__u64 flushed; /* streams, a bit each, whose answers to probes have come from the rank before */
-	__u32 stored; /* results of this sequence number */
+	/* streams, a bit each, whose answers to probes have come from the rank before */
+	__u64 flushed;
+	__u32 stored;  /* results of this sequence number */
 	__u32 sq_head; /* work requests that programs have taken, since the start */
-	__u32 lossy;  /* sequence number in which this rank last saw a sign of loss; 0: none yet */
+	__u32 lossy;   /* sequence number in which this rank last saw a sign of loss; 0: none yet */
 	__u32 pad1[9];
 };
 
-/* State of a chunk's result. Under one sequence number it only moves down this list; each round starts at the top. */
+/* State of a chunk's result. Under one sequence number it only moves down this list; each round
+ * starts at the top. */
 enum ring_result_state {
 	RING_RESULT_NONE,
 	RING_RESULT_CLAIMED, /* a CPU writes it */
 	RING_RESULT_DONE,
 	RING_RESULT_REFUSED, /* the process found that its check word does not match */
-	RING_RESULT_VERIFIED, /* the process found that it matches: the result stays, and serves nacks of any round */
+	/* the process found that it matches: the result stays, and serves nacks of any round */
+	RING_RESULT_VERIFIED,
 };
 
-/* `reduced` and `result` change by compare-and-exchange and only forward, so a CPU that was delayed changes nothing. */
+/* `reduced` and `result` change by compare-and-exchange and only forward, so a CPU that was delayed
+ * changes nothing. */
 struct ring_chunk {
 	__u64 input_sum; /* of the input's words; the process writes it */
 	__u64 result_sum;
-	__u64 reduced; /* seq << 32 | round of the latest partial sum that this rank has added its input to and sent */
-	__u64 result;  /* seq << 32 | round << 8 | enum ring_result_state */
+	/* seq << 32 | round of the latest partial sum that this rank has added its input to and
+	 * sent */
+	__u64 reduced;
+	__u64 result;	 /* seq << 32 | round << 8 | enum ring_result_state */
 	__u32 before[2]; /* by stage: `prev` of the chunk's frame when it was first sent */
 	__u32 lost[2];	 /* by stage: seq under which the frame to this rank is known to be lost */
-	__u32 nacked_us;	 /* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
+	/* when this rank last nacked a frame of the chunk, or found one lost; low 32 bits */
+	__u32 nacked_us;
 	__u32 resent_us; /* when this rank last retransmitted a frame of the chunk; 0: never */
 	__u32 attempt;	 /* of the chunk's latest frame that was sent */
 	__u32 pad;
@@ -102,17 +118,20 @@ struct ring_stream {
 struct ring_rank {
 	__u32 seq;
 	__u32 verified; /* sequence number */
-	__u32 verified_acked;    /* the latest sequence number that it knows this rank has verified */
+	/* the latest sequence number that it knows this rank has verified */
+	__u32 verified_acked;
 	__u32 front;
 };
 
 /* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */
 enum ring_wr_kind {
 	RING_WR_LAUNCH = 1, /* start chunk `chunk`, unless it has been started */
-	RING_WR_REPLAY,	  /* replay the early frame in slot `chunk` */
-	RING_WR_NACK,	  /* nack the next missing frame of chunk `chunk` */
-	RING_WR_RESTART,	  /* the process refused the result of `chunk` in round `extra`: start its reduce-scatter phase over */
-	RING_WR_PROBE,	  /* probe rank `chunk` on CPU `extra`, for the `attempt`th time */
+	RING_WR_REPLAY,	    /* replay the early frame in slot `chunk` */
+	RING_WR_NACK,	    /* nack the next missing frame of chunk `chunk` */
+	/* the process refused the result of `chunk` in round `extra`: start its reduce-scatter
+	   phase over */
+	RING_WR_RESTART,
+	RING_WR_PROBE, /* probe rank `chunk` on CPU `extra`, for the `attempt`th time */
 };
 
 struct ring_wr {
@@ -137,7 +156,8 @@ struct ring_nack {
 	__u32 pad;
 };
 
-/* A FIFO: entries from `taken` to `carried` have a frame under way that will nack them, those from `carried` to `given` wait. */
+/* A FIFO: entries from `taken` to `carried` have a frame under way that will nack them, those from
+ * `carried` to `given` wait. */
 struct ring_nack_queue {
 	__u32 taken;
 	__u32 carried;
@@ -154,7 +174,12 @@ struct ring_nacks {
 	struct ring_nack_queue again; /* nacked before: the nack or its answer may be lost too */
 };
 
-enum ring_early_state { RING_EARLY_FREE, RING_EARLY_FILLING, RING_EARLY_WAITING, RING_EARLY_REPLAYING };
+enum ring_early_state {
+	RING_EARLY_FREE,
+	RING_EARLY_FILLING,
+	RING_EARLY_WAITING,
+	RING_EARLY_REPLAYING
+};
 
 struct ring_early {
 	__u32 state;
@@ -172,14 +197,14 @@ struct ring_early {
 /* The first are enum drop_reason. */
 enum ring_counter {
 	RING_SENT = DROP_REASONS, /* frames put on the wire */
-	RING_SENT_BYTES, /* their bytes from the Ethernet header on */
-	RING_RESENT,	 /* of these, retransmissions and nacks */
+	RING_SENT_BYTES,	  /* their bytes from the Ethernet header on */
+	RING_RESENT,		  /* of these, retransmissions and nacks */
 	RING_STORED,
-	RING_ANSWERED,	 /* results retransmitted */
-	RING_EARLY,	 /* frames saved until their input is ready */
-	RING_SPREAD,	 /* work requests handed to another CPU */
-	RING_LOST,	 /* frames found lost by a later one of their stream */
-	RING_RESTARTED,	 /* reduce-scatter phases that were started over */
-	RING_UNSAVED,	 /* partial sums that found no slot in the retransmit buffer */
+	RING_ANSWERED,	/* results retransmitted */
+	RING_EARLY,	/* frames saved until their input is ready */
+	RING_SPREAD,	/* work requests handed to another CPU */
+	RING_LOST,	/* frames found lost by a later one of their stream */
+	RING_RESTARTED, /* reduce-scatter phases that were started over */
+	RING_UNSAVED,	/* partial sums that found no slot in the retransmit buffer */
 	RING_COUNTERS,
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* What testbed/native/ring.c shares with Python: the process's side of the ring. Programs know nothing of it. */
+/* What testbed/native/ring.c shares with Python: the process's side of the ring. Programs know
+ * nothing of it. */
 #pragma once
 
 #include "ring_abi.h"
@@ -11,9 +12,11 @@ enum ring_native_size {
 
 /* What became of a collective, and what is left to do. */
 enum ring_outcome {
-	RING_DONE,   /* the sums are in place */
-	RING_LATE,   /* the timer has expired: recover, then ring_complete */
-	RING_NONFINITE,    /* a value of this rank's is not finite: ring_finish with a status that says so, wait, ring_complete */
+	RING_DONE, /* the sums are in place */
+	RING_LATE, /* the timer has expired: recover, then ring_complete */
+	/* a value of this rank's is not finite: ring_finish with a status that says so, wait,
+	   ring_complete */
+	RING_NONFINITE,
 	RING_FAULTY, /* a rank's status says more than an exponent */
 	RING_MISFIT, /* the exponent was not good enough */
 	RING_FAILED, /* see `error` */
@@ -22,7 +25,7 @@ enum ring_outcome {
 /* The format of lanes; Lanes of testbed/protocol/lanes.py. */
 struct lanes {
 	__u32 bytes; /* 2 or 4 */
-	__u32 bias; /* what makes lanes unsigned */
+	__u32 bias;  /* what makes lanes unsigned */
 	__s32 limit;
 	float clamp; /* the largest float that rounds to no more than the limit */
 	__s32 fraction_bits;
@@ -32,7 +35,8 @@ struct lanes {
 /* How a tensor lies in chunks; Layout of testbed/collectives/ring/layout.py. */
 struct ring_layout {
 	__u64 count; /* values */
-	__u64 data;  /* bytes of their lanes, up to the next word: where the status begins, checks left out */
+	/* bytes of their lanes, up to the next word: where the status begins, checks left out */
+	__u64 data;
 	__u32 status;
 	__u32 total;  /* chunks */
 	__u32 length; /* payload of a frame: the last word is the check */
@@ -75,13 +79,13 @@ struct ring {
 	__s64 timeout_ns; /* how long a collective waits before the process looks who is there */
 	__u64 *consumer;  /* positions in the ring buffer of events */
 	const __u64 *producer;
-	__u32 front;   /* all chunks before this one are done */
-	__u32 allowed; /* chunks that could be nacked then */
-	__u32 stalls;  /* in a row */
-	__u32 probes;  /* since the start */
-	__u32 next;    /* chunk that the next stall starts at */
-	__u32 to_verify; /* chunk whose result is verified next, before all are stored */
-	__u64 nacked_at; /* progress on all CPUs when missing chunks were last nacked */
+	__u32 front;		  /* all chunks before this one are done */
+	__u32 allowed;		  /* chunks that could be nacked then */
+	__u32 stalls;		  /* in a row */
+	__u32 probes;		  /* since the start */
+	__u32 next;		  /* chunk that the next stall starts at */
+	__u32 to_verify;	  /* chunk whose result is verified next, before all are stored */
+	__u64 nacked_at;	  /* progress on all CPUs when missing chunks were last nacked */
 	struct ring_quiet *quiet; /* by CPU */
 	__u64 refused;		  /* results that were not what their check said */
 	__u64 quantize_ns, communicate_ns, wait_ns, dequantize_ns;

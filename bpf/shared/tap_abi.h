@@ -5,7 +5,8 @@
 #include <linux/types.h>
 
 enum tap_size {
-	TAP_BYTES = 3584, /* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
+	/* of the largest frame: 3506 bytes of IP (MAX_XDP_MTU) behind Ethernet's 14 */
+	TAP_BYTES = 3584,
 	TAP_ROOM = 1 << 18, /* of the ring buffer: for 72 frames */
 };
 

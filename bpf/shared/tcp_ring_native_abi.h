@@ -13,7 +13,8 @@ enum tcp_ring_outcome {
 };
 
 struct tcp_ring {
-	__s32 left, right; /* connected sockets, blocking, with SO_RCVTIMEO and SO_SNDTIMEO of timeout_ms */
+	/* connected sockets, blocking, with SO_RCVTIMEO and SO_SNDTIMEO of timeout_ms */
+	__s32 left, right;
 	__s32 rank, ranks;
 	__s32 timeout_ms;
 	__s32 slots;	/* blocks in scratch */

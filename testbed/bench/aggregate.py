@@ -1,7 +1,8 @@
-"""``testbed bench aggregate``: one host adds up the vertices that others send. What is measured, and its text. Pure.
+"""``testbed bench aggregate``: one host adds up the vertices that others send. What is measured,
+and its text. Pure.
 
-Every vertex that arrives is added into as many of the first rank's vertices as the degree says. Over tcp-push that is
-receiving into a matrix and then a sparse product, in user space.
+Every vertex that arrives is added into as many of the first rank's vertices as the degree says.
+Over tcp-push that is receiving into a matrix and then a sparse product, in user space.
 """
 
 from collections.abc import Sequence
@@ -85,30 +86,44 @@ def check_grid(dims: Sequence[int], degrees: Sequence[int], vertices: int, hosts
         if not 1 <= dim <= MAX_DIM:
             raise SpecError(f"--dims: {dim}: must be 1 to {MAX_DIM}")
     if vertices < hosts - 1:
-        raise SpecError(f"--vertices: {vertices}: must be {hosts - 1} or more, one per sending host")
+        raise SpecError(
+            f"--vertices: {vertices}: must be {hosts - 1} or more, one per sending host"
+        )
     for degree in degrees or (0,):
         if degree < 1 or degree * vertices > MOST_ENTRIES:
             raise SpecError(
-                f"--degrees: {degree}: must be 1 to {MOST_ENTRIES // vertices} with {vertices} vertices, at most "
-                f"{MOST_ENTRIES} additions"
+                f"--degrees: {degree}: must be 1 to {MOST_ENTRIES // vertices} with {vertices}"
+                f" vertices, at most {MOST_ENTRIES} additions"
             )
 
 
 def make_case(dim: int, degree: int, vertices: int, hosts: int, seed: int) -> Case:
-    """Make the ranks' halos: as many vertices of the first rank take in `degree` others each, and each is taken in as often."""
+    """Make the ranks' halos: as many vertices of the first rank take in `degree` others each, and
+    each is taken in as often.
+    """
     rng = np.random.default_rng([seed, degree, vertices])
-    sources = np.stack([rng.permutation(vertices) for _ in range(degree)], axis=1).astype(np.int32) + np.int32(vertices)
+    sources = np.stack([rng.permutation(vertices) for _ in range(degree)], axis=1).astype(
+        np.int32
+    ) + np.int32(vertices)
     indptr = np.minimum(np.arange(2 * vertices + 1), vertices) * degree
     senders = 1 + np.arange(vertices) * (hosts - 1) // vertices
     owner = np.concatenate([np.zeros(vertices, np.int32), senders.astype(np.int32)])
-    return Case(f"dim {dim}, degree {degree}", make_halos(indptr, sources.reshape(-1), owner, hosts), dim)
+    return Case(
+        f"dim {dim}, degree {degree}", make_halos(indptr, sources.reshape(-1), owner, hosts), dim
+    )
 
 
 def header_lines() -> list[str]:
     """What columns mean that does not go without saying; names and units."""
     return [
-        "# min, median, p99: from the first sender's call until the receiver has all sums, float32 in and out. rate: thousands",
-        "#   of vertices that arrive and are added. arrived, added: bytes of float32; the latter as often as they are added.",
+        (
+            "# min, median, p99: from the first sender's call until the receiver has all sums,"
+            " float32 in and out. rate: thousands"
+        ),
+        (
+            "#   of vertices that arrive and are added. arrived, added: bytes of float32; the"
+            " latter as often as they are added."
+        ),
         *_TABLE.header_lines(),
     ]
 
@@ -132,13 +147,16 @@ def row_line(row: Row) -> str:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    """Compare aggregation in the kernel with the best over sockets, by median, wherever both were measured."""
+    """Compare aggregation in the kernel with the best over sockets, by median, wherever both were
+    measured.
+    """
     lines = []
     for dim, degree in dict.fromkeys((row.dim, row.degree) for row in rows):
         here = [row.measured for row in rows if (row.dim, row.degree) == (dim, degree)]
         lines += [
-            f"#   dim {dim:>3}, degree {degree:>5}  {best.median / kernel.median:5.2f}x  "
-            f"{kernel.exchange} {kernel.median * 1e3:.3f} ms, {best.exchange} {best.median * 1e3:.3f} ms"
+            f"#   dim {dim:>3}, degree {degree:>5}  {best.median / kernel.median:5.2f}x "
+            f" {kernel.exchange} {kernel.median * 1e3:.3f} ms, {best.exchange}"
+            f" {best.median * 1e3:.3f} ms"
             for kernel, best in against_sockets(here)
         ]
     return ["# Against the best over sockets, medians:", *lines] if lines else []

@@ -73,7 +73,9 @@ class Options:
     def turns(self) -> list[int]:
         """Iterations of each turn: as equal as can be."""
         turns = min(self.iterations, MAX_TURNS)
-        return [self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)]
+        return [
+            self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
+        ]
 
 
 class Session:
@@ -95,7 +97,9 @@ class Session:
             stack.callback(self._note_leaving)
             fabric_up = time.monotonic() - start
             modules = [calls.__name__, *modules_of(self.options.backends)]
-            self._workers = stack.enter_context(Workers(self._fabric, self.options.collective.affinity, modules))
+            self._workers = stack.enter_context(
+                Workers(self._fabric, self.options.collective.affinity, modules)
+            )
             workers_up = time.monotonic() - start - fabric_up
             extra: dict[str, object] = {
                 **self.options.collective.model_dump(),
@@ -134,13 +138,27 @@ class Session:
             **options.collective.model_dump(),
             rendezvous=str(directory),
         )
-        arguments = [{"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")} for spec in specs]
+        arguments = [
+            {"name": name, "spec": spec, "barrier": str(directory / f"barrier-{name}")}
+            for spec in specs
+        ]
         self._call(calls.open_rank, name, arguments)
 
-    def _call(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any] | list[dict[str, Any]]) -> list[Any]:
-        """Call a function in all ranks of a backend, with the same arguments or a list of each one's."""
+    def _call(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        arguments: Mapping[str, Any] | list[dict[str, Any]],
+    ) -> list[Any]:
+        """Call a function in all ranks of a backend, with the same arguments or a list of each
+        one's.
+        """
         workers = self._names[name]
-        each = arguments if isinstance(arguments, list) else [{"name": name, **arguments}] * len(workers)
+        each = (
+            arguments
+            if isinstance(arguments, list)
+            else [{"name": name, **arguments}] * len(workers)
+        )
         by_worker = dict(zip(workers, each, strict=True))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
@@ -152,8 +170,9 @@ class Session:
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
         """Measure: yields the rows of a size when it is done.
 
-        Backends take turns inside a size, so that a drift of the machine meets all alike. What comes before
-        a turn, attaching and detaching the switches' programs and the warm-up, is not timed.
+        Backends take turns inside a size, so that a drift of the machine meets all alike. What
+        comes before a turn, attaching and detaching the switches' programs and the warm-up, is not
+        timed.
 
         :param progress: Told what is going on.
         """
@@ -164,7 +183,11 @@ class Session:
                 for name in self.options.backends:
                     progress(f"{size} B, turn {number + 1} of {len(self.options.turns)}: {name}")
                     self._set_datapath(name)
-                    arguments = {"iterations": iterations, "warmup": self.options.warmup, "absmax": absmax}
+                    arguments = {
+                        "iterations": iterations,
+                        "warmup": self.options.warmup,
+                        "absmax": absmax,
+                    }
                     turns[name].append(self._call(calls.run_turn, name, arguments))
             for name in self.options.backends:
                 progress(f"{size} B, system calls: {name}")
@@ -172,14 +195,21 @@ class Session:
                 yield make_row(name, size, turns[name], self._syscalls(name))
 
     def _prepare(self, size: int, progress: Callable[[str], None]) -> float | None:
-        """Make inputs and the reference; returns the largest magnitude of any element, None without check."""
+        """Make inputs and the reference; returns the largest magnitude of any element, None without
+        check.
+        """
         path = self._fabric.directory / "reference"
         path.unlink(missing_ok=True)
         absmax = 0.0
         for index, name in enumerate(self.options.backends):
             progress(f"{size} B, inputs: {name}")
             fill = self.options.check and index == 0
-            arguments = {"count": size // 4, "seed": self.options.seed, "reference": str(path), "fill": fill}
+            arguments = {
+                "count": size // 4,
+                "seed": self.options.seed,
+                "reference": str(path),
+                "fill": fill,
+            }
             absmax = max(absmax, *self._call(calls.prepare_size, name, arguments))
         return absmax if self.options.check else None
 

@@ -1,4 +1,6 @@
-"""The bench's text: nccl-tests' columns and ours, of fixed widths, so that rows print as they come. Pure."""
+"""The bench's text: nccl-tests' columns and ours, of fixed widths, so that rows print as they come.
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +33,8 @@ _COLUMNS = [
 
 def _line(cells: Sequence[str]) -> str:
     return "  " + " ".join(
-        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+        for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
     )
 
 
@@ -84,8 +87,8 @@ def summary_lines(rows: Sequence[Row], needs: Mapping[str, str]) -> list[str]:
     """Compare the in-kernel backend with the best socket baseline of each size, by median.
 
     :param needs: Datapath by backend: those on ``sockets`` are the baselines.
-    :returns: Nothing unless both kinds were measured, on more than one host, with more than nothing: without a byte on
-        a wire there is no backend to compare.
+    :returns: Nothing unless both kinds were measured, on more than one host, with more than
+        nothing: without a byte on a wire there is no backend to compare.
     """
     lines = []
     for size in dict.fromkeys(row.size for row in rows if row.size and row.hosts > 1):

@@ -1,4 +1,6 @@
-"""A barrier over processes of one machine, in shared memory: no packets, and no sleep to wake up from."""
+"""A barrier over processes of one machine, in shared memory: no packets, and no sleep to wake up
+from.
+"""
 
 import ctypes
 import mmap
@@ -21,7 +23,8 @@ class BarrierBroken(CollectiveError):
 
 
 class Barrier:
-    """Counts each rank's arrivals; a rank goes on when all have come as often as it has. A context manager.
+    """Counts each rank's arrivals; a rank goes on when all have come as often as it has. A context
+    manager.
 
     Waiting ranks give their turn away (sched_yield), so that more ranks than CPUs can wait.
 
@@ -42,7 +45,13 @@ class Barrier:
         self._slots = memoryview(memory).cast("q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._wait = load("barrier").barrier_wait
-        self._wait.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_double]
+        self._wait.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.c_int64,
+            ctypes.c_double,
+        ]
         self._rank, self._ranks = rank, ranks
         self._timeout = timeout
 
@@ -59,7 +68,9 @@ class Barrier:
             raise BarrierBroken("another rank has given up")
         if outcome:
             late = [rank for rank in range(self._ranks) if slots[rank * _STRIDE] < mine]
-            raise BarrierBroken(f"ranks {late} did not reach the barrier within {self._timeout:g} s")
+            raise BarrierBroken(
+                f"ranks {late} did not reach the barrier within {self._timeout:g} s"
+            )
 
     def break_(self) -> None:
         """Release all ranks that wait."""
@@ -68,6 +79,11 @@ class Barrier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None:
             self.break_()

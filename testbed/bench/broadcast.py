@@ -1,7 +1,8 @@
-"""``testbed bench broadcast``: one host sends the same message to others. What is measured, and its text. Pure.
+"""``testbed bench broadcast``: one host sends the same message to others. What is measured, and its
+text. Pure.
 
-The message is the embeddings of the first rank's vertices; every other rank needs all of them, each for one vertex of its own.
-Over tcp-push that is a send a receiver, on connections that stay open.
+The message is the embeddings of the first rank's vertices; every other rank needs all of them, each
+for one vertex of its own. Over tcp-push that is a send a receiver, on connections that stay open.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,21 @@ from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
 from testbed.exchange.pinch.numbers import exponent_of
 
-__all__ = ["Row", "check_receivers", "header_lines", "make_case", "message_shape", "row_line", "summary_lines"]
+__all__ = [
+    "Row",
+    "check_receivers",
+    "header_lines",
+    "make_case",
+    "message_shape",
+    "row_line",
+    "summary_lines",
+]
 
 MOST = 31  # receivers
 LATENCY_SIZE, LATENCY_RECEIVERS, LATENCY_RATIO = 1024, 7, 0.5
-"""At this size and number of receivers, the in-kernel broadcast is to take at most this share of the time of TCP sends."""
+"""At this size and number of receivers, the in-kernel broadcast is to take at most this share of
+the time of TCP sends.
+"""
 
 _TABLE = Table(
     ("exchange", "", -9),
@@ -53,7 +64,11 @@ class Row:
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The row as it goes into the JSON file."""
-        values = {"receivers": self.receivers, "size_bytes": self.size, "goodput_gbps": round(self.goodput, 6)}
+        values = {
+            "receivers": self.receivers,
+            "size_bytes": self.size,
+            "goodput_gbps": round(self.goodput, 6),
+        }
         return {**self.measured.to_dict(), **values, **parameters}
 
 
@@ -69,7 +84,8 @@ def check_receivers(receivers: Sequence[int]) -> Sequence[int]:
 
 
 def message_shape(size: int) -> tuple[int, int]:
-    """Return the number of embeddings in a message of `size` bytes, and their elements: as many as can be.
+    """Return the number of embeddings in a message of `size` bytes, and their elements: as many as
+    can be.
 
     :raises SpecError: A message of that size does not consist of embeddings.
     """
@@ -96,8 +112,14 @@ def make_case(size: int, receivers: int) -> Case:
 def header_lines() -> list[str]:
     """What columns mean that does not go without saying; names and units."""
     return [
-        "# min, median, p99: from the sender's call until the last receiver has the message, float32 in and out. sender: until",
-        "#   the sender's call returns (sockets: all is in the kernel). goodput: what all receivers have got over the median.",
+        (
+            "# min, median, p99: from the sender's call until the last receiver has the message,"
+            " float32 in and out. sender: until"
+        ),
+        (
+            "#   the sender's call returns (sockets: all is in the kernel). goodput: what all"
+            " receivers have got over the median."
+        ),
         *_TABLE.header_lines(),
     ]
 
@@ -119,7 +141,9 @@ def row_line(row: Row) -> str:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    """Compare the in-kernel broadcast with the best over sockets, by median, wherever both were measured."""
+    """Compare the in-kernel broadcast with the best over sockets, by median, wherever both were
+    measured.
+    """
     lines = []
     for receivers, size in dict.fromkeys((row.receivers, row.size) for row in rows):
         here = [row.measured for row in rows if (row.receivers, row.size) == (receivers, size)]
@@ -129,7 +153,8 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
                 kept = kernel.median <= LATENCY_RATIO * best.median
                 verdict = f"  {'pass' if kept else 'FAIL'}: at most {LATENCY_RATIO:g} of the time"
             lines.append(
-                f"#   {format_size(size):>6} to {receivers:>2}  {best.median / kernel.median:5.2f}x  {kernel.exchange} "
-                f"{kernel.median * 1e6:.1f} us, {best.exchange} {best.median * 1e6:.1f} us{verdict}"
+                f"#   {format_size(size):>6} to {receivers:>2}  {best.median / kernel.median:5.2f}x"
+                f"  {kernel.exchange} {kernel.median * 1e6:.1f} us, {best.exchange}"
+                f" {best.median * 1e6:.1f} us{verdict}"
             )
     return ["# Against the best over sockets, medians:", *lines] if lines else []

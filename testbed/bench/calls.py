@@ -55,7 +55,12 @@ def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
 
 
 def open_rank(
-    context: WorkerContext, name: str, spec: GroupSpec, barrier: str, backend: str | None = None, patience: float = 60.0
+    context: WorkerContext,
+    name: str,
+    spec: GroupSpec,
+    barrier: str,
+    backend: str | None = None,
+    patience: float = 60.0,
 ) -> None:
     """Open and connect a backend in this worker.
 
@@ -64,7 +69,9 @@ def open_rank(
     :param patience: Seconds to wait at the barrier.
     """
     opened = context.resources.enter_context(open_backend(backend or name, context, spec))
-    context.state(Benches)[name] = Bench(opened, Barrier(Path(barrier), spec.rank, spec.size, patience))
+    context.state(Benches)[name] = Bench(
+        opened, Barrier(Path(barrier), spec.rank, spec.size, patience)
+    )
     opened.connect()
 
 
@@ -73,8 +80,11 @@ def close_rank(context: WorkerContext, name: str) -> None:
     context.state(Benches).pop(name).backend.close()
 
 
-def prepare_size(context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool) -> float:
-    """Make this rank's tensor, and its share of the reference: the float64 sum, in a file that all share.
+def prepare_size(
+    context: WorkerContext, name: str, count: int, seed: int, reference: str, fill: bool
+) -> float:
+    """Make this rank's tensor, and its share of the reference: the float64 sum, in a file that all
+    share.
 
     :param fill: Whether the reference is still to be made (by the ranks of the first backend).
     :returns: The largest magnitude of any rank's element in this rank's share.
@@ -116,11 +126,14 @@ def _collector_off() -> Any:
         gc.enable()
 
 
-def run_turn(context: WorkerContext, name: str, iterations: int, warmup: int, absmax: float | None) -> Turn:
+def run_turn(
+    context: WorkerContext, name: str, iterations: int, warmup: int, absmax: float | None
+) -> Turn:
     """Do a turn: all-reduces in place, each from a fresh input and a common start.
 
     :param warmup: All-reduces before the first that counts.
-    :param absmax: Largest magnitude of any rank's element, for the bound of the check; None checks nothing.
+    :param absmax: Largest magnitude of any rank's element, for the bound of the check; None checks
+        nothing.
     """
     bench = context.state(Benches)[name]
     all_reduce, clock = bench.backend.all_reduce, time.monotonic
@@ -148,12 +161,16 @@ def _wrong(bench: Bench, bound: float) -> int:
     for first in range(0, len(bench.buffer), BLOCK):
         part = slice(first, first + BLOCK)
         # Not "error > bound": a NaN is wrong, too.
-        wrong += int(np.count_nonzero(~(np.abs(bench.buffer[part] - bench.reference[part]) <= bound)))
+        wrong += int(
+            np.count_nonzero(~(np.abs(bench.buffer[part] - bench.reference[part]) <= bound))
+        )
     return wrong
 
 
 def count_syscalls(context: WorkerContext, name: str) -> int:
-    """Count the system calls of one all-reduce, of all threads of this process; nothing is timed."""
+    """Count the system calls of one all-reduce, of all threads of this process;
+    nothing is timed.
+    """
     bench = context.state(Benches)[name]
     with bench.barrier as barrier, SyscallCounter() as counter:
         read: Callable[[], int] = counter.read

@@ -1,4 +1,6 @@
-"""What runs in the ranks' workers for benches of exchanges: inputs, the reference, turns of timed iterations."""
+"""What runs in the ranks' workers for benches of exchanges: inputs, the reference, turns of timed
+iterations.
+"""
 
 import gc
 import time
@@ -30,12 +32,16 @@ __all__ = [
 
 LARGEST = 100  # magnitude of a value
 TOLERANCES: dict[Lanes, float] = {"int32": 1e-4, "int16": 0.6 * 2.0**7 / 32767}
-"""A summand; of 16 bits, half a step and a bit. Values are whole numbers, so one too many or too few is off by 1 at least."""
+"""A summand; of 16 bits, half a step and a bit. Values are whole numbers, so one too many or too
+few is off by 1 at least.
+"""
 
 
 @dataclass
 class Work:
-    """A rank's inputs, the same for all exchanges: two that alternate, so that a stale result is wrong."""
+    """A rank's inputs, the same for all exchanges: two that alternate, so that a stale result is
+    wrong.
+    """
 
     inputs: tuple[Embeddings, Embeddings]
     out: Embeddings
@@ -56,14 +62,22 @@ class Benches(dict[str, Bench]):
 
 
 def make_rows(seed: int, vertices: NDArray[np.int64], dim: int) -> Embeddings:
-    """Make embeddings: whole numbers from 1 to 100 of either sign, each a function of seed, vertex and place alone."""
+    """Make embeddings: whole numbers from 1 to 100 of either sign, each a function of seed, vertex
+    and place alone.
+    """
     mixed: NDArray[np.uint64] = np.empty((len(vertices), dim), np.uint64)
-    mixed[:] = vertices.astype(np.uint64)[:, None] * np.uint64(dim) + np.arange(dim, dtype=np.uint64) + np.uint64(seed)
+    mixed[:] = (
+        vertices.astype(np.uint64)[:, None] * np.uint64(dim)
+        + np.arange(dim, dtype=np.uint64)
+        + np.uint64(seed)
+    )
     mixed *= np.uint64(0x9E3779B97F4A7C15)  # splitmix64's constants
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     magnitudes = (mixed >> np.uint64(40)) % np.uint64(LARGEST) + np.uint64(1)
-    return np.where(mixed >> np.uint64(63), np.float32(1), np.float32(-1)) * magnitudes.astype(np.float32)
+    return np.where(mixed >> np.uint64(63), np.float32(1), np.float32(-1)) * magnitudes.astype(
+        np.float32
+    )
 
 
 def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes: Lanes) -> None:
@@ -79,13 +93,17 @@ def prepare_case(context: WorkerContext, halo: Halo, dim: int, seed: int, lanes:
 def open_rank(context: WorkerContext, name: str, spec: ExchangeSpec, barrier: str) -> None:
     """Open and connect an exchange in this worker."""
     opened = open_exchange(name, context, spec)
-    context.state(Benches)[name] = Bench(opened, Barrier(Path(barrier), spec.group.rank, spec.group.size))
+    context.state(Benches)[name] = Bench(
+        opened, Barrier(Path(barrier), spec.group.rank, spec.group.size)
+    )
     context.resources.callback(close_rank, context, name)
     opened.connect()
 
 
 def close_rank(context: WorkerContext, name: str) -> None:
-    """Close an exchange, if it is open, and let go of its memory; another may be opened by the same name."""
+    """Close an exchange, if it is open, and let go of its memory; another may be opened by the same
+    name.
+    """
     if bench := context.state(Benches).pop(name, None):
         bench.exchange.close()
 

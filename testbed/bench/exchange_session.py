@@ -1,4 +1,6 @@
-"""Exchanges measured in turns on one fabric: what ``testbed bench broadcast`` and ``testbed bench aggregate`` share."""
+"""Exchanges measured in turns on one fabric: what ``testbed bench broadcast`` and ``testbed bench
+aggregate`` share.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +57,9 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.exchanges or ("",):
             if name not in EXCHANGES:
-                raise SpecError(f"--exchanges: {name!r}: must be one or more of {', '.join(EXCHANGES)}")
+                raise SpecError(
+                    f"--exchanges: {name!r}: must be one or more of {', '.join(EXCHANGES)}"
+                )
         if not 1 <= self.iterations <= MAX_ITERATIONS:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 0 <= self.warmup <= MAX_ITERATIONS:
@@ -68,7 +72,9 @@ class Options:
     def turns(self) -> list[int]:
         """Iterations of each turn: as equal as can be."""
         turns = min(self.iterations, MAX_TURNS)
-        return [self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)]
+        return [
+            self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
+        ]
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -80,7 +86,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Case:
-    """What is exchanged: `halos`, one per rank, on as many of the first hosts; `dim` elements per embedding; `words` says it.
+    """What is exchanged: `halos`, one per rank, on as many of the first hosts; `dim` elements per
+    embedding; `words` says it.
 
     :param exponent: Of `ExchangeSpec`: known beforehand, or None.
     """
@@ -95,7 +102,8 @@ class Case:
 class Measured:
     """One exchange in one case; times in seconds, by iteration.
 
-    :param times: From when the first rank that sends has begun until the last one that receives has its aggregates.
+    :param times: From when the first rank that sends has begun until the last one that receives has
+        its aggregates.
     :param send_times: From when the first rank that sends has begun until the last of them is done.
     :param wrong: Elements of the turns' last results that are not what they must be.
     :param sent: By all ranks, in all iterations.
@@ -137,7 +145,9 @@ class Measured:
         }
 
 
-def combine(case: Case, name: str, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Measured:
+def combine(
+    case: Case, name: str, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
+) -> Measured:
     """Combine the turns of all ranks, by turn, then by rank."""
     senders = [halo.rank for halo in case.halos if any(map(len, halo.sends))]
     receivers = [halo.rank for halo in case.halos if halo.num_halo]
@@ -178,16 +188,25 @@ class Session:
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
             modules = [calls.__name__, *modules_of(options.exchanges)]
-            self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
+            self._workers = stack.enter_context(
+                Workers(self._fabric, options.terms.affinity, modules)
+            )
             shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
-            self.environment = {**describe(load), **options.plan.summary(), **options.terms.model_dump(), **shown}
+            self.environment = {
+                **describe(load),
+                **options.plan.summary(),
+                **options.terms.model_dump(),
+                **shown,
+            }
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *details: Any) -> None:
         self._stack.__exit__(*details)
 
-    def run(self, case: Case, progress: Callable[[str], None] = lambda text: None) -> Iterator[Measured]:
+    def run(
+        self, case: Case, progress: Callable[[str], None] = lambda text: None
+    ) -> Iterator[Measured]:
         """Measure a case: exchanges take turns, so that a drift of the machine affects all alike.
 
         :param progress: Told what is going on.
@@ -205,7 +224,9 @@ class Session:
             for name in names:
                 progress(f"{case.words}, turn {number + 1} of {len(options.turns)}: {name}")
                 self._set_datapath(name)
-                turns[name].append(self._same(calls.run_turn, name, iterations=iterations, warmup=options.warmup))
+                turns[name].append(
+                    self._same(calls.run_turn, name, iterations=iterations, warmup=options.warmup)
+                )
         for name in names:
             progress(f"{case.words}, system calls: {name}")
             self._set_datapath(name)
@@ -219,7 +240,9 @@ class Session:
             ExchangeSpec(group, halo, case.dim, exponent=case.exponent, **terms)
             for group, halo in zip(groups, case.halos, strict=True)
         ]
-        self._call(calls.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs])
+        self._call(
+            calls.open_rank, [{"name": name, "spec": spec, "barrier": barrier} for spec in specs]
+        )
 
     def _make_groups(self) -> tuple[GroupSpec, ...]:
         self._groups += 1
@@ -246,15 +269,20 @@ class Session:
     def _same(self, function: Callable[..., Any], name: str, **arguments: Any) -> list[Any]:
         return self._call(function, [{"name": name, **arguments}] * self._ranks)
 
-    def _call(self, function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _call(
+        self, function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]
+    ) -> list[Any]:
         """Call a function in the first hosts' workers, one per call.
 
-        :raises Exception: What a rank has raised; a mistake of the program's own before what others then met, and last who only
-            heard of a failure.
+        :raises Exception: What a rank has raised; a mistake of the program's own before what others
+            then met, and last who only heard of a failure.
         """
         by_worker = dict(zip(self._fabric.hosts, arguments, strict=False))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
-        for failure in sorted(failures, key=lambda error: (isinstance(error, BarrierBroken), isinstance(error, TestbedError))):
+        for failure in sorted(
+            failures,
+            key=lambda error: (isinstance(error, BarrierBroken), isinstance(error, TestbedError)),
+        ):
             raise failure
         return list(answers.values())

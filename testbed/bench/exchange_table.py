@@ -35,18 +35,26 @@ class Table:
 
     def header_lines(self) -> list[str]:
         """Names and units."""
-        return ["#" + self.line([column[part] for column in self._columns])[1:].rstrip() for part in (0, 1)]  # type: ignore[misc]
+        return [
+            "#" + self.line([column[part] for column in self._columns])[1:].rstrip()
+            for part in (0, 1)
+        ]  # type: ignore[misc]
 
 
 def count_cells(measured: Measured) -> list[str]:
     """The cells of `COUNTS`."""
     values = measured.to_dict()
     counts = [str(values[key]) for key in ("wrong", "packets", "wire_bytes", "retransmissions")]
-    return counts + ["-" if values[key] is None else f"{values[key]:g}" for key in ("send_syscalls", "receive_syscalls")]
+    return counts + [
+        "-" if values[key] is None else f"{values[key]:g}"
+        for key in ("send_syscalls", "receive_syscalls")
+    ]
 
 
 def against_sockets(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
-    """Pair each in-kernel exchange of a case with the best over sockets, by median; nothing, unless both were measured."""
+    """Pair each in-kernel exchange of a case with the best over sockets, by median; nothing, unless
+    both were measured.
+    """
     sockets = [each for each in measured if EXCHANGES[each.exchange].needs == "sockets"]
     for each in measured:
         if sockets and each not in sockets:

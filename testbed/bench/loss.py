@@ -42,7 +42,9 @@ VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 MAX_TURNS = 4  # into which each variant's iterations at a rate of loss are cut
 TRACED = 3  # all-reduces in which the ring's recoveries are looked for
-SETTLING = 180.0  # seconds for an all-reduce that was given up to end, though links lose nothing any more: TCP has backed off
+# seconds for an all-reduce that was given up to end, though links lose nothing any more: TCP has
+# backed off
+SETTLING = 180.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Options:
     :param plan: The fabric.
     :param variants: Names out of `VARIANTS`.
     :param size: Bytes of the tensor.
-    :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is among them.
+    :param losses: Shares of frames that are dropped, 0..1; 0 is measured, whether or not it is
+        among them.
     :param iterations: Timed all-reduces of each variant at each rate of loss.
     :param budget: Seconds that these may take together, 1 to 600.
     :param collective: The options of all variants, except those that `VARIANTS` sets.
@@ -71,13 +74,17 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.variants or ("",):
             if name not in VARIANTS:
-                raise SpecError(f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}")
+                raise SpecError(
+                    f"--backends: {name!r}: must be one or more of {', '.join(VARIANTS)}"
+                )
         if bad := [loss for loss in self.losses if not 0 <= loss <= 0.5]:
             raise SpecError(f"--loss: {bad[0] * 100:g}: must be 0 to 50 percent")
         if self.size <= 0:
             raise SpecError(f"--size: {self.size}: must be at least a float32")
         if len(self.plan.hosts) < 2:
-            raise SpecError("--hosts: 1: must be at least 2, as one rank sends nothing that could be lost")
+            raise SpecError(
+                "--hosts: 1: must be at least 2, as one rank sends nothing that could be lost"
+            )
         if not 1 <= self.iterations <= MAX_ITERATIONS:
             raise SpecError(f"-n: {self.iterations}: must be 1 to {MAX_ITERATIONS} iterations")
         if not 1 <= self.budget <= 600:
@@ -88,7 +95,9 @@ class Options:
 
     @property
     def rates(self) -> list[float | None]:
-        """Rates of loss in the order in which they are measured; None: no fault engine is attached."""
+        """Rates of loss in the order in which they are measured; None: no fault engine
+        is attached.
+        """
         return [None, *sorted({0.0, *self.losses})]
 
 
@@ -120,10 +129,21 @@ class Session:
         load, options = load_average(), self.options
         with ExitStack() as stack:
             self._fabric = stack.enter_context(Fabric(options.plan))
-            modules = {calls.__name__, attach.__name__, *modules_of(VARIANTS[name][0] for name in options.variants)}
-            self._workers = stack.enter_context(Workers(self._fabric, options.collective.affinity, sorted(modules)))
+            modules = {
+                calls.__name__,
+                attach.__name__,
+                *modules_of(VARIANTS[name][0] for name in options.variants),
+            }
+            self._workers = stack.enter_context(
+                Workers(self._fabric, options.collective.affinity, sorted(modules))
+            )
             shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
-            self.environment = {**describe(load), **options.plan.summary(), **options.collective.model_dump(), **shown}
+            self.environment = {
+                **describe(load),
+                **options.plan.summary(),
+                **options.collective.model_dump(),
+                **shown,
+            }
             self._stack = stack.pop_all()
         return self
 
@@ -131,7 +151,8 @@ class Session:
         self._stack.__exit__(*details)
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Cell]:
-        """Measure: yields the cells of a rate of loss when it is done, those without the fault engine first.
+        """Measure: yields the cells of a rate of loss when it is done, those without the fault
+        engine first.
 
         Variants take turns at each rate, so that a drift of the machine meets all alike.
 
@@ -142,7 +163,9 @@ class Session:
             cells = {name: _Progress() for name in options.variants}
             turns = min(options.iterations, MAX_TURNS)
             for turn in range(turns):
-                count = options.iterations * (turn + 1) // turns - options.iterations * turn // turns
+                count = (
+                    options.iterations * (turn + 1) // turns - options.iterations * turn // turns
+                )
                 for name, cell in cells.items():
                     if cell.failure is None:
                         progress(f"{_text(loss)}, turn {turn + 1} of {turns}: {name}")
@@ -160,7 +183,9 @@ class Session:
             injector = None
             if loss is not None:
                 rules = [Drop.model_validate({"p": loss})]
-                injector = stack.enter_context(Injector(self._fabric, rules, self.options.seed + turn))
+                injector = stack.enter_context(
+                    Injector(self._fabric, rules, self.options.seed + turn)
+                )
             self._iterate(name, cell, count, injector)
         if cell.failure is not None:
             self._shut(name)
@@ -170,7 +195,9 @@ class Session:
         for number in range(count + 1):
             started, before = time.monotonic(), _lost(injector)
             try:
-                turn = self._turn_of_all(name, check=True, seconds=max(0.0, self.options.budget - cell.spent))
+                turn = self._turn_of_all(
+                    name, check=True, seconds=max(0.0, self.options.budget - cell.spent)
+                )
             except WorkerTimeout:
                 cell.failure = f"more than the budget of {self.options.budget:g} s"
             except (CollectiveError, BarrierBroken) as error:
@@ -193,7 +220,9 @@ class Session:
                 try:
                     self._turn_of_all(name, check=False, seconds=self.options.budget)
                 except (WorkerTimeout, CollectiveError, BarrierBroken) as error:
-                    logger.warning("%s, %s: recoveries are not all measured: %s", name, _text(loss), error)
+                    logger.warning(
+                        "%s, %s: recoveries are not all measured: %s", name, _text(loss), error
+                    )
                     broken = True
                     break
         if broken:
@@ -249,19 +278,31 @@ class Session:
         self._open.add(name)
 
     def _shut(self, name: str) -> None:
-        """Close a variant that has failed; where it is still busy, it ends now that nothing is lost any more."""
+        """Close a variant that has failed; where it is still busy, it ends now that nothing is lost
+        any more.
+        """
         self._open.discard(name)
         self._call_all(calls.close_rank, [{"name": name}] * len(self.options.plan.hosts))
 
     def _turn_of_all(self, name: str, check: bool, seconds: float) -> list[Turn]:
         """One iteration on all ranks."""
-        call = {"name": name, "iterations": 1, "warmup": 0, "absmax": self._absmax if check else None}
+        call = {
+            "name": name,
+            "iterations": 1,
+            "warmup": 0,
+            "absmax": self._absmax if check else None,
+        }
         return self._call_all(calls.run_turn, [call] * len(self.options.plan.hosts), seconds)
 
     def _call_all(
-        self, function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], timeout: float = SETTLING
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Mapping[str, Any]],
+        timeout: float = SETTLING,
     ) -> list[Any]:
-        """Call a function in all ranks' workers; a rank that only heard of another's failure has nothing to tell."""
+        """Call a function in all ranks' workers; a rank that only heard of another's failure has
+        nothing to tell.
+        """
         by_worker = dict(zip(self._fabric.hosts, arguments, strict=True))
         answers = self._workers.call_all(function, by_worker, timeout=timeout, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]

@@ -1,4 +1,6 @@
-"""One cell of ``testbed bench faults``: a backend at a rate of loss, and what follows from it. Pure."""
+"""One cell of ``testbed bench faults``: a backend at a rate of loss, and what follows from it.
+Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +23,13 @@ class Cell:
 
     :param backend: With what tells its variants apart, such as ``xdp-ring/origin``.
     :param size: Bytes of the tensor.
-    :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which itself takes time per frame.
+    :param loss: Share of frames that are dropped, 0..1; None: no fault engine is attached, which
+        itself takes time per frame.
     :param times: Of iterations, seconds.
     :param sent: By all ranks, in all iterations.
     :param lost: Frames that were dropped in all iterations.
-    :param recoveries: Seconds from a loss until what was lost had come; see `recovery_times`. Empty where not measured.
+    :param recoveries: Seconds from a loss until what was lost had come; see `recovery_times`. Empty
+        where not measured.
     :param wrong: Elements of results whose error exceeds the backend's bound.
     :param failure: Why there are fewer iterations than asked for; None: there are not.
     """
@@ -106,12 +110,15 @@ def _rounded(value: float | None, unit: float = 1.0) -> float | None:
 
 
 def recovery_times(records: NDArray[Any]) -> tuple[float, ...]:
-    """Seconds from the loss of each frame that carries a chunk until a frame with the same chunk reaches the same receiver.
+    """Seconds from the loss of each frame that carries a chunk until a frame with the same chunk
+    reaches the same receiver.
 
-    The ring's frames carry one chunk each, and none of a chunk comes to a rank whose predecessor on its way was lost until
-    somebody has sent it anew. So that is how long the receiver had to do without. Losses of the replacement count with it.
+    The ring's frames carry one chunk each, and none of a chunk comes to a rank whose predecessor on
+    its way was lost until somebody has sent it anew. So that is how long the receiver had to do
+    without. Losses of the replacement count with it.
 
-    :param records: A traced log with a rule that drops, by time: shape (n,), of :data:`testbed.faults.log.RECORD`.
+    :param records: A traced log with a rule that drops, by time: shape (n,), of
+        :data:`testbed.faults.log.RECORD`.
     """
     waiting: dict[tuple[int, ...], list[int]] = {}
     times = []

@@ -1,4 +1,6 @@
-"""The text of ``testbed bench faults``: columns of fixed widths, so that rows print as they come. Pure."""
+"""The text of ``testbed bench faults``: columns of fixed widths, so that rows print as they come.
+Pure.
+"""
 
 from collections.abc import Sequence
 
@@ -30,18 +32,34 @@ _COLUMNS = [
 
 def _line(cells: Sequence[str]) -> str:
     return "  " + " ".join(
-        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
+        f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}"
+        for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True)
     )
 
 
 def header_lines() -> list[str]:
     """What columns mean that does not go without saying; names and units."""
     return [
-        "# goodput: bytes of the tensor over the median time. ratio: to the same backend's at 0 %, where the fault engine",
-        "#   is attached as at the other rates, since judging a frame takes time; rows 'off' are without it. extra: bytes on",
-        "#   the wire on top of those at 0 %. Frames of every kind are lost with the same probability. Hosts' offloads are off",
-        "#   while the engine is attached, so that a loss meets a frame as a wire carries it; in rows 'off', see offload.",
-        "# recovery: median time from the loss of a chunk's frame until one with this chunk reaches the same rank, found in",
+        (
+            "# goodput: bytes of the tensor over the median time. ratio: to the same backend's at 0"
+            " %, where the fault engine"
+        ),
+        (
+            "#   is attached as at the other rates, since judging a frame takes time; rows 'off'"
+            " are without it. extra: bytes on"
+        ),
+        (
+            "#   the wire on top of those at 0 %. Frames of every kind are lost with the same"
+            " probability. Hosts' offloads are off"
+        ),
+        (
+            "#   while the engine is attached, so that a loss meets a frame as a wire carries it;"
+            " in rows 'off', see offload."
+        ),
+        (
+            "# recovery: median time from the loss of a chunk's frame until one with this chunk"
+            " reaches the same rank, found in"
+        ),
         "#   all-reduces of their own, in which every frame is logged.",
         "#" + _line([name for name, _, _ in _COLUMNS])[1:].rstrip(),
         "#" + _line([unit for _, unit, _ in _COLUMNS])[1:].rstrip(),
@@ -77,14 +95,28 @@ def requirement_lines(cells: Sequence[Cell]) -> list[str]:
         if ratio is not None:
             verdict = "pass" if ratio >= LEAST_RATIO else "FAIL"
             where = f"{cell.hosts} hosts, {format_size(cell.size)}"
-            lines.append(f"# {verdict}  {cell.backend}, {where}, 1 % loss: {ratio:.0%} of the lossless goodput")
-    return [f"# At 1 % loss, at least {LEAST_RATIO:.0%} of the lossless goodput:", *lines] if lines else []
+            lines.append(
+                f"# {verdict}  {cell.backend}, {where}, 1 % loss: {ratio:.0%} of the lossless"
+                " goodput"
+            )
+    return (
+        [f"# At 1 % loss, at least {LEAST_RATIO:.0%} of the lossless goodput:", *lines]
+        if lines
+        else []
+    )
 
 
 def lossless_of(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     """The cell at 0 % that one is compared with, if it was measured."""
     same = (cell.backend, cell.hosts, cell.size)
-    return next((each for each in cells if each.loss == 0 and (each.backend, each.hosts, each.size) == same), None)
+    return next(
+        (
+            each
+            for each in cells
+            if each.loss == 0 and (each.backend, each.hosts, each.size) == same
+        ),
+        None,
+    )
 
 
 def _number(value: float | None, unit: float, digits: int) -> str:

@@ -1,4 +1,6 @@
-"""One line of a result: what was measured of one backend at one size, and what follows from it. Pure."""
+"""One line of a result: what was measured of one backend at one size, and what follows from it.
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ def algbw(size: int, seconds: float) -> float:
 
 
 def busbw(size: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth in GB/s: what a rank has to send at least, ``2 (n-1) / n`` of the tensor, over the time.
+    """Bus bandwidth in GB/s: what a rank has to send at least, ``2 (n-1) / n`` of the tensor, over
+    the time.
 
     nccl-tests, doc/PERFORMANCE.md.
     """
@@ -63,7 +66,9 @@ class Row:
 
     @property
     def p99(self) -> float:
-        """99th percentile of the times, interpolated as numpy does: near the maximum below 100 iterations."""
+        """99th percentile of the times, interpolated as numpy does: near the maximum below 100
+        iterations.
+        """
         return float(np.percentile(self.times, 99))
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +97,14 @@ class Row:
         }
 
 
-def make_row(backend: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None) -> Row:
+def make_row(
+    backend: str, size: int, turns: Sequence[Sequence[Turn]], syscalls: Sequence[int] | None
+) -> Row:
     """Combine the turns of all ranks.
 
-    An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are those of
-    one all-reduce: the mean over iterations of the sum over ranks. The other counts are sums over both.
+    An iteration's time is from the first rank's start to the last rank's end. Packets and bytes are
+    those of one all-reduce: the mean over iterations of the sum over ranks. The other counts are
+    sums over both.
 
     :param turns: By turn, then by rank.
     :param syscalls: Of one all-reduce, by rank; None where they could not be counted.

@@ -23,10 +23,15 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise SpecError(f"{flag}: {shown(text)} is no size: must be a number of bytes, with K, M or G, such as 64K")
+        raise SpecError(
+            f"{flag}: {shown(text)} is no size: must be a number of bytes, with K, M or G, such"
+            " as 64K"
+        )
     size = int(match[1]) << _POWERS[match[2].upper()]
     if size % ELEMENT:
-        raise SpecError(f"{flag}: {text!r} is {size} bytes: must be a multiple of {ELEMENT}, a float32")
+        raise SpecError(
+            f"{flag}: {text!r} is {size} bytes: must be a multiple of {ELEMENT}, a float32"
+        )
     return size
 
 
@@ -49,7 +54,8 @@ def size_series(first: int, last: int, factor: int) -> list[int]:
 
 
 def check_room(last: int, hosts: int, backends: Sequence[str], most: int, flag: str = "-e") -> None:
-    """Check that the largest tensor can be counted, and that the machine's memory holds it for all ranks.
+    """Check that the largest tensor can be counted, and that the machine's memory holds it for all
+    ranks.
 
     :param last: Bytes of it.
     :param most: Bytes of memory that may be asked for: `testbed.host.memory.allowance`.
@@ -57,10 +63,13 @@ def check_room(last: int, hosts: int, backends: Sequence[str], most: int, flag: 
     :raises SpecError: It does not; the text names the largest that does.
     """
     if last > MAX_SIZE:
-        raise SpecError(f"{flag}: {format_size(last)}: must be at most {MAX_SIZE} bytes, 2^31 - 1 elements")
+        raise SpecError(
+            f"{flag}: {format_size(last)}: must be at most {MAX_SIZE} bytes, 2^31 - 1 elements"
+        )
     times = tensor_copies(hosts, len(backends))
     if last * times > most:
         raise SpecError(
-            f"{flag}: {format_size(last)}: must be at most {most // times >> 20}M: {hosts} hosts with {len(backends)} "
-            f"backends hold a tensor {times} times, in {most >> 20} MiB of memory, {SHARE:.0%} of what is available"
+            f"{flag}: {format_size(last)}: must be at most {most // times >> 20}M: {hosts} hosts"
+            f" with {len(backends)} backends hold a tensor {times} times, in {most >> 20} MiB of"
+            f" memory, {SHARE:.0%} of what is available"
         )

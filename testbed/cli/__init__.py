@@ -1,7 +1,8 @@
 """The ``testbed`` command: one module a verb, each with ``register(app)``.
 
-Verb modules import what is heavy (torch, pandas, Mininet) inside their functions, so that ``--help`` answers
-at once. They refuse what is asked for wrongly first, then other users than root, and only then make anything.
+Verb modules import what is heavy (torch, pandas, Mininet) inside their functions, so that
+``--help`` answers at once. They refuse what is asked for wrongly first, then other users than root,
+and only then make anything.
 """
 
 import errno
@@ -30,12 +31,18 @@ EPILOG = options.examples(
     "testbed bench allreduce --hosts 4 -b 64K -e 64M -f 4",
     "testbed run scenarios/ddp_debian.toml --out runs/demo",
     "testbed up --hosts 4 --topology star   [dim]then exec, status, down[/dim]",
-    after="Exit status: 0 done; 1 failed; 2 wrong usage, nothing was built; 130, 143, 129 ended by SIGINT, SIGTERM, SIGHUP.",
+    after=(
+        "Exit status: 0 done; 1 failed; 2 wrong usage, nothing was built; 130, 143, 129 ended by"
+        " SIGINT, SIGTERM, SIGHUP."
+    ),
 )
 
 app = typer.Typer(
     name="testbed",
-    help="Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets.",
+    help=(
+        "Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over"
+        " sockets."
+    ),
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -55,9 +62,13 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     verbose: options.Verbose = 0,
-    version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=print_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
-    """Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over sockets."""
+    """Collectives inside the Linux kernel, on Mininet hosts, beside the same collectives over
+    sockets.
+    """
 
 
 for verb in VERBS:
@@ -70,25 +81,36 @@ def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run the command line; every error that a user can cause becomes one line on stderr and an exit status.
+    """Run the command line; every error that a user can cause becomes one line on stderr and an
+    exit status.
 
-    That is every :class:`TestbedError`, wrong usage, a disk that takes no more, and memory or another limit that is reached, of
-    which -vv shows where; anything else is a bug.
+    That is every :class:`TestbedError`, wrong usage, a disk that takes no more, and memory or
+    another limit that is reached, of which -vv shows where; anything else is a bug.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:
-        sys.exit(app(prog_name="testbed", standalone_mode=False))  # None, or what typer.Exit was raised with
+        sys.exit(
+            app(prog_name="testbed", standalone_mode=False)
+        )  # None, or what typer.Exit was raised with
     except TestbedError as error:
-        fail(str(error).replace("\n", "\nerror: ") if error.a_line_each else str(error), error.exit_status)
+        fail(
+            str(error).replace("\n", "\nerror: ") if error.a_line_each else str(error),
+            error.exit_status,
+        )
     except typer.TyperException as error:
         # Help that was printed for want of arguments comes as an error without a text.
         context: typer.Context | None = getattr(error, "ctx", None)
         option = str(getattr(error, "option_name", ""))  # of an option that does not exist
-        if context and (now := renamed(option)) in {flag for each in context.command.params for flag in each.opts}:
+        if context and (now := renamed(option)) in {
+            flag for each in context.command.params for flag in each.opts
+        }:
             fail(f"unknown option {option}: renamed to {now}", error.exit_code)
         text = " ".join(error.format_message().removesuffix(".").split())
-        fail(f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "", error.exit_code)
+        fail(
+            f"{text}; see {context.command_path if context else 'testbed'} --help" if text else "",
+            error.exit_code,
+        )
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:

@@ -53,32 +53,53 @@ def allreduce(
         str, typer.Option(help=f"Comma-separated: any of {', '.join(BACKENDS)}.")
     ] = "xdp-ring,tcp-ring,gloo,mpi",
     minimum: Annotated[
-        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4.")
+        str,
+        typer.Option(
+            "-b", "--min-bytes", metavar="SIZE", help="Smallest tensor, from 0; a multiple of 4."
+        ),
     ] = "64K",
     maximum: Annotated[
-        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor; memory limits it.")
+        str,
+        typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest tensor; memory limits it."),
     ] = "16M",
     factor: Annotated[
-        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2.")
+        int,
+        typer.Option(
+            "-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2."
+        ),
     ] = 4,
     iterations: Annotated[
-        int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per size, 1 to 1000000.")
+        int,
+        typer.Option(
+            "-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per size, 1 to 1000000."
+        ),
     ] = 20,
     warmup: Annotated[
-        int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed all-reduces before each turn, from 0.")
+        int,
+        typer.Option(
+            "-w",
+            "--warmup-iters",
+            parser=options.WHOLE,
+            help="Untimed all-reduces before each turn, from 0.",
+        ),
     ] = 5,
     check: Annotated[
-        int, typer.Option("-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not.")
+        int,
+        typer.Option(
+            "-c", "--check", parser=options.WHOLE, help="1 compares with a reference, 0 does not."
+        ),
     ] = 1,
-    collective: Annotated[CollectiveOptions, flags.Of()] = CollectiveOptions(lanes="int16", affinity="rank"),
+    collective: Annotated[CollectiveOptions, flags.Of()] = CollectiveOptions(
+        lanes="int16", affinity="rank"
+    ),
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Time all-reduce of float32 tensors, sum over ranks, with several backends in turns.
 
-    Every time is that of one all-reduce, from the first rank's start to the last rank's end. Sizes are bytes,
-    with K, M or G for 2^10, 2^20, 2^30.
+    Every time is that of one all-reduce, from the first rank's start to the last rank's end. Sizes
+    are bytes, with K, M or G for 2^10, 2^20, 2^30.
     """
     from testbed.bench import allreduce as controller
     from testbed.bench import allreduce_table as table
@@ -120,7 +141,10 @@ def allreduce(
     say(f"# fabric up in {up} s, down in {down} s")
     if json is not None:
         parameters = chosen.parameters
-        result = {"environment": session.environment, "rows": [row.to_dict(parameters) for row in rows]}
+        result = {
+            "environment": session.environment,
+            "rows": [row.to_dict(parameters) for row in rows],
+        }
         options.write_json(result, json)
     wrong = sum(row.wrong for row in rows)
     if wrong:
@@ -132,16 +156,23 @@ def allreduce(
     epilog=options.examples(
         "testbed bench delay-line",
         "testbed bench delay-line --rates 10000,100000 --delay 20ms --jitter 5ms --json line.json",
-        after="Lateness is in microseconds; [bold]late[/bold] counts frames later than 500 of them.",
+        after=(
+            "Lateness is in microseconds; [bold]late[/bold] counts frames later than 500 of them."
+        ),
     ),
 )
 def delay_line(
     rates: Annotated[
         str, typer.Option(help="Frames per second, each 1 to 10000000, comma-separated.")
     ] = "1000,10000,50000,100000",
-    seconds: Annotated[float, typer.Option(parser=options.REAL, help="Seconds to send at each rate, up to an hour.")] = 2.0,
+    seconds: Annotated[
+        float,
+        typer.Option(parser=options.REAL, help="Seconds to send at each rate, up to an hour."),
+    ] = 2.0,
     delay: Annotated[str, typer.Option(help="How long a frame is delayed.")] = "2ms",
-    jitter: Annotated[str, typer.Option(help="Largest deviation from the delay, at most the delay.")] = "1ms",
+    jitter: Annotated[
+        str, typer.Option(help="Largest deviation from the delay, at most the delay.")
+    ] = "1ms",
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -163,36 +194,58 @@ def delay_line(
 @bench.command(
     epilog=options.examples(
         "testbed bench faults",
-        "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin --json faults.json",
+        "testbed bench faults --hosts 2,4,8 --backends xdp-ring/upstream,xdp-ring/origin --json"
+        " faults.json",
         "testbed bench faults --loss 0.1,1,5 --size 1M --budget 60 --figure faults.png",
-        after="Exit status 1 if a result is wrong. Cells that exceed their budget are reported as such.",
+        after=(
+            "Exit status 1 if a result is wrong. Cells that exceed their budget are reported as"
+            " such."
+        ),
     ),
 )
 @flags.expand
 def faults(
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, 2 to 32, comma-separated.")] = "4",
-    loss: Annotated[str, typer.Option(help="Percentages of lost frames, comma-separated.")] = "0,0.01,0.1,1,2,5,10",
+    loss: Annotated[
+        str, typer.Option(help="Percentages of lost frames, comma-separated.")
+    ] = "0,0.01,0.1,1,2,5,10",
     size: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of the tensor.")] = "16M",
     backends: Annotated[
-        str, typer.Option(help="Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (reorder threshold 0), tcp-ring, gloo.")
+        str,
+        typer.Option(
+            help=(
+                "Of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer (reorder threshold 0),"
+                " tcp-ring, gloo."
+            )
+        ),
     ] = "xdp-ring/upstream,xdp-ring/origin,tcp-ring,gloo",
-    iterations: Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per cell.")] = 20,
-    budget: Annotated[float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")] = 30.0,
+    iterations: Annotated[
+        int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed all-reduces per cell.")
+    ] = 20,
+    budget: Annotated[
+        float, typer.Option(parser=options.REAL, help="Seconds that a cell may take, 1 to 600.")
+    ] = 30.0,
     fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(offload="off"),
     collective: Annotated[CollectiveOptions, flags.Of(omit=("recovery",))] = CollectiveOptions(
         lanes="int16", affinity="rank", timeout=180.0
     ),
     figure: Annotated[
-        Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw goodput and extra bytes; writes a CSV beside it.")
+        Path | None,
+        typer.Option(
+            metavar="PNG",
+            dir_okay=False,
+            help="Draw goodput and extra bytes; writes a CSV beside it.",
+        ),
     ] = None,
     seed: options.Seed = 0,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks what was lost.
+    """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks
+    what was lost.
 
-    Backends take turns at every rate of loss. Which of the ring's frames are lost depends on the seed alone. With faults,
-    hosts' offloads are off in any case.
+    Backends take turns at every rate of loss. Which of the ring's frames are lost depends on the
+    seed alone. With faults, hosts' offloads are off in any case.
     """
     from testbed.bench import allreduce_table as table
     from testbed.bench import loss as controller
@@ -223,7 +276,11 @@ def faults(
         with controller.Session(each) as session:
             if not number:
                 environment = session.environment
-                for line in [*table.environment_lines(environment), "#", *loss_table.header_lines()]:
+                for line in [
+                    *table.environment_lines(environment),
+                    "#",
+                    *loss_table.header_lines(),
+                ]:
                     say(line)
             for cell in session.run(show_progress()):
                 clear_progress()

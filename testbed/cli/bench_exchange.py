@@ -1,4 +1,6 @@
-"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange, each by itself."""
+"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange, each
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,25 @@ Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.joi
 # Each exchange is of other values than the one before, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
-Iterations = Annotated[int, typer.Option("-n", "--iters", parser=options.WHOLE, help="Timed exchanges per row, 1 to 1000000.")]
-Warmup = Annotated[
-    int, typer.Option("-w", "--warmup-iters", parser=options.WHOLE, help="Untimed exchanges before each turn, from 0.")
+Iterations = Annotated[
+    int,
+    typer.Option(
+        "-n", "--iters", parser=options.WHOLE, help="Timed exchanges per row, 1 to 1000000."
+    ),
 ]
-Figure = Annotated[Path | None, typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; writes a CSV beside it.")]
+Warmup = Annotated[
+    int,
+    typer.Option(
+        "-w",
+        "--warmup-iters",
+        parser=options.WHOLE,
+        help="Untimed exchanges before each turn, from 0.",
+    ),
+]
+Figure = Annotated[
+    Path | None,
+    typer.Option(metavar="PNG", dir_okay=False, help="Draw the medians; writes a CSV beside it."),
+]
 
 
 def register(bench: typer.Typer) -> None:
@@ -36,30 +52,44 @@ def register(bench: typer.Typer) -> None:
     bench.command(
         epilog=options.examples(
             "testbed bench broadcast",
-            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 --json broadcast.json",
-            "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off --figure broadcast.png",
+            "testbed bench broadcast --receivers 1,3,7,15,31 -b 64 -e 64K --iters 200 --json"
+            " broadcast.json",
+            "testbed bench broadcast --exchanges tcp-push,gloo --switch bridge --offload off"
+            " --figure broadcast.png",
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
     )(flags.expand(broadcast))
     bench.command(
         epilog=options.examples(
             "testbed bench aggregate",
-            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 --json aggregate.json",
-            "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64 --degrees 8",
+            "testbed bench aggregate --hosts 4 --dims 16,64,256 --degrees 1,10,100 --json"
+            " aggregate.json",
+            "testbed bench aggregate --exchanges tcp-push,tcp-pull --vertices 65536 --dims 64"
+            " --degrees 8",
             after="docs/benchmarks.md explains each column. Exit status 1 if a result is wrong.",
         )
     )(flags.expand(aggregate))
 
 
 def broadcast(
-    receivers: Annotated[str, typer.Option(help="Numbers of receiving hosts, 1 to 31, comma-separated.")] = "1,3,7",
+    receivers: Annotated[
+        str, typer.Option(help="Numbers of receiving hosts, 1 to 31, comma-separated.")
+    ] = "1,3,7",
     exchanges: Exchanges = "pinch,tcp-push",
     minimum: Annotated[
-        str, typer.Option("-b", "--min-bytes", metavar="SIZE", help="Smallest message, from 4; a multiple of 4.")
+        str,
+        typer.Option(
+            "-b", "--min-bytes", metavar="SIZE", help="Smallest message, from 4; a multiple of 4."
+        ),
     ] = "64",
-    maximum: Annotated[str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")] = "1M",
+    maximum: Annotated[
+        str, typer.Option("-e", "--max-bytes", metavar="SIZE", help="Largest message.")
+    ] = "1M",
     factor: Annotated[
-        int, typer.Option("-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2.")
+        int,
+        typer.Option(
+            "-f", "--step-factor", parser=options.WHOLE, help="Factor between sizes, at least 2."
+        ),
     ] = 4,
     fabric: Annotated[FabricOptions, flags.Of(omit=("hosts",))] = FabricOptions(),
     terms: Terms = TERMS,
@@ -70,9 +100,11 @@ def broadcast(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how long a message takes from one host to others: one frame that is cloned, beside a TCP send a receiver.
+    """Time how long a message takes from one host to others: one frame that is cloned, beside a TCP
+    send a receiver.
 
-    A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10, 2^20, 2^30.
+    A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10,
+    2^20, 2^30.
     """
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
@@ -99,12 +131,21 @@ def broadcast(
 
 
 def aggregate(
-    dims: Annotated[str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")] = "16,64,256,512",
+    dims: Annotated[
+        str, typer.Option(help="Elements of an embedding, 1 to 512, comma-separated.")
+    ] = "16,64,256,512",
     degrees: Annotated[
-        str, typer.Option(help="Degrees: vertices to which each arriving vertex is added, comma-separated.")
+        str,
+        typer.Option(
+            help="Degrees: vertices to which each arriving vertex is added, comma-separated."
+        ),
     ] = "1,4,16,64",
     vertices: Annotated[
-        int, typer.Option(parser=options.WHOLE, help="Vertices that arrive in one exchange, at least one per sending host.")
+        int,
+        typer.Option(
+            parser=options.WHOLE,
+            help="Vertices that arrive in one exchange, at least one per sending host.",
+        ),
     ] = 8192,
     exchanges: Exchanges = "pinch,tcp-push",
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(hosts=2),
@@ -116,7 +157,8 @@ def aggregate(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding in user space.
+    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding
+    in user space.
 
     One of the hosts aggregates, the others send.
     """
@@ -138,11 +180,24 @@ def aggregate(
     need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
     memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
-    run(bench, chosen, ((key, bench.make_case(*key, fabric.hosts, seed)) for key in grid), json, figure)
+    run(
+        bench,
+        chosen,
+        ((key, bench.make_case(*key, fabric.hosts, seed)) for key in grid),
+        json,
+        figure,
+    )
 
 
-def run(bench: Any, chosen: Options, cases: Iterable[tuple[Any, Case]], json: Path | None, figure: Path | None) -> None:
-    """Measure all cases and print a line for each result as it comes; then write what was asked for.
+def run(
+    bench: Any,
+    chosen: Options,
+    cases: Iterable[tuple[Any, Case]],
+    json: Path | None,
+    figure: Path | None,
+) -> None:
+    """Measure all cases and print a line for each result as it comes; then write what was asked
+    for.
 
     :param bench: The module of the bench.
     :param cases: What its `Row` begins with, and what is exchanged.

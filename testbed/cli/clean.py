@@ -22,8 +22,8 @@ def register(app: typer.Typer) -> None:
 def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
     """Remove what runs have left whose controller was killed; say what; touch nothing else.
 
-    Their state files in /run/testbed say what is theirs. Runs that are up stay up. The exit status is 1 if a
-    state file cannot be read.
+    Their state files in /run/testbed say what is theirs. Runs that are up stay up. The exit status
+    is 1 if a state file cannot be read.
     """
     from testbed.fabric.clean import clean as remove
     from testbed.host.rights import require_root

@@ -32,7 +32,9 @@ def doctor(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
             typer.echo(f"{level}  {finding.name:{width}}  {finding.detail}{remedy}")
     counts = {level: sum(finding.level == level for finding in found) for level in COLOURS}
     if json:
-        options.print_json({"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts})
+        options.print_json(
+            {"findings": [dataclasses.asdict(finding) for finding in found], "counts": counts}
+        )
     else:
         typer.echo(f"{counts['OK']} OK, {counts['WARN']} WARN, {counts['FAIL']} FAIL")
     if counts["FAIL"]:

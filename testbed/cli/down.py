@@ -9,12 +9,20 @@ from testbed.cli import options
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(epilog=options.examples("sudo testbed down", "sudo testbed down lab", "sudo testbed down --all"))(down)
+    app.command(
+        epilog=options.examples(
+            "sudo testbed down", "sudo testbed down lab", "sudo testbed down --all"
+        )
+    )(down)
 
 
 def down(
-    run: Annotated[str | None, typer.Argument(help="The run; default: the only one that `testbed up` left.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="End all runs here, including benchmarks and scenarios.")] = False,
+    run: Annotated[
+        str | None, typer.Argument(help="The run; default: the only one that `testbed up` left.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="End all runs here, including benchmarks and scenarios.")
+    ] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:

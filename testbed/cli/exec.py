@@ -23,8 +23,12 @@ def register(app: typer.Typer) -> None:
 
 def execute(
     node: Annotated[str, typer.Argument(metavar="HOST", help="A host or a switch.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Program and arguments.")],
-    run: Annotated[str | None, typer.Option(help="The run; default: the only one that `testbed up` left.")] = None,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND...", help="Program and arguments.")
+    ],
+    run: Annotated[
+        str | None, typer.Option(help="The run; default: the only one that `testbed up` left.")
+    ] = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Run a command inside a host's namespaces."""

@@ -26,7 +26,8 @@ __all__ = ["Of", "expand", "flag"]
 
 @dataclass(frozen=True)
 class Of:
-    """In the annotation of a verb's parameter, a model: its keys are flags, and the parameter's default has theirs.
+    """In the annotation of a verb's parameter, a model: its keys are flags, and the parameter's
+    default has theirs.
 
     :param omit: Keys that are none.
     """
@@ -40,22 +41,30 @@ def flag(key: str) -> str:
 
 
 def expand(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls it with the models.
+    """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls it
+    with the models.
 
-    :raises SpecError: By the verb that is returned: a value is wrong; the text names the flag, the value and what is allowed.
+    :raises SpecError: By the verb that is returned: a value is wrong; the text names the flag, the
+        value and what is allowed.
     """
     signature = inspect.signature(verb, eval_str=True)
     models: dict[str, tuple[Table, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        found = [each for each in getattr(parameter.annotation, "__metadata__", ()) if isinstance(each, Of)]
+        found = [
+            each
+            for each in getattr(parameter.annotation, "__metadata__", ())
+            if isinstance(each, Of)
+        ]
         if not found:
             parameters.append(parameter)
             continue
         default: Table = parameter.default
         keys = [key for key in type(default).model_fields if key not in found[0].omit]
         models[name] = default, keys
-        parameters += [_parameter(key, type(default).model_fields[key], getattr(default, key)) for key in keys]
+        parameters += [
+            _parameter(key, type(default).model_fields[key], getattr(default, key)) for key in keys
+        ]
 
     @functools.wraps(verb)
     def expanded(**given: Any) -> None:
@@ -81,7 +90,9 @@ def _parameter(key: str, field: FieldInfo, default: Any) -> inspect.Parameter:
     option = typer.Option(flag(key), parser=parser, help=text)
     value = kind | None if optional else kind
     annotation = Annotated[value, option]  # type: ignore[valid-type]  # made at run time
-    return inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+    return inspect.Parameter(
+        key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+    )
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:

@@ -38,7 +38,9 @@ __all__ = [
 
 
 def number(read: Whole | Real) -> Callable[[Any], Any]:
-    """Return the ``parser`` of an option that takes a number; anything else is wrong usage, with the option's name."""
+    """Return the ``parser`` of an option that takes a number; anything else is wrong usage, with
+    the option's name.
+    """
 
     def parse(value: Any) -> Any:
         try:
@@ -54,7 +56,9 @@ WHOLE, REAL = number(Whole()), number(Real())
 
 
 def set_verbosity(count: int) -> int:
-    """Log warnings; with one ``-v`` also what is done, with two also details. The highest count wins."""
+    """Log warnings; with one ``-v`` also what is done, with two also details. The highest count
+    wins.
+    """
     level = {0: logging.WARNING, 1: logging.INFO}.get(count, logging.DEBUG)
     logger = logging.getLogger("testbed")
     if not logger.handlers:
@@ -68,7 +72,13 @@ def set_verbosity(count: int) -> int:
 
 Verbose = Annotated[
     int,
-    typer.Option("--verbose", "-v", count=True, callback=set_verbosity, help="Log what is done; -vv for details."),
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        callback=set_verbosity,
+        help="Log what is done; -vv for details.",
+    ),
 ]
 Seed = Annotated[
     int,
@@ -85,13 +95,21 @@ def _writable(path: Path | None) -> Path | None:
     """Refuse a file that could not be written before anything is measured for it."""
     if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
         what = "is not writable" if path.parent.is_dir() else "does not exist"
-        raise typer.BadParameter(f"{path}: the folder {path.parent} {what}; must be a file in an existing folder, or -")
+        raise typer.BadParameter(
+            f"{path}: the folder {path.parent} {what}; must be a file in an existing folder, or -"
+        )
     return path
 
 
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", dir_okay=False, callback=_writable, help="Write the result as JSON; - is stdout."),
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        dir_okay=False,
+        callback=_writable,
+        help="Write the result as JSON; - is stdout.",
+    ),
 ]
 
 
@@ -100,15 +118,19 @@ def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
 
     :raises SpecError: There are none with so many.
     """
-    return checked(FabricOptions, {**fabric.model_dump(), "hosts": hosts}, lambda place: f"--{place[0]}:")
+    return checked(
+        FabricOptions, {**fabric.model_dump(), "hosts": hosts}, lambda place: f"--{place[0]}:"
+    )
 
 
 def examples(*commands: str, after: str = "") -> str:
-    """Return a help page's last paragraph: one example command a line, then a closing line (rich markup)."""
+    """Return a help page's last paragraph: one example command a line, then a closing line (rich
+    markup).
+    """
     lines = ["[bold]Examples[/bold]", *(f"  {command}" for command in commands)]
     lines += ["", after] if after else []
-    # The help printer joins lines into one paragraph, and its mark against that (\b) holds for a whole
-    # text only: a blank line would end it, so that a line with one space stands for it.
+    # The help printer joins lines into one paragraph, and its mark against that (\b) holds for a
+    # whole text only: a blank line would end it, so that a line with one space stands for it.
     return "\b\n" + "\n".join(line or " " for line in lines)
 
 

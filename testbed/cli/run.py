@@ -17,31 +17,46 @@ if TYPE_CHECKING:
 EPILOG = options.examples(
     "sudo testbed run scenarios/ddp_debian.toml --out runs/demo",
     "sudo testbed run scenarios/gnn_debian.toml --set exchange.partitioner=hash",
-    "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set collective.lanes=int16",
-    'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.backends=["gloo", "mpi"]\' --seed 7',
-    "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2 at=1s for=200ms'",
+    "sudo testbed run scenarios/ddp_synthetic.toml --set fabric.hosts=8 --set"
+    " collective.lanes=int16",
+    'sudo testbed run scenarios/ddp_synthetic.toml --set \'collective.backends=["gloo", "mpi"]\''
+    " --seed 7",
+    "sudo testbed run scenarios/ddp_synthetic.toml --fault 'drop p=0.01' --fault 'pause host=h2"
+    " at=1s for=200ms'",
     "sudo testbed run scenarios/ddp_synthetic.toml --fault 'flood switch=s1 at=0ms for=2s'",
 )
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; repeatable."),
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Override a key of the scenario; repeatable."
+    ),
 ]
 Faults = Annotated[
     list[str] | None,
     typer.Option(
         "--fault",
         metavar="'ACTION KEY=VALUE ...'",
-        help="Add a fault to the scenario's; repeatable. docs/scenarios.md lists all actions and keys.",
+        help=(
+            "Add a fault to the scenario's; repeatable. docs/scenarios.md lists all actions and"
+            " keys."
+        ),
     ),
 ]
 FaultSeed = Annotated[
     int | None,
-    typer.Option("--fault-seed", parser=options.WHOLE, help="Override scenario.fault_seed.", show_default="scenario.seed"),
+    typer.Option(
+        "--fault-seed",
+        parser=options.WHOLE,
+        help="Override scenario.fault_seed.",
+        show_default="scenario.seed",
+    ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Folder for the run.", show_default="runs/SCENARIO-TIME"),
+    typer.Option(
+        "--out", metavar="DIR", help="Folder for the run.", show_default="runs/SCENARIO-TIME"
+    ),
 ]
 
 
@@ -55,9 +70,14 @@ def run(
     settings: Settings = None,
     out: Out = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a previous run in DIR once this one is complete.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace a previous run in DIR once this one is complete."
+        ),
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", parser=options.WHOLE, help="Override scenario.seed.")
+    ] = None,
     faults: Faults = None,
     fault_seed: FaultSeed = None,
     json: options.JsonFlag = False,
@@ -65,9 +85,10 @@ def run(
 ) -> None:
     """Run a scenario, each backend in turn, and write what was measured and a report into a folder.
 
-    The exit status is also 1 if a backend's loss or accuracy differs from the reference's by more than the
-    scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had measured until then. With --overwrite, it
-    is written into DIR.partial, and takes DIR's place when it is complete.
+    The exit status is also 1 if a backend's loss or accuracy differs from the reference's by more
+    than the scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had
+    measured until then. With --overwrite, it is written into DIR.partial, and takes DIR's place
+    when it is complete.
     """
     from testbed.scenario import load_scenario
 
@@ -98,7 +119,9 @@ def run(
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
         except (KeyboardInterrupt, SystemExit):  # by a signal; the exit status says which
-            typer.echo(f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True)
+            typer.echo(
+                f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True
+            )
             raise
     show(out, out / report.name, checks, json)
     if not all(check.passed for check in checks):
@@ -131,7 +154,11 @@ def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
     for sentence in answer(run):
         typer.echo(sentence)
     for check in checks:
-        mark = typer.style("pass", fg="green") if check.passed else typer.style("FAIL", fg="red", bold=True)
+        mark = (
+            typer.style("pass", fg="green")
+            if check.passed
+            else typer.style("FAIL", fg="red", bold=True)
+        )
         typer.echo(
             f"{mark}  {check.what} of {check.backend}: {check.distance:.4g} {check.unit} "
             f"from {check.reference}, allowed {check.tolerance:g}"

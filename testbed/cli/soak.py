@@ -1,4 +1,6 @@
-"""``testbed soak``: random scenarios with random faults, each checked bit for bit, until the time is over."""
+"""``testbed soak``: random scenarios with random faults, each checked bit for bit, until the time
+is over.
+"""
 
 import sys
 import time
@@ -28,28 +30,40 @@ def register(app: typer.Typer) -> None:
 
 def soak(
     minutes: Annotated[
-        float, typer.Option(parser=options.number(Real(0, WEEK)), help="No scenario begins after this time; at most a week.")
+        float,
+        typer.Option(
+            parser=options.number(Real(0, WEEK)),
+            help="No scenario begins after this time; at most a week.",
+        ),
     ] = 5.0,
     seed: options.Seed = 1,
     only: Annotated[
         list[int] | None,
-        typer.Option(parser=options.number(Whole(0)), metavar="K", help="Play only scenario K; repeatable."),
+        typer.Option(
+            parser=options.number(Whole(0)), metavar="K", help="Play only scenario K; repeatable."
+        ),
     ] = None,
     keep: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Folder for the logs of a failed scenario.")
+        Path,
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Folder for the logs of a failed scenario."
+        ),
     ] = Path("runs"),
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the summary as Markdown.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the summary as Markdown.")
+    ] = False,
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
     """Play random scenarios on real fabrics until the time is over, and stop at the first failure.
 
-    A scenario draws hosts, topology, switch and MTU; groups of the ring and exchanges of PINCH, often both at once, or sockets;
-    up to four faults, including floods; and strays, which are old frames sent again from elsewhere with flipped header bits.
-    The soak compares results bit for bit (sockets: within float32's bound), judges fates of frames again from the log, bounds
-    the time, and fails if a live rank is called gone or anything is leaked or left behind. Some scenarios kill a host, cut one
-    off for good, or kill the controller itself. Scenario K of a seed is always the same, except for what depends on time, such
-    as which frames an event meets.
+    A scenario draws hosts, topology, switch and MTU; groups of the ring and exchanges of PINCH,
+    often both at once, or sockets; up to four faults, including floods; and strays, which are old
+    frames sent again from elsewhere with flipped header bits. The soak compares results bit for bit
+    (sockets: within float32's bound), judges fates of frames again from the log, bounds the time,
+    and fails if a live rank is called gone or anything is leaked or left behind. Some scenarios
+    kill a host, cut one off for good, or kill the controller itself. Scenario K of a seed is always
+    the same, except for what depends on time, such as which frames an event meets.
     """
     from testbed.host.rights import require_root
     from testbed.soak.report import Coverage

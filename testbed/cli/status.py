@@ -14,11 +14,14 @@ HEADINGS = ("run", "state", "topology", "hosts", "switch", "mtu", "offload", "ag
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(epilog=options.examples("sudo testbed status", "sudo testbed status --json"))(status)
+    app.command(epilog=options.examples("sudo testbed status", "sudo testbed status --json"))(
+        status
+    )
 
 
 def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
-    """List the runs on this machine: those that are up, those whose controller has died, and those that failed.
+    """List the runs on this machine: those that are up, those whose controller has died, and those
+    that failed.
 
     A run that failed is down already; its error is shown until testbed clean.
     """
@@ -26,14 +29,20 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
 
     found, failed = runs(), failures()
     if json:
-        ended = [{"run": failure.run_id, "state": "failed", "error": failure.error} for failure in failed]
+        ended = [
+            {"run": failure.run_id, "state": "failed", "error": failure.error} for failure in failed
+        ]
         options.print_json([*map(as_dict, found), *ended])
         return
     if found:
         rows = [HEADINGS, *map(cells, found)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+            typer.echo(
+                "  ".join(
+                    cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+                ).rstrip()
+            )
     for failure in failed:
         typer.echo(f"run {failure.run_id} failed: {failure.headline}")
     if not found and not failed:

@@ -22,8 +22,12 @@ def register(app: typer.Typer) -> None:
 
 def up(
     fabric: Annotated[FabricOptions, flags.Of()] = FabricOptions(),
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; default: a random one.")] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and take the fabric down on Ctrl-C.")] = False,
+    run_id: Annotated[
+        str | None, typer.Option(help="Name of the run; default: a random one.")
+    ] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, and take the fabric down on Ctrl-C.")
+    ] = False,
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:
@@ -39,10 +43,14 @@ def up(
         if json:
             options.print_json({**message, "hosts": {host.name: host.ip for host in plan.hosts}})
             return
-        made = f"{plan.topology}, {len(plan.switches)} switches ({plan.switch_kind}), mtu {plan.mtu}"
+        made = (
+            f"{plan.topology}, {len(plan.switches)} switches ({plan.switch_kind}), mtu {plan.mtu}"
+        )
         typer.echo(f"run {message['run_id']} is up: {made}")
         for host in plan.hosts:
-            typer.echo(f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}")
+            typer.echo(
+                f"  {host.name:4} {host.ip:12} {host.mac}  on {host.switch} port {host.port}"
+            )
 
     if foreground:
         hold(plan, run_id, announce)

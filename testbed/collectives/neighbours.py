@@ -1,9 +1,10 @@
-"""The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has failed.
+"""The two TCP neighbours of a rank on a ring: how they meet, and how they learn which rank has
+failed.
 
-Every pair of neighbours has two connections: one carries data to the right; the other,
-unused while all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of
-the rank at fault to both
-neighbours before it closes, so that all ranks name the same one and not the neighbour that closed on them.
+Every pair of neighbours has two connections: one carries data to the right; the other, unused while
+all goes well, carries one-byte notes in both directions. A rank that gives up writes the number of
+the rank at fault to both neighbours before it closes, so that all ranks name the same one and not
+the neighbour that closed on them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Neighbours:
     """Connections to the right and the left neighbour of a ring of at least two ranks.
 
     :param spec: The group, as this rank sees it.
-    :param buffer_bytes: Socket buffers of the data connections (doubled by the kernel, see socket(7)).
+    :param buffer_bytes: Socket buffers of the data connections (doubled by the kernel, see
+        socket(7)).
     :raises CollectiveError: A neighbour did not come within the timeout.
     """
 
@@ -41,13 +43,16 @@ class Neighbours:
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             self._rendezvous = Rendezvous("tcp-ring", spec, buffer_bytes, self._open)
-            called, came = self._rendezvous.connect([(right, _DATA), (right, _NOTES)], [(left, _DATA), (left, _NOTES)])
+            called, came = self._rendezvous.connect(
+                [(right, _DATA), (right, _NOTES)], [(left, _DATA), (left, _NOTES)]
+            )
             undo.pop_all()
         self.right, self._right_notes = called[right, _DATA], called[right, _NOTES]
         self.left, self._left_notes = came[left, _DATA], came[left, _NOTES]
 
     def blame(self, side: Side, silent: bool) -> CollectiveError:
-        """Find the rank at fault after a data connection failed, tell the neighbours, return the error.
+        """Find the rank at fault after a data connection failed, tell the neighbours, return the
+        error.
 
         :param side: The neighbour whose connection failed.
         :param silent: It stood still for the timeout; otherwise it was closed.
@@ -58,10 +63,15 @@ class Neighbours:
             self._tell(_ALIVE)
         culprit = self._listen_to_notes(member)
         if culprit is None:
-            # It waits as well, and nobody has found the cause: the clocks of the ranks are too far apart.
-            return self._rendezvous.error(member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}")
+            # It waits as well, and nobody has found the cause: the clocks of the ranks are too far
+            # apart.
+            return self._rendezvous.error(
+                member, f"has got nothing for {spec.timeout:g} s, nor has rank {spec.rank}"
+            )
         self._tell(culprit.rank)
-        how = f"was silent for {spec.timeout:g} s" if silent else "has closed its connection or died"
+        how = (
+            f"was silent for {spec.timeout:g} s" if silent else "has closed its connection or died"
+        )
         return self._rendezvous.error(culprit, how)
 
     def _tell(self, note: int) -> None:
@@ -72,7 +82,8 @@ class Neighbours:
     def _listen_to_notes(self, suspect: Member) -> Member | None:
         """Read notes until one, or the end of one neighbour's, names the rank at fault.
 
-        :returns: That rank; `suspect` where it stays silent here too; None where it does not, unnamed.
+        :returns: That rank; `suspect` where it stays silent here too; None where it does not,
+            unnamed.
         """
         notes = {self._left_notes: self._spec.left, self._right_notes: self._spec.right}
         deadline = time.monotonic() + _GRACE

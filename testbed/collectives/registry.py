@@ -23,11 +23,27 @@ BACKENDS: Registry[Entry] = Registry(
     "testbed.comm.entry:Entry",
     {
         "xdp-ring": Entry(
-            "testbed.collectives.ring.xdp_ring:XdpRing", "xdp", "ring all-reduce inside the kernel, summed by XDP programs"
+            "testbed.collectives.ring.xdp_ring:XdpRing",
+            "xdp",
+            "ring all-reduce inside the kernel, summed by XDP programs",
         ),
-        "tcp-ring": Entry("testbed.collectives.tcp_ring:TcpRing", "sockets", "ring all-reduce over plain TCP sockets"),
-        "gloo": Entry("testbed.collectives.gloo:Gloo", "sockets", "torch.distributed with its gloo backend", splits=False),
-        "mpi": Entry("testbed.collectives.mpi.backend:Mpi", "sockets", "Open MPI's Allreduce over TCP", splits=False),
+        "tcp-ring": Entry(
+            "testbed.collectives.tcp_ring:TcpRing",
+            "sockets",
+            "ring all-reduce over plain TCP sockets",
+        ),
+        "gloo": Entry(
+            "testbed.collectives.gloo:Gloo",
+            "sockets",
+            "torch.distributed with its gloo backend",
+            splits=False,
+        ),
+        "mpi": Entry(
+            "testbed.collectives.mpi.backend:Mpi",
+            "sockets",
+            "Open MPI's Allreduce over TCP",
+            splits=False,
+        ),
     },
     group="testbed.backends",
     adapt=entry_of,
@@ -56,11 +72,16 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] 
     """
     for name in names:
         if registry[name].in_kernel and mtu > MAX_XDP_MTU:
-            raise SpecError(f"{key}: {mtu}: must be {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs native XDP")
+            raise SpecError(
+                f"{key}: {mtu}: must be {MIN_MTU} to {MAX_XDP_MTU} with {name}, which needs"
+                " native XDP"
+            )
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Name what the hosts' workers import for backends; ranks of ``mpi`` have workers of their own."""
+    """Name what the hosts' workers import for backends; ranks of ``mpi`` have workers
+    of their own.
+    """
     return [BACKENDS[name].module for name in names if name != "mpi"]
 
 

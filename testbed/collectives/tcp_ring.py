@@ -1,7 +1,9 @@
-"""``tcp-ring``: ring all-reduce over plain TCP sockets, the rival that the in-kernel ring has to beat.
+"""``tcp-ring``: ring all-reduce over plain TCP sockets, the rival that the in-kernel ring has to
+beat.
 
-The inner loop is C (``testbed/native/tcp_ring.c``): an interpreter would be seen in short all-reduces.
-Partial sums live in a buffer that stays in the cache, and nothing is allocated in a call.
+The inner loop is C (``testbed/native/tcp_ring.c``): an interpreter would be seen in short
+all-reduces. Partial sums live in a buffer that stays in the cache, and nothing is allocated in a
+call.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpRing"]
 
-# Best of a short sweep: 4 ranks on 2 cores, star, MTU 1500, offloads on; medians of 5 to 9 runs in turns.
+# Best of a short sweep: 4 ranks on 2 cores, star, MTU 1500, offloads on; medians of 5 to 9 runs in
+# turns.
 BLOCK = 1 << 20  # elements of a block of a slice: at 64 MiB, 256 KiB took 239 ms and 4 MiB 168 ms
 SEGMENT = 1 << 16  # elements taken from the socket at once, to be added while they are in the cache
 SLOTS = 2  # blocks of partial sums

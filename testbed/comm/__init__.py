@@ -1,1 +1,3 @@
-"""What all collectives and exchanges share: groups and how they meet, backends' interface, counters, CPUs."""
+"""What all collectives and exchanges share: groups and how they meet, backends' interface,
+counters, CPUs.
+"""

@@ -9,21 +9,34 @@ from testbed.core.errors import SpecError
 __all__ = ["check_array"]
 
 
-def check_array(where: str, key: str, array: Any, shape: tuple[int, ...] | None = None, written: bool = False) -> None:
+def check_array(
+    where: str, key: str, array: Any, shape: tuple[int, ...] | None = None, written: bool = False
+) -> None:
     """Check that native code can use an array's memory.
 
     :param where: The method that got it; `key`: the argument's name; both for the error.
     :param shape: What the shape has to be.
-    :param written: Whether it is written to, which a mapping of a file that is read-only answers with SIGSEGV.
-    :raises SpecError: It is no C-contiguous, aligned float32 array of that shape, or cannot be written.
+    :param written: Whether it is written to, which a mapping of a file that is read-only answers
+        with SIGSEGV.
+    :raises SpecError: It is no C-contiguous, aligned float32 array of that shape, or cannot be
+        written.
     """
     allowed = f"float32{f' of shape {shape}' if shape is not None else ''}, C-contiguous"
     if not isinstance(array, np.ndarray):
-        raise SpecError(f"{where}: {key} is {type(array).__name__}: must be a numpy array of {allowed}")
-    if array.dtype != np.float32 or not array.flags.c_contiguous or (shape is not None and array.shape != shape):
+        raise SpecError(
+            f"{where}: {key} is {type(array).__name__}: must be a numpy array of {allowed}"
+        )
+    if (
+        array.dtype != np.float32
+        or not array.flags.c_contiguous
+        or (shape is not None and array.shape != shape)
+    ):
         what = f"{array.dtype} of shape {array.shape} with strides {array.strides}"
         raise SpecError(f"{where}: {key} is {what}: must be {allowed}")
     if not array.flags.aligned:
-        raise SpecError(f"{where}: {key} begins at {array.ctypes.data:#x}: must be a multiple of {array.itemsize} bytes")
+        raise SpecError(
+            f"{where}: {key} begins at {array.ctypes.data:#x}: must be a multiple of"
+            f" {array.itemsize} bytes"
+        )
     if written and not array.flags.writeable:
         raise SpecError(f"{where}: {key} is read-only: must be an array that can be written")

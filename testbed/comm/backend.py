@@ -23,15 +23,17 @@ Datapath = Literal["xdp", "sockets"]
 Tensor = NDArray[np.float32]
 
 PHASES = ("quantize", "communicate", "wait", "dequantize")
-"""What a collective's time is split into. A backend leaves at zero what it does not have or cannot see."""
+"""What a collective's time is split into. A backend leaves at zero what it does not have or cannot
+see.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
     """What this rank has sent since the backend was connected.
 
-    :param packets: Frames. For sockets these are what the network device counts: with TSO one "packet" is a
-        super-packet of up to 64 KiB.
+    :param packets: Frames. For sockets these are what the network device counts: with TSO one
+        "packet" is a super-packet of up to 64 KiB.
     :param wire_bytes: Bytes of these frames with their Ethernet headers.
     :param retransmissions: Retransmitted frames (sockets: TCP segments).
     """
@@ -48,7 +50,8 @@ class Counters:
 
 
 def float32_sum_bound(absmax: float, ranks: int) -> float:
-    """Largest error of a float32 sum of `ranks` values of at most `absmax` in magnitude, in any order.
+    """Largest error of a float32 sum of `ranks` values of at most `absmax` in magnitude, in any
+    order.
 
     ``gamma(n-1) * n * absmax`` with ``gamma(k) = k*u / (1 - k*u)`` and ``u = 2**-24``
     (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2).
@@ -58,7 +61,8 @@ def float32_sum_bound(absmax: float, ranks: int) -> float:
 
 
 class Backend(Closing):
-    """An all-reduce among the ranks of one group. One thread at a time uses a backend; `close` is not collective.
+    """An all-reduce among the ranks of one group. One thread at a time uses a backend; `close` is
+    not collective.
 
     :param context: The worker that the rank runs in.
     :param spec: The group, as this rank sees it.
@@ -87,11 +91,13 @@ class Backend(Closing):
     def all_reduce(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Sum `tensor` over all ranks; all ranks call it with the same shape.
 
-        :param tensor: C-contiguous float32 array of any shape, at most `spec.capacity` elements; left
-            as it is unless it is `out` as well.
-        :param out: Where the sum goes: an array of the same shape that can be written, `tensor` itself, or None for a new one.
+        :param tensor: C-contiguous float32 array of any shape, at most `spec.capacity` elements;
+            left as it is unless it is `out` as well.
+        :param out: Where the sum goes: an array of the same shape that can be written, `tensor`
+            itself, or None for a new one.
         :returns: `out`.
-        :raises SpecError: An array has the wrong type, layout, shape or size, or `out` is read-only; nothing has been sent.
+        :raises SpecError: An array has the wrong type, layout, shape or size, or `out` is
+            read-only; nothing has been sent.
         :raises CollectiveError: The collective could not complete; the text names the rank.
         """
         check_array("all_reduce", "tensor", tensor)
@@ -99,12 +105,22 @@ class Backend(Closing):
             out = np.empty(tensor.shape, np.float32)
         check_array("all_reduce", "out", out, written=True)
         if out.shape != tensor.shape:
-            raise SpecError(f"all_reduce: out has shape {out.shape}: must be the tensor's, {tensor.shape}")
+            raise SpecError(
+                f"all_reduce: out has shape {out.shape}: must be the tensor's, {tensor.shape}"
+            )
         if tensor.size > self.spec.capacity:
-            raise SpecError(f"all_reduce: tensor has {tensor.size} elements: must be at most the group's "
-                            f"capacity, {self.spec.capacity}")  # fmt: skip
-        if out is not tensor and np.may_share_memory(out, tensor) and out.ctypes.data != tensor.ctypes.data:
-            raise SpecError("all_reduce: out overlaps tensor: must be the same memory or memory of its own")
+            raise SpecError(
+                f"all_reduce: tensor has {tensor.size} elements: must be at most the group's "
+                f"capacity, {self.spec.capacity}"
+            )
+        if (
+            out is not tensor
+            and np.may_share_memory(out, tensor)
+            and out.ctypes.data != tensor.ctypes.data
+        ):
+            raise SpecError(
+                "all_reduce: out overlaps tensor: must be the same memory or memory of its own"
+            )
         self._all_reduce(np.asarray(tensor).reshape(-1), np.asarray(out).reshape(-1))
         return out
 
@@ -117,5 +133,7 @@ class Backend(Closing):
         """What this rank has sent since `connect`, cumulative."""
 
     def error_bound(self, absmax: float) -> float:
-        """Largest absolute error of a sum's element where no rank's element exceeds `absmax` in magnitude."""
+        """Largest absolute error of a sum's element where no rank's element exceeds `absmax` in
+        magnitude.
+        """
         return float32_sum_bound(absmax, self.spec.size)

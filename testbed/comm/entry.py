@@ -18,7 +18,8 @@ class Entry:
     :param path: ``module:class``.
     :param needs: The datapath that the fabric has to be set to (the class says the same).
     :param summary: One line for help texts.
-    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not say.
+    :param splits: Whether its times tell waiting for peers from moving data; some libraries do not
+        say.
     """
 
     path: str

@@ -16,7 +16,9 @@ from testbed.protocol.wire import Endpoint
 
 __all__ = ["MAX_GROUP_ID", "GroupSpec", "Lanes", "Member", "RecoveryFrom", "make_groups"]
 
-MAX_GROUP_ID = constant("RING_MAX_GROUPS") - 1  # socket backends listen on a base port plus the group's id
+MAX_GROUP_ID = (
+    constant("RING_MAX_GROUPS") - 1
+)  # socket backends listen on a base port plus the group's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,17 @@ class GroupSpec(CollectiveOptions):
     """What one rank has to know to open a backend; equal on all ranks but for `rank`. Picklable.
 
     :param group_id: Tells groups that exist at once apart.
-    :param cookie: 64-bit number drawn when the group forms: frames and connections that do not carry it are foreign.
+    :param cookie: 64-bit number drawn when the group forms: frames and connections that do not
+        carry it are foreign.
     :param rank: The rank that this copy is for.
     :param members: All members, in rank order.
     :param mtu: Bytes of the IP packet that the links carry.
     :param capacity: Most float32 elements in one collective.
-    :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel all-reduces): sleep and
-        interrupt cost more than a small collective takes, where all ranks come at once.
-    :param rendezvous: Directory that all ranks can write (the run's), for backends that meet through files.
+    :param yields: Times that a wait gives way to other processes before it sleeps (in-kernel
+        all-reduces): sleep and interrupt cost more than a small collective takes, where all ranks
+        come at once.
+    :param rendezvous: Directory that all ranks can write (the run's), for backends that meet
+        through files.
     :raises SpecError: A field is outside of what is allowed here.
     """
 
@@ -68,7 +73,10 @@ class GroupSpec(CollectiveOptions):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            lines = (explain(each, GroupSpec, lambda place: f"{path_of(place)} =") for each in findings(error))
+            lines = (
+                explain(each, GroupSpec, lambda place: f"{path_of(place)} =")
+                for each in findings(error)
+            )
             raise SpecError("\n".join(f"group: {line}" for line in lines)) from None
 
     @model_validator(mode="after")
@@ -76,7 +84,9 @@ class GroupSpec(CollectiveOptions):
         if not 1 <= len(self.members) <= MAX_HOSTS:
             raise ValueError(f"{len(self.members)} members: must be 1..{MAX_HOSTS}")
         if [member.rank for member in self.members] != list(range(len(self.members))):
-            raise ValueError(f"members have ranks {[m.rank for m in self.members]}: must be 0 to n-1 in order")
+            raise ValueError(
+                f"members have ranks {[m.rank for m in self.members]}: must be 0 to n-1 in order"
+            )
         if len({member.ip for member in self.members}) != len(self.members):
             raise ValueError("two members share an IP address")
         if not 0 <= self.rank < len(self.members):
@@ -104,17 +114,23 @@ class GroupSpec(CollectiveOptions):
         return self.members[(self.rank - 1) % self.size]
 
 
-def make_groups(hosts: Sequence[Any], *, group_id: int = 0, **options: Any) -> tuple[GroupSpec, ...]:
+def make_groups(
+    hosts: Sequence[Any], *, group_id: int = 0, **options: Any
+) -> tuple[GroupSpec, ...]:
     """Make one `GroupSpec` a rank for a group of hosts.
 
-    The cookie is drawn anew by every call, and not from a seed: sequence numbers begin with 1 in every group, so with the same
-    cookie the frames of an earlier one would be good ones. Nothing that is measured depends on it.
+    The cookie is drawn anew by every call, and not from a seed: sequence numbers begin with 1 in
+    every group, so with the same cookie the frames of an earlier one would be good ones. Nothing
+    that is measured depends on it.
 
-    :param hosts: The group's hosts in rank order (`HostPlan`, or anything with `name`, `ip` and `mac`).
+    :param hosts: The group's hosts in rank order (`HostPlan`, or anything with `name`, `ip` and
+        `mac`).
     :param options: Further fields of `GroupSpec`.
     :returns: The specs in rank order.
     :raises SpecError: As `GroupSpec`.
     """
     members = tuple(Member(rank, host.name, host.ip, host.mac) for rank, host in enumerate(hosts))
-    first = GroupSpec(group_id=group_id, cookie=secrets.randbits(64), rank=0, members=members, **options)
+    first = GroupSpec(
+        group_id=group_id, cookie=secrets.randbits(64), rank=0, members=members, **options
+    )
     return tuple(first.model_copy(update={"rank": member.rank}) for member in members)

@@ -1,4 +1,6 @@
-"""Lanes in C, a pass each over memory, for large arrays (``testbed/native/lanes.c``). Reference: `testbed.protocol.lanes`."""
+"""Lanes in C, a pass each over memory, for large arrays (``testbed/native/lanes.c``). Reference:
+`testbed.protocol.lanes`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class NativeLanes:
 
     def __init__(self, lanes: Lanes) -> None:
         #: ``struct lanes``.
-        self.format = Struct("lanes", **{name: getattr(lanes, name) for name in dtype("lanes").names or ()})
+        self.format = Struct(
+            "lanes", **{name: getattr(lanes, name) for name in dtype("lanes").names or ()}
+        )
         self._address = self.format.address
 
     def absmax(self, values: int, count: int) -> float:
@@ -37,21 +41,30 @@ class NativeLanes:
         """See `Lanes.exponent_for`."""
         return int(_library().exponent_for(self._address, int(np.float32(absmax).view(np.uint32))))
 
-    def quantize(self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int) -> float:
+    def quantize(
+        self, values: int, count: int, out: int, per_chunk: int, records: int, exponent: int
+    ) -> float:
         """Quantize into chunks of ``per_chunk`` lanes and a word.
 
-        The word of whole chunks becomes their check, and the sum of all their words goes into their record.
+        The word of whole chunks becomes their check, and the sum of all their words goes into their
+        record.
 
         :returns: The largest magnitude.
         """
-        return _as_float(_library().quantize(self._address, values, count, out, per_chunk, records, exponent))
+        return _as_float(
+            _library().quantize(self._address, values, count, out, per_chunk, records, exponent)
+        )
 
     def seal(self, chunk: int, length: int, record: int) -> None:
-        """Set a chunk's last word to the check of what is before it, and the sum of all words in its record."""
+        """Set a chunk's last word to the check of what is before it, and the sum of all words in
+        its record.
+        """
         _library().seal(chunk, length, record)
 
     def dequantize(self, sums: int, count: int, per_chunk: int, out: int, exponent: int) -> int:
-        """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say; how many chunks that is."""
+        """Sums of chunks to ``count`` float32, as far as whole chunks are what their checks say;
+        how many chunks that is.
+        """
         return int(_library().dequantize(self._address, sums, count, per_chunk, out, exponent))
 
 
@@ -65,7 +78,17 @@ def _library() -> ctypes.CDLL:
     library.quantize.argtypes = [own, pointer, size, pointer, size, pointer, integer]
     library.quantize.restype = ctypes.c_uint32
     library.seal.argtypes, library.seal.restype = [pointer, size, pointer], None
-    library.dequantize.argtypes, library.dequantize.restype = [own, pointer, size, size, pointer, integer], size
+    library.dequantize.argtypes, library.dequantize.restype = (
+        [
+            own,
+            pointer,
+            size,
+            size,
+            pointer,
+            integer,
+        ],
+        size,
+    )
     return library
 
 

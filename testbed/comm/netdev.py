@@ -11,8 +11,8 @@ __all__ = ["read_counters"]
 def read_counters(ifname: str) -> Counters:
     """Read a device's cumulative counters of sent frames, and TCP's of retransmitted segments.
 
-    ``/proc/net`` is of the reader's own network namespace whatever is mounted on /sys. A socket buffer that
-    the device takes whole because of TSO counts as one packet with one header.
+    ``/proc/net`` is of the reader's own network namespace whatever is mounted on /sys. A socket
+    buffer that the device takes whole because of TSO counts as one packet with one header.
 
     :raises FabricError: The namespace has no such device.
     """
@@ -20,10 +20,18 @@ def read_counters(ifname: str) -> Counters:
         name, _, numbers = line.partition(":")
         if name.strip() == ifname:
             fields = numbers.split()
-            return Counters(packets=int(fields[9]), wire_bytes=int(fields[8]), retransmissions=_segments_sent_again())
+            return Counters(
+                packets=int(fields[9]),
+                wire_bytes=int(fields[8]),
+                retransmissions=_segments_sent_again(),
+            )
     raise FabricError(f"device {ifname!r} does not exist in this network namespace")
 
 
 def _segments_sent_again() -> int:
-    names, values = [line.split() for line in Path("/proc/self/net/snmp").read_text().splitlines() if line[:4] == "Tcp:"]
+    names, values = [
+        line.split()
+        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        if line[:4] == "Tcp:"
+    ]
     return int(values[names.index("RetransSegs")])

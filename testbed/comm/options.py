@@ -1,8 +1,9 @@
 """The options of collectives, each defined once with its bounds, default and meaning.
 
-Groups, scenario files, benches and soaks embed these models; the command line's flags are made of them (`testbed.cli.options`).
-Defaults are what most users want; where one of those differs, it says so beside the name. Constraints that are no bounds of one
-option are checked by what takes them. Light: imported for help texts.
+Groups, scenario files, benches and soaks embed these models; the command line's flags are made of
+them (`testbed.cli.options`). Defaults are what most users want; where one of those differs, it says
+so beside the name. Constraints that are no bounds of one option are checked by what takes them.
+Light: imported for help texts.
 """
 
 from typing import Annotated, Literal
@@ -18,10 +19,19 @@ Lanes = Literal["int16", "int32"]
 OnOverflow = Literal["error", "saturate"]
 RecoveryFrom = Literal["origin", "upstream"]
 
-Window = Annotated[int, Field(ge=1, le=256, description="frames in flight per rank, of collectives in the kernel")]
-Timeout = Annotated[float, Field(gt=0, le=3600, description="seconds that a collective may go without an answer")]
-LanesOf = Annotated[Lanes, Field(description="integer type of a quantized value, of collectives in the kernel")]
-AffinityOf = Annotated[Affinity, Field(description="where ranks run: rank pins rank r to CPU r modulo CPUs, none does not")]
+Window = Annotated[
+    int, Field(ge=1, le=256, description="frames in flight per rank, of collectives in the kernel")
+]
+Timeout = Annotated[
+    float, Field(gt=0, le=3600, description="seconds that a collective may go without an answer")
+]
+LanesOf = Annotated[
+    Lanes, Field(description="integer type of a quantized value, of collectives in the kernel")
+]
+AffinityOf = Annotated[
+    Affinity,
+    Field(description="where ranks run: rank pins rank r to CPU r modulo CPUs, none does not"),
+]
 
 
 class GroupOptions(Table):
@@ -38,16 +48,25 @@ class CollectiveOptions(GroupOptions):
 
     recovery: RecoveryFrom = Field(
         default="upstream",
-        description="which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the result or by "
-        "starting the chunk over; or upstream, the rank before, with its input, partial sum or result",
+        description=(
+            "which rank retransmits a lost frame of xdp-ring: origin, the chunk's owner, with the"
+            " result or by starting the chunk over; or upstream, the rank before, with its input,"
+            " partial sum or result"
+        ),
     )
     reorder_threshold: int = Field(
         default=1,
         ge=0,
         le=4096,
-        description="later frames of a stream after which xdp-ring nacks a missing one in the kernel; 0: only the timer does",
+        description=(
+            "later frames of a stream after which xdp-ring nacks a missing one in the kernel; 0:"
+            " only the timer does"
+        ),
     )
     on_overflow: OnOverflow = Field(
         default="error",
-        description="what to do with a value that lanes cannot hold: error fails the collective, saturate clamps and counts it",
+        description=(
+            "what to do with a value that lanes cannot hold: error fails the collective, saturate"
+            " clamps and counts it"
+        ),
     )

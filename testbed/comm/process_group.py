@@ -30,8 +30,8 @@ def check_rendezvous(spec: GroupSpec) -> None:
 def make_process_group(spec: GroupSpec, ifname: str) -> Any:
     """Meet the other ranks and return a ``ProcessGroupGloo``.
 
-    Made by its class: ``init_process_group`` has one world a process, makes groups only
-    with all of its ranks, while here groups over any hosts come and go alone. The device is named, as
+    Made by its class: ``init_process_group`` has one world a process, makes groups only with all of
+    its ranks, while here groups over any hosts come and go alone. The device is named, as
     ``GLOO_SOCKET_IFNAME`` would: gloo's own choice is what the host's name resolves to.
 
     :raises CollectiveError: A rank did not come within the timeout.
@@ -56,5 +56,7 @@ def explain(error: RuntimeError, spec: GroupSpec, what: str = "failed") -> Colle
     ranks = {member.ip: member for member in spec.members}
     for ip in _PEER.findall(text):
         if ip in ranks and ranks[ip].rank != spec.rank:
-            return CollectiveError(f"gloo: rank {ranks[ip].rank} ({ranks[ip].name}) has failed: {text}")
+            return CollectiveError(
+                f"gloo: rank {ranks[ip].rank} ({ranks[ip].name}) has failed: {text}"
+            )
     return CollectiveError(f"gloo: rank {spec.rank} {what}: {text}")

@@ -1,8 +1,10 @@
-"""How ranks meet over TCP: who listens, who calls, and the handshakes that tell a member's connection from a foreign one.
+"""How ranks meet over TCP: who listens, who calls, and the handshakes that tell a member's
+connection from a foreign one.
 
-A caller sends its handshake first, and the rank that it has called answers with its own. A handshake holds the group's
-cookie, the sender's rank, and the purpose of the connection. One loop serves all connections at once, so a client that sends
-nothing, sends slowly, or sends something else delays nobody.
+A caller sends its handshake first, and the rank that it has called answers with its own. A
+handshake holds the group's cookie, the sender's rank, and the purpose of the connection. One loop
+serves all connections at once, so a client that sends nothing, sends slowly, or sends something
+else delays nobody.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ from testbed.core.errors import CollectiveError
 __all__ = ["BASE_PORT", "MOST_PENDING", "Call", "Connections", "Rendezvous"]
 
 Call = tuple[int, int]
-"""A connection with another member: its rank, and the channel, what the connection is for, 0..255."""
+"""A connection with another member: its rank, and the channel, what the connection is for, 0..255.
+"""
 Connections = dict[Call, socket.socket]
 
 BASE_PORT = 20000  # plus the group's id: below the kernel's ephemeral range (32768..)
-MOST_PENDING = 128  # accepted connections without a complete handshake; the oldest makes room for the next
+MOST_PENDING = (
+    128  # accepted connections without a complete handshake; the oldest makes room for the next
+)
 
-_HANDSHAKE_TIMEOUT = 10.0  # seconds; if SYN and handshake are lost, TCP retransmits the latter after 3 s (RFC 6298, 5.7)
-_RETRY = 0.005  # seconds until a member that does not listen yet, or that has hung up, is called again
+# seconds; if SYN and handshake are lost, TCP retransmits the latter after 3 s (RFC 6298, 5.7)
+_HANDSHAKE_TIMEOUT = 10.0
+_RETRY = (
+    0.005  # seconds until a member that does not listen yet, or that has hung up, is called again
+)
 _HANDSHAKE = struct.Struct("!8sQHBB")  # magic, cookie, group, rank, channel
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
@@ -42,11 +50,17 @@ class Rendezvous:
     :param spec: The group, as this rank sees it.
     :param buffer_bytes: Socket buffers of the connections (doubled by the kernel, see socket(7)).
     :param stack: Closes the connections.
-    :param patience: Seconds after which a system call on a connection returns in any case; the group's timeout, if not given.
+    :param patience: Seconds after which a system call on a connection returns in any case; the
+        group's timeout, if not given.
     """
 
     def __init__(
-        self, name: str, spec: GroupSpec, buffer_bytes: int, stack: contextlib.ExitStack, patience: float | None = None
+        self,
+        name: str,
+        spec: GroupSpec,
+        buffer_bytes: int,
+        stack: contextlib.ExitStack,
+        patience: float | None = None,
     ) -> None:
         self.spec = spec
         self.deadline = time.monotonic() + spec.timeout
@@ -55,12 +69,16 @@ class Rendezvous:
         self._stack = stack
         self._patience = spec.timeout if patience is None else patience
 
-    def connect(self, calls: Collection[Call], callers: Collection[Call]) -> tuple[Connections, Connections]:
-        """Call members, who need not listen yet, and answer others, until all connections are there.
+    def connect(
+        self, calls: Collection[Call], callers: Collection[Call]
+    ) -> tuple[Connections, Connections]:
+        """Call members, who need not listen yet, and answer others, until all connections are
+        there.
 
         :param calls: Whom this rank calls; `callers`: who calls it.
         :returns: The connections of either kind.
-        :raises CollectiveError: The port is taken, or a member was not there in time; the text names it.
+        :raises CollectiveError: The port is taken, or a member was not there in time; the text
+            names it.
         """
         with _Meeting(self, calls, callers) as meeting:
             return meeting.wait()
@@ -71,7 +89,9 @@ class Rendezvous:
 
     def handshake(self, rank: int, channel: int) -> bytes:
         """Return the handshake of a rank on a connection."""
-        return _HANDSHAKE.pack(self._name.encode(), self.spec.cookie, self.spec.group_id, rank, channel)
+        return _HANDSHAKE.pack(
+            self._name.encode(), self.spec.cookie, self.spec.group_id, rank, channel
+        )
 
     def address(self, member: Member) -> tuple[str, int]:
         """Return where a member listens."""
@@ -82,7 +102,10 @@ class Rendezvous:
         sock = socket.socket()
         sock.setblocking(False)
         # The forced ones pass the sysctls net.core.{w,r}mem_max, given CAP_NET_ADMIN.
-        for force, plain in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+        for force, plain in (
+            (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
+            (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
+        ):
             try:
                 sock.setsockopt(socket.SOL_SOCKET, force, self._buffer_bytes)
             except PermissionError:
@@ -119,7 +142,9 @@ class _Pending:
 class _Meeting(Closing):
     """One rank's listening socket, and all connections whose handshakes are not complete."""
 
-    def __init__(self, rendezvous: Rendezvous, calls: Collection[Call], callers: Collection[Call]) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, calls: Collection[Call], callers: Collection[Call]
+    ) -> None:
         self._rendezvous = rendezvous
         self._calls, self._callers = calls, callers
         self._called: Connections = {}
@@ -127,7 +152,9 @@ class _Meeting(Closing):
         self._due = dict.fromkeys(calls, 0.0)  # when to call
         self._pending: list[_Pending] = []  # oldest first
         self._selector = selectors.DefaultSelector()
-        self._listener = rendezvous.open()  # connections inherit its buffers, early enough for the window scale
+        self._listener = (
+            rendezvous.open()
+        )  # connections inherit its buffers, early enough for the window scale
         me = rendezvous.spec.me
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,7 +183,13 @@ class _Meeting(Closing):
                 self._call(call)
             for pending in [pending for pending in self._pending if pending.until <= now]:
                 self._drop(pending)
-            wake = min([self._rendezvous.deadline, *self._due.values(), *(pending.until for pending in self._pending)])
+            wake = min(
+                [
+                    self._rendezvous.deadline,
+                    *self._due.values(),
+                    *(pending.until for pending in self._pending),
+                ]
+            )
             for key, _ in self._selector.select(max(0.0, wake - now)):
                 if key.data is None:
                     self._accept()
@@ -170,7 +203,9 @@ class _Meeting(Closing):
         del self._due[call]
         self._pending.append(pending)
         self._selector.register(sock, selectors.EVENT_WRITE, pending)
-        if sock.connect_ex(self._rendezvous.address(self._rendezvous.spec.members[call[0]])) not in (0, errno.EINPROGRESS):
+        if sock.connect_ex(
+            self._rendezvous.address(self._rendezvous.spec.members[call[0]])
+        ) not in (0, errno.EINPROGRESS):
             self._drop(pending)
 
     def _accept(self) -> None:
@@ -193,7 +228,9 @@ class _Meeting(Closing):
         try:
             if pending.call and not pending.sent:
                 # Raises the error of a connection that has failed.
-                pending.sock.send(self._rendezvous.handshake(self._rendezvous.spec.rank, pending.call[1]))
+                pending.sock.send(
+                    self._rendezvous.handshake(self._rendezvous.spec.rank, pending.call[1])
+                )
                 pending.sent = True
                 self._selector.modify(pending.sock, selectors.EVENT_READ, pending)
                 return
@@ -220,7 +257,9 @@ class _Meeting(Closing):
                 return
         self._pending.remove(pending)
         self._selector.unregister(pending.sock)
-        (self._called if pending.call else self._accepted)[other] = self._rendezvous.keep(pending.sock)
+        (self._called if pending.call else self._accepted)[other] = self._rendezvous.keep(
+            pending.sock
+        )
 
     def _drop(self, pending: _Pending) -> None:
         """Close a connection; a member that was called is called again."""
@@ -233,7 +272,12 @@ class _Meeting(Closing):
     def _missing(self) -> CollectiveError:
         """Return an error that names the first member that is missing."""
         spec = self._rendezvous.spec
-        for others, met, what in ((self._calls, self._called, "answer"), (self._callers, self._accepted, "come")):
+        for others, met, what in (
+            (self._calls, self._called, "answer"),
+            (self._callers, self._accepted, "come"),
+        ):
             if missing := sorted(set(others) - met.keys()):
-                return self._rendezvous.error(spec.members[missing[0][0]], f"did not {what} within {spec.timeout:g} s")
+                return self._rendezvous.error(
+                    spec.members[missing[0][0]], f"did not {what} within {spec.timeout:g} s"
+                )
         raise AssertionError("nobody is missing")

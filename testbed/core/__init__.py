@@ -1,1 +1,3 @@
-"""What every room builds on: errors, resources, what users write and name, registries, tables of options."""
+"""What every room builds on: errors, resources, what users write and name, registries, tables of
+options.
+"""

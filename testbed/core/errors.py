@@ -22,8 +22,8 @@ class TestbedError(Exception):
     """Base of all errors that the command line prints as one message, without a traceback.
 
     :cvar exit_status: What the command ends with: 1, the work failed; 2, it was asked for wrongly.
-    :cvar a_line_each: Whether each line of the text is an error of its own; else the first is, and what follows is a log.
-    :cvar before_log: Where the log begins.
+    :cvar a_line_each: Whether each line of the text is an error of its own; else the first is, and
+    what follows is a log. :cvar before_log: Where the log begins.
     """
 
     __test__ = False  # pytest: the name starts with "Test", it is no test class
@@ -35,7 +35,9 @@ class TestbedError(Exception):
     _besides: tuple[str, ...] = ()
 
     def also(self, text: str) -> None:
-        """Add a line before any log: a caller that catches an error may know its cause, or what is left behind."""
+        """Add a line before any log: a caller that catches an error may know its cause, or what is
+        left behind.
+        """
         self._besides += (text,)
 
     def __str__(self) -> str:
@@ -44,18 +46,24 @@ class TestbedError(Exception):
 
 
 class SpecError(TestbedError):
-    """A scenario, flag or argument is wrong; the text names the key, its value, and what is allowed."""
+    """A scenario, flag or argument is wrong; the text names the key, its value, and what is
+    allowed.
+    """
 
     exit_status = 2
     a_line_each = True
 
 
 class StorageError(TestbedError):
-    """A file or folder cannot be read or written: a full disk, missing rights; the text names it and the reason."""
+    """A file or folder cannot be read or written: a full disk, missing rights; the text names it
+    and the reason.
+    """
 
 
 class KernelError(TestbedError):
-    """The kernel refused a program, map, link or netlink request; the text carries the kernel's own words."""
+    """The kernel refused a program, map, link or netlink request; the text carries the kernel's own
+    words.
+    """
 
 
 class FabricError(TestbedError):
@@ -105,8 +113,8 @@ class LimitError(TestbedError):
 def limit_reached(error: BaseException) -> str | None:
     """Return a line that names the limit that was reached; None for any other error, such as a bug.
 
-    Memory runs out by `MemoryError`, which numpy and pyarrow derive theirs from, by ENOMEM of a system call, and in torch by a
-    `RuntimeError`.
+    Memory runs out by `MemoryError`, which numpy and pyarrow derive theirs from, by ENOMEM of a
+    system call, and in torch by a `RuntimeError`.
     """
     text = " ".join(str(error).split())
     match error:

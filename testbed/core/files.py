@@ -38,11 +38,15 @@ def read_regular(path: Path, most: int) -> bytes:
     """
     check_regular(path)
     try:
-        # Whoever may write there can put a FIFO in its place now: it must neither be waited for nor read.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        # Whoever may write there can put a FIFO in its place now: it must neither be waited for nor
+        # read.
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
             found = os.fstat(file.fileno())
             _check_kind(path, found.st_mode)
-            # A file of the kernel's own says that it has none: to read some of those takes what is read from others, or waits.
+            # A file of the kernel's own says that it has none: to read some of those takes what is
+            # read from others, or waits.
             data = file.read(most + 1) if found.st_size else b""
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
@@ -53,4 +57,6 @@ def read_regular(path: Path, most: int) -> bytes:
 
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise SpecError(f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}: must be a regular file")
+        raise SpecError(
+            f"{path}: is {_KINDS.get(stat.S_IFMT(mode), 'no file')}: must be a regular file"
+        )

@@ -1,7 +1,9 @@
-"""Numbers as a user writes them, in flags, lists, sizes and faults: read here, and nowhere else. Pure.
+"""Numbers as a user writes them, in flags, lists, sizes and faults: read here, and nowhere else.
+Pure.
 
-Python's own `int` and `float` take more than anybody means: ``1_0``, other scripts' digits, ``nan``, ``1e309`` for infinity;
-and `int` raises another error where a number has thousands of digits (sys.set_int_max_str_digits).
+Python's own `int` and `float` take more than anybody means: ``1_0``, other scripts' digits,
+``nan``, ``1e309`` for infinity; and `int` raises another error where a number has thousands of
+digits (sys.set_int_max_str_digits).
 """
 
 import math
@@ -19,12 +21,16 @@ _LONGEST = 80  # characters of a value that an error shows
 
 
 def read_whole(text: str) -> int | None:
-    """Return a whole number in decimal digits; None where the text is none, or has more than 64 digits."""
+    """Return a whole number in decimal digits; None where the text is none, or has more than 64
+    digits.
+    """
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def read_real(text: str) -> float | None:
-    """Return a number such as ``-0.5``, ``.5`` or ``1e-3``; None where the text is none, or too large for a double."""
+    """Return a number such as ``-0.5``, ``.5`` or ``1e-3``; None where the text is none, or too
+    large for a double.
+    """
     value = float(text) if _REAL.fullmatch(text) else math.nan
     return value if math.isfinite(value) else None
 
@@ -40,7 +46,9 @@ def shown(value: object) -> str:
 
 
 def format_size(size: int) -> str:
-    """Write a size with the largest suffix that divides it: as `testbed.bench.sizes.parse_size` reads it."""
+    """Write a size with the largest suffix that divides it: as `testbed.bench.sizes.parse_size`
+    reads it.
+    """
     for suffix, power in (("G", 30), ("M", 20), ("K", 10)):
         if size and size % (1 << power) == 0:
             return f"{size >> power}{suffix}"
@@ -49,7 +57,9 @@ def format_size(size: int) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers from `least` to `most`; all, where what takes the number says itself what is allowed."""
+    """Whole numbers from `least` to `most`; all, where what takes the number says itself what is
+    allowed.
+    """
 
     least: int = 1 - 10**MOST_DIGITS
     most: int = 10**MOST_DIGITS - 1
@@ -57,7 +67,8 @@ class Whole:
     def __call__(self, value: str | int) -> int:
         """Return the number that a text stands for.
 
-        :raises SpecError: It is not one of these; the text has the value and what it must be, but not the option's name.
+        :raises SpecError: It is not one of these; the text has the value and what it must be, but
+            not the option's name.
         """
         number = value if isinstance(value, int) else read_whole(value)
         if number is None or not self.least <= number <= self.most:
@@ -71,9 +82,13 @@ class Whole:
         :raises SpecError: One is none of these.
         """
         numbers = [read_whole(word.strip()) for word in text.split(",")]
-        found = [number for number in numbers if number is not None and self.least <= number <= self.most]
+        found = [
+            number for number in numbers if number is not None and self.least <= number <= self.most
+        ]
         if len(found) < len(numbers):
-            raise SpecError(f"{flag}: {shown(text)}: must be {self._allowed('whole numbers')}, comma-separated")
+            raise SpecError(
+                f"{flag}: {shown(text)}: must be {self._allowed('whole numbers')}, comma-separated"
+            )
         return found
 
     def _allowed(self, noun: str) -> str:
@@ -82,7 +97,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """Finite numbers from `least` to `most`; all, where what takes the number says itself what is allowed."""
+    """Finite numbers from `least` to `most`; all, where what takes the number says itself what is
+    allowed.
+    """
 
     least: float = -math.inf
     most: float = math.inf
@@ -97,9 +114,13 @@ class Real:
     def several(self, text: str, flag: str) -> list[float]:
         """Return the numbers between commas; see `Whole.several`."""
         numbers = [read_real(word.strip()) for word in text.split(",")]
-        found = [number for number in numbers if number is not None and self.least <= number <= self.most]
+        found = [
+            number for number in numbers if number is not None and self.least <= number <= self.most
+        ]
         if len(found) < len(numbers):
-            raise SpecError(f"{flag}: {shown(text)}: must be {self._allowed('finite numbers')}, comma-separated")
+            raise SpecError(
+                f"{flag}: {shown(text)}: must be {self._allowed('finite numbers')}, comma-separated"
+            )
         return found
 
     def _allowed(self, noun: str) -> str:

@@ -17,7 +17,8 @@ T = TypeVar("T")
 def load(path: str) -> Any:
     """Return what ``module:attribute`` names.
 
-    :raises SpecError: There is no such module or attribute, or importing it fails for want of another.
+    :raises SpecError: There is no such module or attribute, or importing it fails for want of
+        another.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -27,16 +28,18 @@ def load(path: str) -> Any:
 
 
 class Registry(Generic[T]):
-    """A mapping from names to objects of one kind; what it does not import is imported when it is asked for.
+    """A mapping from names to objects of one kind; what it does not import is imported when it is
+    asked for.
 
-    A name is looked up among the testbed's own, then among the entry points of installed packages, and is at last taken for the
-    ``module:attribute`` of an object that no package has registered.
+    A name is looked up among the testbed's own, then among the entry points of installed packages,
+    and is at last taken for the ``module:attribute`` of an object that no package has registered.
 
     :param noun: What an object is called, for errors.
     :param base: ``module:class``: each object is an instance or a subclass of it.
     :param own: The testbed's objects, or the ``module:attribute`` where each is.
     :param group: Of entry points.
-    :param adapt: Makes an object of something else that an entry point or ``module:attribute`` names.
+    :param adapt: Makes an object of something else that an entry point or ``module:attribute``
+        names.
     """
 
     def __init__(
@@ -84,7 +87,9 @@ class Registry(Generic[T]):
             found = self._own[name]
             return cast("T", load(found)) if isinstance(found, str) else found
         if name not in self:
-            raise SpecError(f"{self.noun} {shown(name)} does not exist: must be one of {', '.join(self)}")
+            raise SpecError(
+                f"{self.noun} {shown(name)} does not exist: must be one of {', '.join(self)}"
+            )
         try:
             found = load(self._installed.get(name, name))
         except SpecError as error:

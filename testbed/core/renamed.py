@@ -1,7 +1,7 @@
 """Former names of options and what they are called now.
 
-Scenario keys, flags, marks, faults and arguments of groups have one name each. A former name is refused, and the error says the
-present one.
+Scenario keys, flags, marks, faults and arguments of groups have one name each. A former name is
+refused, and the error says the present one.
 """
 
 __all__ = ["RENAMED", "renamed"]
@@ -13,11 +13,14 @@ RENAMED = {
     "transport": "backend",
     "transports": "backends",
 }
-"""The present name of an option by its former one, as keys spell them: flags have hyphens for underscores."""
+"""The present name of an option by its former one, as keys spell them: flags have hyphens for
+underscores.
+"""
 
 
 def renamed(name: str) -> str | None:
-    """Return the present name of an option, spelt as the former one is; None where the name is not a former one.
+    """Return the present name of an option, spelt as the former one is; None where the name is not
+    a former one.
 
     :param name: A key, or a flag with its hyphens: ``--transports`` gives ``--backends``.
     """

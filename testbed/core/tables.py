@@ -1,6 +1,8 @@
-"""`Table`: values that a user sets in a scenario file, by flags or in code; and the errors about wrong ones.
+"""`Table`: values that a user sets in a scenario file, by flags or in code; and the errors about
+wrong ones.
 
-A model defines its keys once, with defaults, bounds and descriptions; help texts and errors are made from them.
+A model defines its keys once, with defaults, bounds and descriptions; help texts and errors are
+made from them.
 """
 
 import difflib
@@ -15,7 +17,13 @@ from typing import Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import (
+    CoreSchema,
+    ErrorDetails,
+    InitErrorDetails,
+    PydanticCustomError,
+    core_schema,
+)
 
 from testbed.core.errors import SpecError
 from testbed.core.numbers import cut
@@ -55,7 +63,9 @@ LENGTHS = {
     "string_too_long": ("max_length", "a string of at most {} characters"),
 }
 DEEPEST = 3  # levels of a value that an error shows
-LONGEST = 256  # bits of a whole number that an error shows in digits; Python refuses to write those of thousands of digits
+# bits of a whole number that an error shows in digits; Python refuses to write those of thousands
+# of digits
+LONGEST = 256
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -67,7 +77,9 @@ class Table(BaseModel):
 
     def only(self, model: type[BaseModel]) -> dict[str, Any]:
         """Return the values of the keys that another model also has."""
-        return {key: getattr(self, key) for key in type(self).model_fields if key in model.model_fields}
+        return {
+            key: getattr(self, key) for key in type(self).model_fields if key in model.model_fields
+        }
 
 
 @dataclass(frozen=True)
@@ -83,9 +95,15 @@ class Named:
     @property
     def names(self) -> list[str]:
         """The names that are accepted."""
-        return [name for name in self.registry if self.accepts is None or self.accepts(self.registry[name])]
+        return [
+            name
+            for name in self.registry
+            if self.accepts is None or self.accepts(self.registry[name])
+        ]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Check the name after the type; see pydantic."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
@@ -103,11 +121,15 @@ class Named:
 
 @dataclass(frozen=True)
 class Tagged:
-    """In an annotation: a table whose model is the one that a registry has for the table's key ``name``."""
+    """In an annotation: a table whose model is the one that a registry has for the table's key
+    ``name``.
+    """
 
     registry: Registry[Any]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         """Make the registry's model first; see pydantic."""
         return core_schema.no_info_before_validator_function(self._make, handler(source))
 
@@ -118,14 +140,21 @@ class Tagged:
             raise PydanticCustomError("no_tag", "no tag", {"known": list(self.registry)})
         name = table["name"]
         if not isinstance(name, str) or name not in self.registry:
-            raise PydanticCustomError("unknown_tag", "unknown tag", {"tag": name, "known": list(self.registry)})
+            raise PydanticCustomError(
+                "unknown_tag", "unknown tag", {"tag": name, "known": list(self.registry)}
+            )
         try:
             return self.registry[name].model_validate(table)
         except SpecError as error:
             raise PydanticCustomError("bad_object", "bad object", {"text": str(error)}) from error
         except ValidationError as error:  # whose places lack the name
             details = [
-                InitErrorDetails(type=_type(each), loc=(name, *each["loc"]), input=each["input"], ctx=each.get("ctx", {}))
+                InitErrorDetails(
+                    type=_type(each),
+                    loc=(name, *each["loc"]),
+                    input=each["input"],
+                    ctx=each.get("ctx", {}),
+                )
                 for each in error.errors(include_url=False)
             ]
             raise ValidationError.from_exception_data(error.title, details) from error
@@ -133,7 +162,11 @@ class Tagged:
 
 def _type(detail: ErrorDetails) -> Any:
     ours = detail["type"] in ("unknown_name", "unknown_tag", "no_tag", "bad_object")
-    return PydanticCustomError(detail["type"], detail["msg"], detail.get("ctx")) if ours else detail["type"]
+    return (
+        PydanticCustomError(detail["type"], detail["msg"], detail.get("ctx"))
+        if ours
+        else detail["type"]
+    )
 
 
 def checked(model: type[M], values: dict[str, Any], write: Callable[[Location], str]) -> M:
@@ -145,7 +178,9 @@ def checked(model: type[M], values: dict[str, Any], write: Callable[[Location], 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise SpecError("\n".join(explain(detail, model, write) for detail in findings(error))) from None
+        raise SpecError(
+            "\n".join(explain(detail, model, write) for detail in findings(error))
+        ) from None
 
 
 def findings(error: ValidationError) -> list[ErrorDetails]:
@@ -153,11 +188,17 @@ def findings(error: ValidationError) -> list[ErrorDetails]:
     details = error.errors(include_url=False)
     entries = {detail["loc"][:-1] for detail in details}
     # An array with a wrong entry is also counted as too short, as if the entry were not there.
-    return [detail for detail in details if not (detail["type"] == "too_short" and detail["loc"] in entries)]
+    return [
+        detail
+        for detail in details
+        if not (detail["type"] == "too_short" and detail["loc"] in entries)
+    ]
 
 
 def explain(
-    detail: ErrorDetails, root: type[BaseModel], write: Callable[[Location], str] = lambda place: path_of(place) + " ="
+    detail: ErrorDetails,
+    root: type[BaseModel],
+    write: Callable[[Location], str] = lambda place: path_of(place) + " =",
 ) -> str:
     """Say what is wrong: the key, its value, what is allowed, and the nearest that is.
 
@@ -170,11 +211,17 @@ def explain(
         case "extra_forbidden":
             return unknown(place, list(model.model_fields), _holds_tables(model))
         case "missing":
-            return f"table [{place[0]}] is missing" if _holds_tables(model) else f"{path_of(place)} is missing"
+            return (
+                f"table [{place[0]}] is missing"
+                if _holds_tables(model)
+                else f"{path_of(place)} is missing"
+            )
         case "no_tag":
             return f"{path_of(place)}.name is missing: must be {options(context['known'])}"
         case "unknown_tag":
-            return wrong(write([*place, "name"]), context["tag"], options(context["known"]), context["known"])
+            return wrong(
+                write([*place, "name"]), context["tag"], options(context["known"]), context["known"]
+            )
         case "unknown_name":
             return wrong(write(place), value, options(context["known"]), context["known"])
         case "bad_object":
@@ -187,7 +234,9 @@ def explain(
             known = [str(each) for each in _literals(_field(model, place).annotation)]
             return wrong(write(place), value, options(known), known)
         case _:
-            noun = None if kind == "float_type" and type(value) is int else NOUNS.get(kind)  # one that no double can hold
+            noun = (
+                None if kind == "float_type" and type(value) is int else NOUNS.get(kind)
+            )  # one that no double can hold
             length = LENGTHS[kind][1].format(context[LENGTHS[kind][0]]) if kind in LENGTHS else None
             text = noun or _bounds(model, place) or length or detail["msg"]
             if kind == "finite_number" and not (" to " in text or "at most" in text):
@@ -196,7 +245,9 @@ def explain(
 
 
 def _resolve(location: Location, root: type[BaseModel]) -> tuple[list[str | int], type[BaseModel]]:
-    """Return a place without the names of registries' models, and the model that its last key is one of."""
+    """Return a place without the names of registries' models, and the model that its last key is
+    one of.
+    """
     place: list[str | int] = []
     model, rest = root, list(location)
     while rest:
@@ -207,7 +258,9 @@ def _resolve(location: Location, root: type[BaseModel]) -> tuple[list[str | int]
         tags = [each for each in field.metadata if isinstance(each, Tagged)]
         if tags and isinstance(rest[0], str):
             model = tags[0].registry[str(rest.pop(0))]
-        elif inner := next((kind for kind in _parts(field.annotation) if issubclass(kind, BaseModel)), None):
+        elif inner := next(
+            (kind for kind in _parts(field.annotation) if issubclass(kind, BaseModel)), None
+        ):
             model = inner
         else:
             break
@@ -233,7 +286,9 @@ def _bounds(model: type[BaseModel], place: Location) -> str | None:
     constraints = list(field.metadata)
     if place and isinstance(place[-1], int):
         entry = typing.get_args(field.annotation)[0]
-        constraints = [c for meta in getattr(entry, "__metadata__", ()) for c in getattr(meta, "metadata", ())]
+        constraints = [
+            c for meta in getattr(entry, "__metadata__", ()) for c in getattr(meta, "metadata", ())
+        ]
     return _range(constraints)
 
 
@@ -275,11 +330,17 @@ def _literals(kind: Any) -> Iterator[Any]:
 
 
 def _holds_tables(model: type[BaseModel]) -> bool:
-    return any(issubclass(kind, BaseModel) for field in model.model_fields.values() for kind in _parts(field.annotation))
+    return any(
+        issubclass(kind, BaseModel)
+        for field in model.model_fields.values()
+        for kind in _parts(field.annotation)
+    )
 
 
 def unknown(place: Location, known: Sequence[str], is_table: bool = False) -> str:
-    """Write an error about a key that a model lacks: its present name if it was renamed, else what is allowed."""
+    """Write an error about a key that a model lacks: its present name if it was renamed, else what
+    is allowed.
+    """
     noun, shown = ("table", f"[{path_of(place)}]") if is_table else ("key", path_of(place))
     name = str(place[-1])
     if (now := renamed(name)) in known:
@@ -323,7 +384,9 @@ def show(value: Any, level: int = 0) -> str:
         case list():
             return cut(f"[{', '.join(show(entry, level + 1) for entry in value)}]")
         case dict():
-            entries = (f"{path_of([str(key)])} = {show(entry, level + 1)}" for key, entry in value.items())
+            entries = (
+                f"{path_of([str(key)])} = {show(entry, level + 1)}" for key, entry in value.items()
+            )
             return cut(f"{{{', '.join(entries)}}}")
         case int() if value.bit_length() > LONGEST:
             return f"{'-' * (value < 0)}2^{value.bit_length() - 1} and more"

@@ -1,4 +1,6 @@
-"""Which programs the links of a fabric carry: the dispatcher of a host, and the program of a switch."""
+"""Which programs the links of a fabric carry: the dispatcher of a host, and the program of a
+switch.
+"""
 
 from testbed.datapath.links import set_datapath
 

@@ -1,4 +1,5 @@
-"""A host's programs, on its link and its doorbell: they hand each group's frames to that group's own programs.
+"""A host's programs, on its link and its doorbell: they hand each group's frames to that group's
+own programs.
 
 The control side of ``bpf/dispatch.bpf.c``, in the worker of the host.
 """
@@ -25,7 +26,9 @@ DOORBELL_FAR = "doorbell1"
 
 
 class Dispatcher:
-    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once per worker; closed with the worker."""
+    """The dispatcher programs of ``bpf/dispatch.bpf.c``, loaded once per worker; closed with the
+    worker.
+    """
 
     def __init__(self) -> None:
         self._object = BpfObject("dispatch")
@@ -44,13 +47,21 @@ class Dispatcher:
     def attach(self) -> None:
         """Attach to link and doorbell; attached already is no error."""
         if not self._links:
-            programs = {LINK: "dispatch_link", DOORBELL_FAR: "dispatch_doorbell", DOORBELL_NEAR: "dispatch_execute"}
+            programs = {
+                LINK: "dispatch_link",
+                DOORBELL_FAR: "dispatch_doorbell",
+                DOORBELL_NEAR: "dispatch_execute",
+            }
             for device, program in programs.items():
                 attached = self._object.programs[program].attach_xdp(socket.if_nametoindex(device))
                 self._links.append(attached)
                 if device == LINK:
                     self._link = attached
-            self._links.append(self._object.programs["dispatch_send"].attach_tc_ingress(socket.if_nametoindex(DOORBELL_FAR)))
+            self._links.append(
+                self._object.programs["dispatch_send"].attach_tc_ingress(
+                    socket.if_nametoindex(DOORBELL_FAR)
+                )
+            )
 
     def detach(self) -> None:
         """Leave the devices to the network stack; groups stay, and work again once attached."""
@@ -60,14 +71,17 @@ class Dispatcher:
 
     @contextmanager
     def tapped(self, program: Program, behind: Map) -> Iterator[None]:
-        """Run another program first on frames that arrive on the link. Neither change loses a frame.
+        """Run another program first on frames that arrive on the link. Neither change loses a
+        frame.
 
         :param program: It goes on by a tail call.
         :param behind: To this map's first program, which is the dispatcher's.
         :raises CollectiveError: The link is the network stack's.
         """
         if self._link is None:
-            raise CollectiveError(f"tap: {LINK} carries no program of the testbed: the datapath has to be xdp")
+            raise CollectiveError(
+                f"tap: {LINK} carries no program of the testbed: the datapath has to be xdp"
+            )
         own = self._object.programs["dispatch_link"]
         behind.update(0, own.fd)
         self._link.update(program)
@@ -77,7 +91,14 @@ class Dispatcher:
             if self._link is not None:
                 self._link.update(own)
 
-    def add(self, group: int, link: Program, doorbell: Program, execute: Program, send: Program | None = None) -> None:
+    def add(
+        self,
+        group: int,
+        link: Program,
+        doorbell: Program,
+        execute: Program,
+        send: Program | None = None,
+    ) -> None:
         """Hand a group's frames to its programs.
 
         :param send: A TC program, for what `doorbell` passes on.
@@ -89,7 +110,10 @@ class Dispatcher:
             except KeyError:
                 self._object.maps[table].update(group, program.fd)
             else:
-                raise CollectiveError(f"this host is in group {group} already: close that one, or choose another group_id")
+                raise CollectiveError(
+                    f"this host is in group {group} already: close that one, or choose another"
+                    " group_id"
+                )
         if send:
             self._object.maps["senders"].update(group, send.fd)
 

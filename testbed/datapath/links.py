@@ -18,23 +18,29 @@ __all__ = ["set_datapath"]
 def set_datapath(fabric: Fabric, kind: Datapath) -> None:
     """Prepare the links for in-kernel backends, or for sockets.
 
-    ``xdp``: the dispatcher is attached to every host's link and doorbell, and the switch program to every port where the plan's
-    switch kind is ``xdp``. ``sockets``: no program of the testbed is attached to any host or switch. Offloads are set with them
-    (`testbed.fabric.Fabric.set_links`).
+    ``xdp``: the dispatcher is attached to every host's link and doorbell, and the switch program to
+    every port where the plan's switch kind is ``xdp``. ``sockets``: no program of the testbed is
+    attached to any host or switch. Offloads are set with them (`testbed.fabric.Fabric.set_links`).
 
-    :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs. Or faults are in force.
+    :raises FabricError: No :class:`testbed.worker.Workers` is open; they own the programs. Or
+        faults are in force.
     :raises SpecError: The MTU leaves no room for XDP, or ``kind`` is unknown.
     """
     if kind not in ("xdp", "sockets"):
         raise SpecError(f"datapath: {kind!r} is unknown: must be one of xdp, sockets")
     if kind == "xdp" and fabric.plan.mtu > MAX_XDP_MTU:
-        raise SpecError(f"mtu: {fabric.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}")
+        raise SpecError(
+            f"mtu: {fabric.plan.mtu} is too large for native XDP, which takes at most {MAX_XDP_MTU}"
+        )
     workers = Workers.of(fabric)
     if fabric.faults:
         raise FabricError("the datapath cannot be changed while faults are in force")
     if kind == "xdp":
         workers.call_all(dispatcher.attach, list(fabric.hosts))
-        workers.call_all(switch.attach, {name: {"flooding": fabric.flooding(name).number} for name in fabric.switches})
+        workers.call_all(
+            switch.attach,
+            {name: {"flooding": fabric.flooding(name).number} for name in fabric.switches},
+        )
     else:
         workers.call_all(dispatcher.detach, list(fabric.hosts))
         workers.call_all(switch.detach, list(fabric.switches))

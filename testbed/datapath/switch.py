@@ -31,9 +31,10 @@ class SwitchProgram:
 def attach(context: WorkerContext, flooding: int) -> None:
     """Attach the program to all ports of this switch; nothing if it is.
 
-    A switch of kind ``bridge`` gets it without a forwarding table, which it does not lose either, so that every frame goes on
-    to the bridge: a veth only takes what its peer's program sends back by XDP_TX while it has a program itself
-    (``veth_xdp_flush`` in drivers/net/veth.c does not wake its NAPI otherwise, GRO or not).
+    A switch of kind ``bridge`` gets it without a forwarding table, which it does not lose either,
+    so that every frame goes on to the bridge: a veth only takes what its peer's program sends back
+    by XDP_TX while it has a program itself (``veth_xdp_flush`` in drivers/net/veth.c does not wake
+    its NAPI otherwise, GRO or not).
 
     :param flooding: Number of the switch's map ``flooding``.
     :raises KernelError: The kernel refused the program or its attachment.
@@ -46,7 +47,9 @@ def attach(context: WorkerContext, flooding: int) -> None:
     with ExitStack() as stack:
         shared = Map.open(flooding)
         try:
-            program = stack.enter_context(BpfObject("switch", reuse={"flooding": shared} if forwards else {}))
+            program = stack.enter_context(
+                BpfObject("switch", reuse={"flooding": shared} if forwards else {})
+            )
         finally:
             os.close(shared.fd)
         if forwards:
@@ -55,14 +58,20 @@ def attach(context: WorkerContext, flooding: int) -> None:
         for port in context.switch.ports:
             ifindex = socket.if_nametoindex(context.switch.ifname(port))
             links[port] = stack.enter_context(program.programs["l2_switch"].attach_xdp(ifindex))
-        context.keep(SwitchProgram(program, links, context.resources.enter_context(stack.pop_all())))
+        context.keep(
+            SwitchProgram(program, links, context.resources.enter_context(stack.pop_all()))
+        )
 
 
 def fill(context: WorkerContext, program: BpfObject) -> None:
-    """Tell a program that has the maps of ``bpf/include/forward.h`` where this switch forwards to."""
+    """Tell a program that has the maps of ``bpf/include/forward.h`` where this switch
+    forwards to.
+    """
     from testbed.kernel.abi import Struct
 
-    index = {port: socket.if_nametoindex(context.switch.ifname(port)) for port in context.switch.ports}
+    index = {
+        port: socket.if_nametoindex(context.switch.ifname(port)) for port in context.switch.ports
+    }
     for port, ifindex in index.items():
         program.maps["ports"].update(port, ifindex)
         program.maps["indices"].update(port, ifindex)

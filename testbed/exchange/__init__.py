@@ -1,1 +1,3 @@
-"""Neighbourhood aggregation between hosts: one interface, in the kernel (`pinch`) and over sockets."""
+"""Neighbourhood aggregation between hosts: one interface, in the kernel (`pinch`) and
+over sockets.
+"""

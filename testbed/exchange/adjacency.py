@@ -17,7 +17,8 @@ __all__ = ["Adjacency"]
 class Adjacency:
     """A sparse matrix of which rows are targets and columns are sources.
 
-    The product is C (``testbed/native/aggregate.c``): from 16 to 512 columns it takes half of the time of scipy's or torch's.
+    The product is C (``testbed/native/aggregate.c``): from 16 to 512 columns it takes half of the
+    time of scipy's or torch's.
 
     :param indptr: int64, shape (n + 1,).
     :param indices: int32: rows of the matrix that is aggregated.

@@ -24,10 +24,12 @@ __all__ = ["GlooGather"]
 
 
 class GlooGather(Exchange):
-    """All-gather of every rank's rows, padded to the largest share, then aggregation of the rows that this rank needs.
+    """All-gather of every rank's rows, padded to the largest share, then aggregation of the rows
+    that this rank needs.
 
-    One more row says whether they are finite, so that all ranks raise the same error, and the exchange can be used again. The
-    adjacency counts rows of what is gathered, where gloo puts them: nothing is copied.
+    One more row says whether they are finite, so that all ranks raise the same error, and the
+    exchange can be used again. The adjacency counts rows of what is gathered, where gloo puts them:
+    nothing is copied.
 
     Phases: ``send`` is checking and copying to gloo's input, ``wait`` the all-gather.
     """
@@ -47,8 +49,12 @@ class GlooGather(Exchange):
         self._base = read_counters(self.context.host.ifname)
         self._group = make_process_group(spec.group, self.context.host.ifname)
         stride = max(halo.sizes) + 1  # behind the rows is the one that says whether they are finite
-        columns = np.concatenate([rank * stride + rows for rank, rows in enumerate(halo.positions)]).astype(np.int32)
-        self._adjacency = Adjacency(halo.indptr, columns[halo.indices], halo.weights, spec.dim, spec.aggregation)
+        columns = np.concatenate(
+            [rank * stride + rows for rank, rows in enumerate(halo.positions)]
+        ).astype(np.int32)
+        self._adjacency = Adjacency(
+            halo.indptr, columns[halo.indices], halo.weights, spec.dim, spec.aggregation
+        )
         self._mine = np.zeros((stride, spec.dim), np.float32)
         self._all = np.zeros((spec.group.size * stride, spec.dim), np.float32)
 
@@ -61,7 +67,9 @@ class GlooGather(Exchange):
         self._mine[-1] = not all_finite(x)
         copied = time.perf_counter()
         try:
-            self._group._allgather_base(torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)).wait()
+            self._group._allgather_base(
+                torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)
+            ).wait()
         except RuntimeError as error:
             self.close()
             raise explain(error, group) from error

@@ -1,4 +1,6 @@
-"""`Halo`: what one rank of a partitioned graph owns, sends to others and receives from them. Pure."""
+"""`Halo`: what one rank of a partitioned graph owns, sends to others and receives from
+them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,21 @@ __all__ = ["Halo", "make_halos"]
 class Halo:
     """One rank's part of a graph whose vertices are dealt out to ranks.
 
-    Positions count the rank's own vertices, 0..n-1, in ascending order of their numbers in the graph. Halo vertices
-    are neighbours that others own; they count 0..h-1, those of rank 0 first, each rank's in ascending order.
+    Positions count the rank's own vertices, 0..n-1, in ascending order of their numbers in the
+    graph. Halo vertices are neighbours that others own; they count 0..h-1, those of rank 0 first,
+    each rank's in ascending order.
 
     :param rank: Of `world`.
     :param owned: int64, shape (n,): the rank's vertices, ascending.
-    :param sends: For each rank, int64: the positions of the vertices that it needs, ascending; none for this rank.
-    :param sources: For each rank, int64: the vertices that this rank needs of it, ascending: what it sends, in that order.
-    :param positions: For each rank, int64: the positions of these there, that is its `sends` to this rank.
+    :param sends: For each rank, int64: the positions of the vertices that it needs, ascending; none
+        for this rank.
+    :param sources: For each rank, int64: the vertices that this rank needs of it, ascending: what
+        it sends, in that order.
+    :param positions: For each rank, int64: the positions of these there, that is its `sends` to
+        this rank.
     :param sizes: For each rank, the number of vertices that it owns.
-    :param indptr: int64, shape (n + 1,): the halo neighbours of position v are ``indices[indptr[v]:indptr[v + 1]]``.
+    :param indptr: int64, shape (n + 1,): the halo neighbours of position v are
+        ``indices[indptr[v]:indptr[v + 1]]``.
     :param indices: int32: numbers of halo vertices.
     :param weights: float32, one per entry of `indices`, or None.
     :param local_indptr: int64, shape (n + 1,): the same for neighbours that this rank owns.
@@ -67,20 +74,27 @@ def make_halos(
 ) -> tuple[Halo, ...]:
     """Make every rank's halo.
 
-    :param indptr: int64, shape (n + 1,): vertex v takes in messages of ``indices[indptr[v]:indptr[v + 1]]``.
+    :param indptr: int64, shape (n + 1,): vertex v takes in messages of ``indices[indptr[v]:indptr[v
+        + 1]]``.
     :param owner: Shape (n,): the rank that owns each vertex.
     :param weights: float32, one per entry of `indices`.
     :raises SpecError: The owner of a vertex is no rank.
     """
     n = len(indptr) - 1
     if len(owner) != n or (n and not 0 <= int(owner.min()) <= int(owner.max()) < world):
-        raise SpecError(f"halo: owner has {len(owner)} entries: must be one for each of {n} vertices, each 0..{world - 1}")
+        raise SpecError(
+            f"halo: owner has {len(owner)} entries: must be one for each of {n} vertices, each"
+            f" 0..{world - 1}"
+        )
     position = np.empty(n, np.int64)
     owned = [np.flatnonzero(owner == rank) for rank in range(world)]
     for vertices in owned:
         position[vertices] = np.arange(len(vertices))
     target = np.repeat(np.arange(n), np.diff(indptr))
-    parts = [_Part(rank, world, owned[rank], target, indices, owner, weights, position) for rank in range(world)]
+    parts = [
+        _Part(rank, world, owned[rank], target, indices, owner, weights, position)
+        for rank in range(world)
+    ]
     return tuple(part.halo(parts, position) for part in parts)
 
 
@@ -108,19 +122,46 @@ class _Part:
         number = np.empty(len(owner), np.int32)  # of a halo vertex
         number[np.concatenate(self.sources)] = np.arange(len(needed), dtype=np.int32)
         rows = position[target]
-        self.remote = _rows(rows[there], number[source[there]], None if weights is None else weights[there], len(owned))
-        self.local = _rows(rows[here], position[source[here]], None if weights is None else weights[here], len(owned))
+        self.remote = _rows(
+            rows[there],
+            number[source[there]],
+            None if weights is None else weights[there],
+            len(owned),
+        )
+        self.local = _rows(
+            rows[here],
+            position[source[here]],
+            None if weights is None else weights[here],
+            len(owned),
+        )
 
     def halo(self, parts: list[_Part], position: NDArray[np.int64]) -> Halo:
         sends = tuple(position[part.sources[self.rank]] for part in parts)
         positions = tuple(position[vertices] for vertices in self.sources)
         sizes = tuple(len(part.owned) for part in parts)
-        return Halo(self.rank, self.world, self.owned, sends, self.sources, positions, sizes, *self.remote, *self.local)
+        return Halo(
+            self.rank,
+            self.world,
+            self.owned,
+            sends,
+            self.sources,
+            positions,
+            sizes,
+            *self.remote,
+            *self.local,
+        )
 
 
 def _rows(
-    rows: NDArray[np.int64], columns: NDArray[np.integer], weights: NDArray[np.float32] | None, count: int
+    rows: NDArray[np.int64],
+    columns: NDArray[np.integer],
+    weights: NDArray[np.float32] | None,
+    count: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32] | None]:
     indptr = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=count), out=indptr[1:])
-    return indptr, columns.astype(np.int32), None if weights is None else np.ascontiguousarray(weights, np.float32)
+    return (
+        indptr,
+        columns.astype(np.int32),
+        None if weights is None else np.ascontiguousarray(weights, np.float32),
+    )

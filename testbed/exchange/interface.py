@@ -21,30 +21,44 @@ if TYPE_CHECKING:
     from testbed.exchange.halo import Halo
     from testbed.worker import WorkerContext
 
-__all__ = ["MAX_DIM", "PHASES", "Aggregation", "Embeddings", "Exchange", "ExchangeSpec", "Processing"]
+__all__ = [
+    "MAX_DIM",
+    "PHASES",
+    "Aggregation",
+    "Embeddings",
+    "Exchange",
+    "ExchangeSpec",
+    "Processing",
+]
 
 Aggregation = Literal["sum", "weighted", "max"]
-"""``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see docs/pinch.md."""
+"""``mean`` and GCN's normalisation are ``sum`` with rows scaled before and after: see
+docs/pinch.md.
+"""
 Embeddings = NDArray[np.float32]
 
 MAX_DIM = 512
 PHASES = ("quantize", "send", "wait", "aggregate", "dequantize")
-"""What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot see."""
+"""What an exchange's time is split into. An exchange leaves at zero what it does not have or cannot
+see.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpec:
-    """What one rank has to know to open an exchange; all but `group.rank` and `halo` are equal on all ranks. Picklable.
+    """What one rank has to know to open an exchange; all but `group.rank` and `halo` are equal on
+    all ranks. Picklable.
 
     An exchange is one direction of one layer: it is opened once, and used once or more per epoch.
 
-    :param group: Who takes part. Its id is the exchange's own: no backend and no other exchange at the time has it.
+    :param group: Who takes part. Its id is the exchange's own: no backend and no other exchange at
+        the time has it.
     :param halo: Which vertices this rank owns, sends and receives.
     :param dim: Elements of an embedding, 1..512.
     :param aggregation: ``sum``, ``weighted`` (with `Halo.weights`), or ``max`` (elementwise).
     :param bound: Of `ExchangeTerms`, as are `staleness` and `processing`.
-    :param exponent: All ranks' magnitudes are below ``2**exponent``, which then need not be agreed on; None: they are agreed
-        on every time. What is larger is an error (pinch).
+    :param exponent: All ranks' magnitudes are below ``2**exponent``, which then need not be agreed
+        on; None: they are agreed on every time. What is larger is an error (pinch).
     :raises SpecError: A field is outside of what is allowed here.
     """
 
@@ -63,11 +77,18 @@ class ExchangeSpec:
         terms = {key: getattr(self, key) for key in ExchangeTerms.model_fields}
         checked(ExchangeTerms, terms, lambda place: f"exchange: {path_of(place)} =")
         if self.bound is not None and self.aggregation == "max":
-            raise SpecError("exchange: bound: aggregation must be sum or weighted, since a maximum cannot be taken back")
+            raise SpecError(
+                "exchange: bound: aggregation must be sum or weighted, since a maximum cannot be"
+                " taken back"
+            )
         if self.aggregation == "weighted" and self.halo.weights is None:
             raise SpecError("exchange: aggregation = 'weighted': needs a halo with weights")
-        if self.exponent is not None and (self.bound is not None or not -126 <= self.exponent <= 127):
-            raise SpecError(f"exchange: exponent = {self.exponent}: must be -126..127, without bound")
+        if self.exponent is not None and (
+            self.bound is not None or not -126 <= self.exponent <= 127
+        ):
+            raise SpecError(
+                f"exchange: exponent = {self.exponent}: must be -126..127, without bound"
+            )
 
 
 class Exchange(Closing):
@@ -98,14 +119,18 @@ class Exchange(Closing):
         """
 
     def aggregate(self, x: Embeddings, out: Embeddings | None = None) -> Embeddings:
-        """Aggregate what this rank's vertices receive from their neighbours on other ranks; all ranks call it.
+        """Aggregate what this rank's vertices receive from their neighbours on other ranks; all
+        ranks call it.
 
-        :param x: C-contiguous float32 of shape (owned vertices, dim): all of this rank's embeddings, left as they are.
-        :param out: Where the aggregates go, an array of the same shape that can be written; None for a new one.
+        :param x: C-contiguous float32 of shape (owned vertices, dim): all of this rank's
+            embeddings, left as they are.
+        :param out: Where the aggregates go, an array of the same shape that can be written; None
+            for a new one.
         :returns: `out`. A vertex without neighbours elsewhere has 0 (``max``: -inf).
-        :raises SpecError: An array has the wrong type, layout or shape, or `out` is read-only or overlaps `x`; nothing has been
-            sent.
-        :raises CollectiveError: The exchange could not complete, or a value is not finite; the text names the rank.
+        :raises SpecError: An array has the wrong type, layout or shape, or `out` is read-only or
+            overlaps `x`; nothing has been sent.
+        :raises CollectiveError: The exchange could not complete, or a value is not finite; the text
+            names the rank.
         """
         shape = self.spec.halo.num_owned, self.spec.dim
         check_array("aggregate", "x", x, shape)
@@ -126,5 +151,7 @@ class Exchange(Closing):
         """What this rank has sent since `connect`, cumulative."""
 
     def measures(self) -> dict[str, float]:
-        """What this exchange counts besides, cumulative since `connect`, by metric: ``redundant_bytes``, ``cache_hits``, ..."""
+        """What this exchange counts besides, cumulative since `connect`, by metric:
+        ``redundant_bytes``, ``cache_hits``, ...
+        """
         return {}

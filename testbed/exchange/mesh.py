@@ -1,11 +1,13 @@
-"""`Mesh`: TCP connections between ranks that need each other's vertices, and the exchange of rows over them.
+"""`Mesh`: TCP connections between ranks that need each other's vertices, and the exchange of rows
+over them.
 
-There is one connection per pair, opened once. The loop is C (``testbed/native/mesh.c``): it gathers, sends and receives for all
-peers at once, and what it receives goes straight to its place in the matrix of halo vertices.
+There is one connection per pair, opened once. The loop is C (``testbed/native/mesh.c``): it
+gathers, sends and receives for all peers at once, and what it receives goes straight to its place
+in the matrix of halo vertices.
 
-A rank that gives up says on all its connections whom it blames, so that the others name the same rank and not the one that
-closed on them. Before it blames a rank for being silent, it says that it waits: the rank that others wait for may only wait for
-yet another.
+A rank that gives up says on all its connections whom it blames, so that the others name the same
+rank and not the one that closed on them. Before it blames a rank for being silent, it says that it
+waits: the rank that others wait for may only wait for yet another.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from testbed.kernel.abi import Struct, constant, dtype
 
 __all__ = ["Mesh"]
 
-# 4 ranks on 2 cores, 2.4 MB to each peer: an exchange took as long with buffers of 1 MiB, longer with less, and as long with
-# chunks of 256 KiB; but the larger, the fewer system calls.
+# 4 ranks on 2 cores, 2.4 MB to each peer: an exchange took as long with buffers of 1 MiB, longer
+# with less, and as long with chunks of 256 KiB; but the larger, the fewer system calls.
 BUFFER_BYTES = 4 << 20  # so that messages of common sizes are handed to the kernel at once
 CHUNK_BYTES = 1 << 20  # of rows gathered at once
 
@@ -52,7 +54,8 @@ class _Outcome(IntEnum):
 
 
 class Mesh(Closing):
-    """One rank's connections to its peers: the ranks that it needs vertices of, or that need vertices of it.
+    """One rank's connections to its peers: the ranks that it needs vertices of, or that need
+    vertices of it.
 
     :param name: The exchange's, for errors.
     :param pull: Whether rows are asked for, by the numbers of their vertices, or sent unasked.
@@ -62,16 +65,23 @@ class Mesh(Closing):
 
     def __init__(self, name: str, spec: ExchangeSpec, pull: bool, matrix: Embeddings) -> None:
         halo, group = spec.halo, spec.group
-        after = [(group.rank + step) % group.size for step in range(1, group.size)]  # not all begin with rank 0
+        after = [
+            (group.rank + step) % group.size for step in range(1, group.size)
+        ]  # not all begin with rank 0
         self._ranks = [rank for rank in after if len(halo.sends[rank]) or len(halo.sources[rank])]
         self._group = group
-        self._grace = min(1.0, group.timeout / 4)  # for a rank that is waited for to say that it waits, too
+        self._grace = min(
+            1.0, group.timeout / 4
+        )  # for a rank that is waited for to say that it waits, too
         patience = group.timeout - self._grace
         self._open = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._open)
             self._rendezvous = Rendezvous(name, group, BUFFER_BYTES, self._open, patience)
-            lower, higher = ([(rank, 0) for rank in self._ranks if (rank > group.rank) is late] for late in (False, True))
+            lower, higher = (
+                [(rank, 0) for rank in self._ranks if (rank > group.rank) is late]
+                for late in (False, True)
+            )
             called, came = self._rendezvous.connect(lower, higher)
             undo.pop_all()
         self._sockets = [(called | came)[rank, 0] for rank in self._ranks]
@@ -96,14 +106,20 @@ class Mesh(Closing):
         first = np.cumsum([0, *(len(source) for source in halo.sources)])
         self._arrays: list[NDArray[Any]] = [matrix]  # which the structures point to
         for peer, rank, sock in zip(self._peers, self._ranks, self._sockets, strict=True):
-            requests, sends = (np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends))
+            requests, sends = (
+                np.ascontiguousarray(each[rank], np.int64) for each in (halo.sources, halo.sends)
+            )
             rows = np.empty_like(sends) if pull else sends
             chunk = np.empty(min(CHUNK_BYTES, len(rows) * row_bytes), np.uint8)
             self._arrays += [requests, rows, chunk]
             peer["fd"] = sock.fileno()
             peer["needed"], peer["requests"] = len(requests), requests.ctypes.data
             peer["into"] = matrix.ctypes.data + int(first[rank]) * row_bytes
-            peer["serves"], peer["rows"], peer["chunk"] = len(rows), rows.ctypes.data, chunk.ctypes.data
+            peer["serves"], peer["rows"], peer["chunk"] = (
+                len(rows),
+                rows.ctypes.data,
+                chunk.ctypes.data,
+            )
 
     @property
     def send_seconds(self) -> float:
@@ -122,7 +138,11 @@ class Mesh(Closing):
         self._mesh.nonfinite = nonfinite
         outcome = _Outcome(self._call(self._mesh.address, x.ctypes.data))
         if outcome is _Outcome.FINE:
-            return [rank for rank, peer in zip(self._ranks, self._peers, strict=True) if peer["nonfinite"]]
+            return [
+                rank
+                for rank, peer in zip(self._ranks, self._peers, strict=True)
+                if peer["nonfinite"]
+            ]
         cause, failed = ctypes.get_errno(), self._mesh.failed
         culprit = self._ranks[failed]
         if outcome is _Outcome.NOTED:
@@ -135,16 +155,21 @@ class Mesh(Closing):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
         error = self._rendezvous.error(self._group.members[culprit], self._describe(outcome))
-        raise error from (OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None)
+        raise error from (
+            OSError(cause, os.strerror(cause)) if cause and outcome is _Outcome.GONE else None
+        )
 
     def _ask_why(self, index: int, waits: bool) -> tuple[_Outcome, int]:
-        """Find out whether a peer that nothing comes from is at fault, or waits itself and knows better.
+        """Find out whether a peer that nothing comes from is at fault, or waits itself and knows
+        better.
 
         :param waits: Whether it has said so.
         """
         self._tell(_Outcome.WAITING, self._group.rank)
         sock, peer, rank = self._sockets[index], self._peers[index], self._ranks[index]
-        if peer["in"]["done"] and not waits:  # in the middle of a message, where there is no place for a note
+        if (
+            peer["in"]["done"] and not waits
+        ):  # in the middle of a message, where there is no place for a note
             return _Outcome.SILENT, rank
         deadline = time.monotonic() + self._grace * (2 if waits else 1)
         while select.select([sock], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -154,7 +179,9 @@ class Mesh(Closing):
                 note = b""
             if not note:
                 return _Outcome.GONE, rank
-            kind, why, culprit = np.frombuffer(note.ljust(_HEADER.itemsize, b"\0"), _HEADER, 1).item()
+            kind, why, culprit = np.frombuffer(
+                note.ljust(_HEADER.itemsize, b"\0"), _HEADER, 1
+            ).item()
             if kind != _NOTE:
                 break
             if why != _Outcome.WAITING:
@@ -166,7 +193,9 @@ class Mesh(Closing):
         return {
             _Outcome.GONE: "has closed its connection or died",
             _Outcome.SILENT: f"was silent for {self._group.timeout:g} s",
-            _Outcome.FOREIGN: "sent what is not due: ranks differ in halos, dim, or how often they call",
+            _Outcome.FOREIGN: (
+                "sent what is not due: ranks differ in halos, dim, or how often they call"
+            ),
             _Outcome.UNKNOWN_VERTEX: "asked a rank for a vertex that it does not own",
         }[outcome]
 

@@ -1,4 +1,6 @@
-"""The options of exchanges, each defined once; `testbed.comm.options` has those of all collectives."""
+"""The options of exchanges, each defined once; `testbed.comm.options` has those of all
+collectives.
+"""
 
 from typing import Literal
 
@@ -18,18 +20,25 @@ class ExchangeTerms(Table):
     bound: float | None = Field(
         default=None,
         ge=0,
-        description="pinch sends a vertex again only once an element has changed by more than this since it was last sent; "
-        "0: once it has changed at all; default: every vertex every time",
+        description=(
+            "pinch sends a vertex again only once an element has changed by more than this since it"
+            " was last sent; 0: once it has changed at all; default: every vertex every time"
+        ),
     )
     staleness: int = Field(
         default=10,
         ge=1,
         le=1 << 31,  # exchanges are counted in 32 bits
-        description="pinch sends a vertex after this many exchanges at the latest, whatever the bound",
+        description=(
+            "pinch sends a vertex after this many exchanges at the latest, whatever the bound"
+        ),
     )
     processing: Processing = Field(
         default="pinned",
-        description="where pinch aggregates frames: pinned, on the receiving rank's CPU, or spread, where they arrive",
+        description=(
+            "where pinch aggregates frames: pinned, on the receiving rank's CPU, or spread, where"
+            " they arrive"
+        ),
     )
 
 

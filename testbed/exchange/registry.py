@@ -28,7 +28,9 @@ class ExchangeEntry(Entry):
 
 def exchange_of(found: Any) -> ExchangeEntry:
     """Make the entry of a class that another package brings."""
-    return ExchangeEntry(**asdict(entry_of(found)), all_reduce="xdp-ring" if found.needs == "xdp" else "tcp-ring")
+    return ExchangeEntry(
+        **asdict(entry_of(found)), all_reduce="xdp-ring" if found.needs == "xdp" else "tcp-ring"
+    )
 
 
 EXCHANGES: Registry[ExchangeEntry] = Registry(
@@ -42,9 +44,13 @@ EXCHANGES: Registry[ExchangeEntry] = Registry(
             all_reduce="xdp-ring",
         ),
         "tcp-pull": ExchangeEntry(
-            "testbed.exchange.tcp:TcpPull", "sockets", "ask owners for what is needed, and wait, as DistDGL does"
+            "testbed.exchange.tcp:TcpPull",
+            "sockets",
+            "ask owners for what is needed, and wait, as DistDGL does",
         ),
-        "tcp-push": ExchangeEntry("testbed.exchange.tcp:TcpPush", "sockets", "send to those that need it"),
+        "tcp-push": ExchangeEntry(
+            "testbed.exchange.tcp:TcpPush", "sockets", "send to those that need it"
+        ),
         "gloo": ExchangeEntry(
             "testbed.exchange.gloo:GlooGather",
             "sockets",

@@ -1,4 +1,6 @@
-"""Exchanges over plain TCP: `tcp-push` and `tcp-pull`, which differ only in which side sends first."""
+"""Exchanges over plain TCP: `tcp-push` and `tcp-pull`, which differ only in which side
+sends first.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ __all__ = ["TcpExchange", "TcpPull", "TcpPush"]
 class TcpExchange(Exchange):
     """Exchange of rows over a `Mesh`, aggregated when all have come.
 
-    Values that are not finite end `aggregate` on the rank that has them, if others need any of its vertices, and on those
-    others; the exchange can be used again. After any other error it cannot.
+    Values that are not finite end `aggregate` on the rank that has them, if others need any of its
+    vertices, and on those others; the exchange can be used again. After any other error it cannot.
 
-    Phases: ``send`` is checking, gathering and handing to the kernel, ``wait`` everything else until the rows of others are
-    there, so receiving, too.
+    Phases: ``send`` is checking, gathering and handing to the kernel, ``wait`` everything else
+    until the rows of others are there, so receiving, too.
     """
 
     pull: ClassVar[bool]
@@ -38,7 +40,9 @@ class TcpExchange(Exchange):
         super().__init__(context, spec)
         halo = spec.halo
         self._matrix = np.zeros((halo.num_halo, spec.dim), np.float32)
-        self._adjacency = Adjacency(halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation)
+        self._adjacency = Adjacency(
+            halo.indptr, halo.indices, halo.weights, spec.dim, spec.aggregation
+        )
         self._mesh: Mesh | None = None
         self._failure: str | None = None
         self._base = Counters()
@@ -61,7 +65,9 @@ class TcpExchange(Exchange):
         try:
             ranks = mesh.exchange(x, nonfinite)
         except CollectiveError as error:
-            self._failure = str(error)  # connections stay open: to close them could take back what the others are told
+            self._failure = str(
+                error
+            )  # connections stay open: to close them could take back what the others are told
             raise
         received = time.perf_counter()
         sending = mesh.send_seconds - sent
@@ -84,13 +90,15 @@ class TcpExchange(Exchange):
 
 
 class TcpPull(TcpExchange):
-    """``tcp-pull``: every rank asks the owners for the vertices that it needs and waits, as DistDGL does.
+    """``tcp-pull``: every rank asks the owners for the vertices that it needs and waits, as DistDGL
+    does.
 
-    A request with vertices' numbers (int64) and an answer with their rows, an owner and exchange. Zheng et al., "DistDGL:
-    Distributed Graph Neural Network Training for Billion-Scale Graphs", IA3 2020: the key-value store's pull sends vertices'
-    numbers to their owners, one request each, and blocks until the rows are there. There, servers are processes of their own;
-    here a rank serves while it waits, until all that need vertices of it have them, and a request for the exchange to come
-    waits in the socket until this rank has called.
+    A request with vertices' numbers (int64) and an answer with their rows, an owner and exchange.
+    Zheng et al., "DistDGL: Distributed Graph Neural Network Training for Billion-Scale Graphs", IA3
+    2020: the key-value store's pull sends vertices' numbers to their owners, one request each, and
+    blocks until the rows are there. There, servers are processes of their own; here a rank serves
+    while it waits, until all that need vertices of it have them, and a request for the exchange to
+    come waits in the socket until this rank has called.
     """
 
     name: ClassVar[str] = "tcp-pull"
@@ -98,7 +106,8 @@ class TcpPull(TcpExchange):
 
 
 class TcpPush(TcpExchange):
-    """``tcp-push``: every rank sends its rows to the ranks that need them, over plain TCP: the baseline for `pinch`.
+    """``tcp-push``: every rank sends its rows to the ranks that need them, over plain TCP: the
+    baseline for `pinch`.
 
     One message per peer and exchange; the halo says which rank needs what.
     """

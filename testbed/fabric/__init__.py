@@ -9,7 +9,9 @@ __all__ = ["Datapath", "Fabric"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import Mininet and pyroute2 when they are asked for: workers use modules of this package that need neither."""
+    """Import Mininet and pyroute2 when they are asked for: workers use modules of this package that
+    need neither.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from testbed.fabric import core

@@ -17,8 +17,8 @@ __all__ = ["Leftovers", "clean"]
 class Leftovers:
     """The remains of one run that were removed.
 
-    :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces go with
-        them.
+    :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces
+        go with them.
     :param files: Control groups, directories and the state file.
     :param error: Why nothing was removed, if nothing was.
     """
@@ -30,8 +30,8 @@ class Leftovers:
 
 
 def clean(root: Path = ROOT) -> list[Leftovers]:
-    """For each state file of a dead controller, kill the processes it lists, remove its directories, and it.
-    What failed controllers have left word of is forgotten.
+    """For each state file of a dead controller, kill the processes it lists, remove its
+    directories, and it. What failed controllers have left word of is forgotten.
 
     A process is only killed if its start time is the listed one, or if it has the run's id in its
     environment; a directory is only removed if it is the run's own, inside of ``root``.
@@ -51,9 +51,14 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
         if state.controller.alive:
             continue
         killed = {entry.pid: entry for entry in kill(state.processes)}
-        # Their children are found by the run's id; once more, for those that were started meanwhile.
+        # Their children are found by the run's id; once more, for those that were started
+        # meanwhile.
         for _ in range(2):
-            killed |= {entry.pid: entry for entry in kill(processes_of(file.run_id)) if entry.pid not in killed}
+            killed |= {
+                entry.pid: entry
+                for entry in kill(processes_of(file.run_id))
+                if entry.pid not in killed
+            }
         left.processes = [f"{entry.name} ({entry.pid})" for entry in killed.values()]
         left.files += map(str, remove_groups(file.run_id))
         for directory in map(Path, state.directories):

@@ -1,4 +1,6 @@
-"""A fabric: hosts, links and switches of a plan, built with Mininet, and all that removes them again."""
+"""A fabric: hosts, links and switches of a plan, built with Mininet, and all that removes them
+again.
+"""
 
 import os
 import shutil
@@ -45,10 +47,13 @@ class Fabric:
     :param plan: What to build.
     :param run_id: Name of the run, unique on this machine; a random one where not given.
     :param root: Where state files are kept.
-    :param kept: It stays up to be worked on: `testbed exec` and `down` mean it where no run is named.
+    :param kept: It stays up to be worked on: `testbed exec` and `down` mean it where no run is
+        named.
     """
 
-    def __init__(self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False) -> None:
+    def __init__(
+        self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False
+    ) -> None:
         self.plan = plan
         self._kept = kept
         self.run_id = run_id or new_run_id()
@@ -69,7 +74,13 @@ class Fabric:
             self._turn_signals_into_exceptions(stack)
             pid = os.getpid()
             controller = ProcessEntry("controller", pid, start_time(pid) or 0)
-            state = State(self.run_id, controller, self.plan.to_dict(), directories=[str(self.directory)], kept=self._kept)
+            state = State(
+                self.run_id,
+                controller,
+                self.plan.to_dict(),
+                directories=[str(self.directory)],
+                kept=self._kept,
+            )
             with signals_later():  # what is made is on the stack before anything can interrupt
                 self.state.create(state)
                 stack.callback(self.state.remove)
@@ -81,7 +92,12 @@ class Fabric:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stack.close()
 
     @property
@@ -95,20 +111,23 @@ class Fabric:
         return self._datapath
 
     def set_links(self, kind: Datapath) -> None:
-        """Prepare the links for in-kernel backends or sockets: the part of `testbed.datapath.set_datapath` without programs.
+        """Prepare the links for in-kernel backends or sockets: the part of
+        `testbed.datapath.set_datapath` without programs.
 
-        ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it has NAPI (``veth_xdp_xmit`` in
-        drivers/net/veth.c), and hosts checksum what they send, since CHECKSUM_PARTIAL does not survive a redirect. ``sockets``:
-        offloads are as planned.
+        ``xdp``: every end of a link gets GRO, since a veth takes redirected frames only while it
+        has NAPI (``veth_xdp_xmit`` in drivers/net/veth.c), and hosts checksum what they send, since
+        CHECKSUM_PARTIAL does not survive a redirect. ``sockets``: offloads are as planned.
         """
         self._set_offloads(kind)
         self._datapath = kind
 
     def set_faults(self, active: bool) -> None:
-        """Turn offloads off while faults are in force, so that faults see frames as a wire carries them.
+        """Turn offloads off while faults are in force, so that faults see frames as a wire carries
+        them.
 
-        Hosts segment and checksum what they send, and switches merge nothing that comes in: a rule is about a frame, not about
-        64 KiB of TCP, and a corrupted segment fails its checksum. The datapath stays as it is meanwhile.
+        Hosts segment and checksum what they send, and switches merge nothing that comes in: a rule
+        is about a frame, not about 64 KiB of TCP, and a corrupted segment fails its checksum. The
+        datapath stays as it is meanwhile.
         """
         self._faults = active
         self._set_offloads(self._datapath)
@@ -119,10 +138,12 @@ class Fabric:
         return self._faults
 
     def flooding(self, switch: str) -> Map:
-        """The map that tells all programs of a switch whether its forwarding table is lost; open while the fabric is up.
+        """The map that tells all programs of a switch whether its forwarding table is lost; open
+        while the fabric is up.
 
-        It is made when it is first asked for, and this process's, so that what is in it holds for programs to come, too, and
-        any thread may write it: :func:`testbed.faults.flood.flooded` does.
+        It is made when it is first asked for, and this process's, so that what is in it holds for
+        programs to come, too, and any thread may write it: :func:`testbed.faults.flood.flooded`
+        does.
 
         :raises SpecError: There is no such switch.
         :raises KernelError: The kernel refused the map.
@@ -142,8 +163,11 @@ class Fabric:
         with self._flooding_lock:
             return frozenset(name for name, made in self._flooding.items() if made.view()[0, 0])
 
-    def popen(self, node: str, command: Sequence[str], track: str, **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process inside a node's namespaces; it is in them on return, so that faults of its host affect it.
+    def popen(
+        self, node: str, command: Sequence[str], track: str, **options: Any
+    ) -> "subprocess.Popen[Any]":
+        """Start a process inside a node's namespaces; it is in them on return, so that faults of
+        its host affect it.
 
         :param node: Name of a host or switch.
         :param command: Program and arguments.
@@ -154,16 +178,24 @@ class Fabric:
         process = subprocess.Popen(*self._inside(node, command, options), **options)
         self.track(track, process.pid)
         deadline = time.monotonic() + START_TIMEOUT
-        while _in_our_network(process.pid) and process.poll() is None:  # mnexec joins the node's namespaces only once it runs
+        while (
+            _in_our_network(process.pid) and process.poll() is None
+        ):  # mnexec joins the node's namespaces only once it runs
             if time.monotonic() > deadline:
                 process.kill()
                 process.wait()
-                raise FabricError(f"{track}: is not inside {node} {START_TIMEOUT:g} s after it was started")
+                raise FabricError(
+                    f"{track}: is not inside {node} {START_TIMEOUT:g} s after it was started"
+                )
             time.sleep(0.001)
         return process
 
-    def run(self, node: str, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-        """Run a command inside a node's namespaces to its end: :func:`subprocess.run`, with text output."""
+    def run(
+        self, node: str, command: Sequence[str], **options: Any
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command inside a node's namespaces to its end: :func:`subprocess.run`, with text
+        output.
+        """
         options = {"capture_output": True, "text": True, **options}
         return subprocess.run(*self._inside(node, command, options), **options)
 
@@ -171,21 +203,28 @@ class Fabric:
         """List a process in the state file: it is killed with the fabric."""
         self.state.add_process(name, pid)
 
-    def _inside(self, name: str, command: Sequence[str], options: dict[str, Any]) -> tuple[list[str]]:
+    def _inside(
+        self, name: str, command: Sequence[str], options: dict[str, Any]
+    ) -> tuple[list[str]]:
         if name not in self.nodes:
             raise SpecError(f"node: {name!r} is not in this fabric; it has {', '.join(self.nodes)}")
         options["env"] = {**(options.get("env") or os.environ), RUN_VARIABLE: self.run_id}
         return (["mnexec", "-a", str(self.nodes[name].pid), *command],)
 
     def _build(self) -> None:
-        # Mininet.init() would raise limits of the whole machine (net.core, kernel.pty) and leave them so.
+        # Mininet.init() would raise limits of the whole machine (net.core, kernel.pty) and leave
+        # them so.
         Mininet.inited = True
-        net = Mininet(controller=None, host=Host, switch=Bridge, link=VethLink, intf=SilentIntf, build=False)
+        net = Mininet(
+            controller=None, host=Host, switch=Bridge, link=VethLink, intf=SilentIntf, build=False
+        )
         # Processes first and all at once: they start while the others do.
         for host in self.plan.hosts:
             self.hosts[host.name] = net.addHost(host.name, fabric=self, plan=host)
         for switch in self.plan.switches:
-            self.switches[switch.name] = net.addSwitch(switch.name, fabric=self, plan=switch, inNamespace=True)
+            self.switches[switch.name] = net.addSwitch(
+                switch.name, fabric=self, plan=switch, inNamespace=True
+            )
         for node in self.nodes.values():
             node.enter()
         macs = {host.name: host.mac for host in self.plan.hosts}
@@ -206,7 +245,9 @@ class Fabric:
         of_port = {**every, "gro": True} if kind == "xdp" else every
         if self._faults:
             of_host = {**of_host, "tx": False, "tso": False, "gso": False}
-            if not (kind == "xdp" and self.plan.switch_kind == "xdp"):  # there, the program meets frames before GRO does
+            if not (
+                kind == "xdp" and self.plan.switch_kind == "xdp"
+            ):  # there, the program meets frames before GRO does
                 of_port = {**of_port, "gro": False}
         for host in self.hosts.values():
             host.namespace.offload(host.plan.ifname, **of_host)
@@ -221,10 +262,16 @@ class Fabric:
     def _terminate(self) -> None:
         """Kill what runs in the namespaces, then what holds them."""
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
+            for (
+                number
+            ) in SIGNALS:  # another Ctrl-C must not stop the clean-up; it is over in a moment
                 signal.signal(number, signal.SIG_IGN)
-        with ExitStack() as stack:  # each step is taken even if one before it fails; the last one here is the first
-            stack.callback(lambda: list(remove_groups(self.run_id)))  # of a slowed host, if an interrupt kept it from its end
+        with (
+            ExitStack() as stack
+        ):  # each step is taken even if one before it fails; the last one here is the first
+            stack.callback(
+                lambda: list(remove_groups(self.run_id))
+            )  # of a slowed host, if an interrupt kept it from its end
             stack.callback(lambda: kill(processes_of(self.run_id)))
             for node in self.nodes.values():
                 stack.callback(node.terminate)

@@ -23,8 +23,9 @@ T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
-#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's own (net/ethtool/common.c).
-#: ETHTOOL_STSO and its like are not used: they leave tx-tcp-accecn-segmentation on.
+#: Offloads by the short names of ``ethtool -K``, as patterns of the kernel's own
+#: (net/ethtool/common.c). ETHTOOL_STSO and its like are not used: they leave
+#: tx-tcp-accecn-segmentation on.
 FEATURES = {
     "tx": "tx-checksum-*",
     "tso": "tx-tcp*-segmentation",
@@ -54,7 +55,12 @@ class NetworkNamespace:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stack.close()
 
     def request(self, method: str, *arguments: Any, **keywords: Any) -> Any:
@@ -65,7 +71,9 @@ class NetworkNamespace:
         try:
             return getattr(self.route, method)(*arguments, **keywords)
         except NetlinkError as error:
-            what = " ".join([method, *map(str, arguments), *(f"{k}={v}" for k, v in keywords.items())])
+            what = " ".join(
+                [method, *map(str, arguments), *(f"{k}={v}" for k, v in keywords.items())]
+            )
             raise KernelError(f"netlink: {what}: {error}") from error
 
     def index(self, ifname: str) -> int:
@@ -107,12 +115,16 @@ class NetworkNamespace:
 
 
 def netlink_socket() -> socket.socket:
-    """A socket for rtnetlink; a datagram one, which asyncio insists on and the kernel takes for a raw one."""
+    """A socket for rtnetlink; a datagram one, which asyncio insists on and the kernel takes for a
+    raw one.
+    """
     return socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
 
 
 def inside(fd: int, function: Callable[[], T]) -> T:
-    """Run ``function`` in the network namespace ``fd``, in a thread of its own: setns(2) moves a thread."""
+    """Run ``function`` in the network namespace ``fd``, in a thread of its own: setns(2) moves a
+    thread.
+    """
     outcome: list[T] = []
     failure: list[BaseException] = []
 

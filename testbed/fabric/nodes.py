@@ -1,7 +1,8 @@
-"""Mininet's nodes and links, without its shells, its ifconfig calls, and names in the root namespace.
+"""Mininet's nodes and links, without its shells, its ifconfig calls, and names in the root
+namespace.
 
-Mininet runs a shell and a dozen commands in each node. Here a node is one process that holds the namespaces,
-and netlink does the rest: 16 hosts are up in well under a second.
+Mininet runs a shell and a dozen commands in each node. Here a node is one process that holds the
+namespaces, and netlink does the rest: 16 hosts are up in well under a second.
 """
 
 import contextlib
@@ -72,13 +73,22 @@ def carries_frames(link: Any) -> bool:
     return link.get("operstate") == "UP" and forwards
 
 
-def change_table(namespace: NetworkNamespace, verb: Literal["add", "del"], mac: str, index: int) -> None:
+def change_table(
+    namespace: NetworkNamespace, verb: Literal["add", "del"], mac: str, index: int
+) -> None:
     """Add an entry to the table of a bridge, or take it away.
 
     :param index: Of the port where frames for ``mac`` leave.
     """
     # bridge fdb add 02:00:0a:00:00:01 dev s1-eth1 master static
-    namespace.request("fdb", verb, ifindex=index, lladdr=mac, state=ndmsg.states["noarp"], flags=ndmsg.flags["master"])
+    namespace.request(
+        "fdb",
+        verb,
+        ifindex=index,
+        lladdr=mac,
+        state=ndmsg.states["noarp"],
+        flags=ndmsg.flags["master"],
+    )
 
 
 class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
@@ -90,7 +100,9 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
 
     plan: HostPlan | SwitchPlan
 
-    def __init__(self, name: str, fabric: "Fabric", plan: HostPlan | SwitchPlan, **params: Any) -> None:
+    def __init__(
+        self, name: str, fabric: "Fabric", plan: HostPlan | SwitchPlan, **params: Any
+    ) -> None:
         self.fabric = fabric
         self.plan = plan
         self._stack = ExitStack()
@@ -128,27 +140,35 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         if not ready or not self.shell.stdout.read(1):
             self.shell.kill()
             reason = self.shell.stderr.read().decode(errors="replace").strip()
-            raise FabricError(f"the namespaces of {self.name} did not come up: {reason or 'no answer'}")
+            raise FabricError(
+                f"the namespaces of {self.name} did not come up: {reason or 'no answer'}"
+            )
         self.namespace = self._stack.enter_context(NetworkNamespace(self.pid))
         # IPv6 would send router and neighbour solicitations of its own, which blur counters.
         if os.path.exists("/proc/sys/net/ipv6"):
-            self.namespace.sysctl({"ipv6.conf.all.disable_ipv6": 1, "ipv6.conf.default.disable_ipv6": 1})
+            self.namespace.sysctl(
+                {"ipv6.conf.all.disable_ipv6": 1, "ipv6.conf.default.disable_ipv6": 1}
+            )
         self.up("lo")
 
     def up(self, ifname: str, flags: int = 0) -> None:
         """``ip link set <ifname> up``, and other flags."""
         flags |= IFF_UP
-        self.namespace.request("link", "set", index=self.namespace.index(ifname), flags=flags, change=flags)
+        self.namespace.request(
+            "link", "set", index=self.namespace.index(ifname), flags=flags, change=flags
+        )
 
     def ready(self) -> bool:
         """Whether all ends of links carry frames.
 
-        That is later than "up": the kernel's link watcher sees a carrier, then starts the device's queues and
-        tells the bridge, which lets the port forward.
+        That is later than "up": the kernel's link watcher sees a carrier, then starts the device's
+        queues and tells the bridge, which lets the port forward.
         """
         # The loopback has no carrier, and the bridge's own is of no use here.
         links = self.namespace.request("get_links")
-        return all(carries_frames(link) for link in links if link.get(("linkinfo", "kind")) == "veth")
+        return all(
+            carries_frames(link) for link in links if link.get(("linkinfo", "kind")) == "veth"
+        )
 
     def wait_ready(self, deadline: float) -> None:
         """Wait until :meth:`ready`, or until ``deadline`` on the monotonic clock.
@@ -157,11 +177,16 @@ class NamespaceNode(Node):  # type: ignore[misc]  # Mininet has no types
         """
         while not self.ready():
             if time.monotonic() > deadline:
-                raise FabricError(f"the interfaces of {self.name} are not up {START_TIMEOUT:g} s after they should be")
+                raise FabricError(
+                    f"the interfaces of {self.name} are not up {START_TIMEOUT:g} s after they"
+                    " should be"
+                )
             time.sleep(0.002)
 
     def cmd(self, *args: Any, **_: Any) -> str:
-        """Run a command line in a shell inside the node, as Mininet's ``cmd``, and return what it prints."""
+        """Run a command line in a shell inside the node, as Mininet's ``cmd``, and return what it
+        prints.
+        """
         line = " ".join(map(str, args))
         return self.fabric.run(
             self.name,
@@ -198,15 +223,23 @@ class Host(NamespaceNode):
         for peer in fabric.hosts:
             if peer.name != self.name:
                 # ip neighbour add 10.0.0.2 lladdr 02:00:0a:00:00:02 dev eth0 nud permanent
-                namespace.request("neigh", "add", dst=peer.ip, lladdr=peer.mac, ifindex=eth0, state=permanent)
+                namespace.request(
+                    "neigh", "add", dst=peer.ip, lladdr=peer.mac, ifindex=eth0, state=permanent
+                )
         # Room for buffers of 16 MiB. Mininet would set such limits for the whole machine.
-        namespace.sysctl({"ipv4.tcp_rmem": "4096 131072 16777216", "ipv4.tcp_wmem": "4096 65536 16777216"})
-        # Collectives come in bursts: TCP would start each one slowly again, and hold small segments back.
+        namespace.sysctl(
+            {"ipv4.tcp_rmem": "4096 131072 16777216", "ipv4.tcp_wmem": "4096 65536 16777216"}
+        )
+        # Collectives come in bursts: TCP would start each one slowly again, and hold small segments
+        # back.
         namespace.sysctl({"ipv4.tcp_slow_start_after_idle": 0, "ipv4.tcp_autocorking": 0})
         size = {"mtu": fabric.mtu, "num_tx_queues": fabric.queues, "num_rx_queues": fabric.queues}
         near_end, far_end = DOORBELL
-        # ip link add doorbell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name doorbell1 ...
-        namespace.request("link", "add", ifname=near_end, kind="veth", peer={"ifname": far_end, **size}, **size)
+        # ip link add doorbell0 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer name doorbell1
+        # ...
+        namespace.request(
+            "link", "add", ifname=near_end, kind="veth", peer={"ifname": far_end, **size}, **size
+        )
         for ifname in DOORBELL:
             self.up(ifname, IFF_NOARP)
 
@@ -220,7 +253,9 @@ class Bridge(NamespaceNode, Switch):  # type: ignore[misc]
         """Make the bridge; ``controllers`` is Mininet's, and empty."""
         namespace = self.namespace
         # ip link add br0 type bridge stp_state 0 mcast_snooping 0
-        namespace.request("link", "add", ifname="br0", kind="bridge", br_stp_state=0, br_mcast_snooping=0)
+        namespace.request(
+            "link", "add", ifname="br0", kind="bridge", br_stp_state=0, br_mcast_snooping=0
+        )
         bridge = namespace.index("br0")
         self.up("br0")
         index = {port: namespace.index(self.plan.ifname(port)) for port in self.plan.ports}
@@ -243,7 +278,9 @@ class SilentIntf(Intf):  # type: ignore[misc]
 
 
 class VethLink(Link):  # type: ignore[misc]
-    """A veth pair made inside the nodes' namespaces, so that names of several fabrics never meet."""
+    """A veth pair made inside the nodes' namespaces, so that names of several fabrics
+    never meet.
+    """
 
     def intfName(self, node: NamespaceNode, n: int) -> str:
         """``eth0`` in a host, ``<switch>-eth<port>`` in a switch."""
@@ -262,18 +299,20 @@ class VethLink(Link):  # type: ignore[misc]
     ) -> None:
         """Make the pair.
 
-        Its ends get different indices, the second the next one that is free, from 2. With equal ones, as
-        their own namespaces number them, the kernel takes a veth for a device of the lowest layer and looks
-        at its carrier only once per second (``linkwatch_urgent_event`` in net/core/link_watch.c), and the link
-        is dead for as long.
+        Its ends get different indices, the second the next one that is free, from 2. With equal
+        ones, as their own namespaces number them, the kernel takes a veth for a device of the
+        lowest layer and looks at its carrier only once per second (``linkwatch_urgent_event`` in
+        net/core/link_watch.c), and the link is dead for as long.
         """
         plan = node1.fabric.plan
         size = {"mtu": plan.mtu, "num_tx_queues": plan.queues, "num_rx_queues": plan.queues}
         peer = {"ifname": name2, "address": mac2, "net_ns_fd": node2.namespace.fd, **size}
-        # ip -n h1 link add eth0 index 100 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer s1-eth1 netns
-        # s1 ...
+        # ip -n h1 link add eth0 index 100 mtu 1500 numtxqueues 2 numrxqueues 2 type veth peer
+        # s1-eth1 netns s1 ...
         index = FIRST_INDEX + len(node1.intfs)
-        node1.namespace.request("link", "add", ifname=name1, index=index, kind="veth", address=mac1, peer=peer, **size)
+        node1.namespace.request(
+            "link", "add", ifname=name1, index=index, kind="veth", address=mac1, peer=peer, **size
+        )
 
     def stop(self) -> None:
         """Do nothing: the pair goes with its namespaces."""

@@ -1,4 +1,6 @@
-"""The runs on this machine, by their state files: which there are, entering their hosts, ending them."""
+"""The runs on this machine, by their state files: which there are, entering their hosts, ending
+them.
+"""
 
 import os
 import shutil
@@ -91,7 +93,9 @@ class Run:
             raise self._dead()
         # Nodes share the machine's files, so that what is not found here is not found there.
         if shutil.which(command[0]) is None:
-            raise ProgramNotFound(f"{command[0]}: is no program on PATH, nor a file that can be run")
+            raise ProgramNotFound(
+                f"{command[0]}: is no program on PATH, nor a file that can be run"
+            )
         for entry in self.state.processes:
             if entry.name == HOLDER_NAME.format(node) and entry.alive:
                 self.file.add_process(f"exec in {node}", os.getpid())
@@ -124,7 +128,9 @@ class Run:
                 os.close(pidfd)
 
     def _dead(self) -> FabricError:
-        return FabricError(f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run")
+        return FabricError(
+            f"the controller of run {self.run_id!r} is dead; `testbed clean` removes the run"
+        )
 
 
 def failures(root: Path = ROOT) -> list[Failure]:
@@ -151,7 +157,8 @@ def runs(root: Path = ROOT) -> list[Run]:
 def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
     """One run.
 
-    :param run_id: Its id, which may be left out while only one is up that is there to be worked on (:attr:`State.kept`).
+    :param run_id: Its id, which may be left out while only one is up that is there to be worked on
+        (:attr:`State.kept`).
     :raises SpecError: There is no run with this id.
     :raises FabricError: There is none, or there are several, or not root.
     """
@@ -160,16 +167,23 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
         file = StateFile(run_id, root)
         if not file.path.exists():
             known = ", ".join(known.run_id for known in state_files(root))
-            raise SpecError(f"there is no run {run_id!r}: {f'must be one of {known}' if known else 'none is up'}")
+            raise SpecError(
+                f"there is no run {run_id!r}:"
+                f" {f'must be one of {known}' if known else 'none is up'}"
+            )
         return Run(file, file.read())
     every = runs(root)
     found = [run for run in every if run.alive and run.state.kept]
     if not found:
         dead = ", ".join(repr(run.run_id) for run in every if not run.alive)
-        hint = f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
+        hint = (
+            f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
+        )
         busy = ", ".join(run.run_id for run in every if run.alive)
         hint += f"; {busy} of other commands can be named" if busy else ""
         raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
-        raise FabricError(f"several runs are up; name one of {', '.join(run.run_id for run in found)}")
+        raise FabricError(
+            f"several runs are up; name one of {', '.join(run.run_id for run in found)}"
+        )
     return found[0]

@@ -1,7 +1,8 @@
 """The state file of a run: what must be removed if its controller dies without doing so itself.
 
-``/run/testbed/<run_id>.json`` names the controller, the processes that hold namespaces or work in them, and
-the directories. Interfaces need no entry: all are made inside namespaces, and go with them.
+``/run/testbed/<run_id>.json`` names the controller, the processes that hold namespaces or work in
+them, and the directories. Interfaces need no entry: all are made inside namespaces, and go with
+them.
 """
 
 import contextlib
@@ -37,7 +38,8 @@ class State:
 
     :param plan: The plan of the fabric, as :meth:`testbed.plan.FabricPlan.to_dict` gives it.
     :param directories: Removed with all that is in them.
-    :param kept: Whether it stays up to be worked on, as `testbed up` leaves it; else it is some other command's own.
+    :param kept: Whether it stays up to be worked on, as `testbed up` leaves it; else it is some
+        other command's own.
     """
 
     run_id: str
@@ -49,7 +51,8 @@ class State:
 
 
 class StateFile:
-    """A state file, changed under a lock and replaced as a whole, so that readers never see half of it.
+    """A state file, changed under a lock and replaced as a whole, so that readers never see half of
+    it.
 
     :param run_id: Its run's id.
     :param root: Directory of state files.
@@ -74,8 +77,8 @@ class StateFile:
         with self._locked():
             if self.path.exists():
                 raise FabricError(
-                    f"run id: {self.run_id!r} is taken ({self.path}); `testbed down {self.run_id}` ends it, "
-                    "`testbed clean` removes it if its controller is dead"
+                    f"run id: {self.run_id!r} is taken ({self.path}); `testbed down {self.run_id}`"
+                    " ends it, `testbed clean` removes it if its controller is dead"
                 )
             self.failure.unlink(missing_ok=True)
             self._write(state)
@@ -96,7 +99,9 @@ class StateFile:
                 kept=data.get("kept", False),
             )
         except FileNotFoundError:
-            raise FabricError(f"there is no run {self.run_id!r} ({self.path} does not exist)") from None
+            raise FabricError(
+                f"there is no run {self.run_id!r} ({self.path} does not exist)"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise FabricError(f"{self.path} is not a state file: {error!r}") from error
 

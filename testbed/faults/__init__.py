@@ -1,1 +1,3 @@
-"""Faults: what happens to frames on their way, decided by a pure function of their identity, and replayable."""
+"""Faults: what happens to frames on their way, decided by a pure function of their identity, and
+replayable.
+"""

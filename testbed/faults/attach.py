@@ -1,4 +1,6 @@
-"""A switch worker's part in faults: it owns the programs of ``bpf/impair.bpf.c`` on the ports that face hosts."""
+"""A switch worker's part in faults: it owns the programs of ``bpf/impair.bpf.c`` on the ports that
+face hosts.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,24 @@ from testbed.plan import MAX_HOSTS
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
 
-__all__ = ["LINK", "Counts", "Engine", "Hook", "attach", "blocked_map", "count", "detach", "set_limits"]
+__all__ = [
+    "LINK",
+    "Counts",
+    "Engine",
+    "Hook",
+    "attach",
+    "blocked_map",
+    "count",
+    "detach",
+    "set_limits",
+]
 
 Hook = Literal["xdp", "tc"]
 
-#: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to pass; ``frames`` that had an
-#: identity; ``blocked`` and ``limited``, dropped before any rule; ``lost``, records that the log had no room for; ``flows`` of
-#: frames that are none of the ring's; ``unplaced``, frames or copies that could not be delayed or sent.
+#: ``struct fault_link``, a link's counters: ``passed`` at once; ``holding``, waiting for others to
+#: pass; ``frames`` that had an identity; ``blocked`` and ``limited``, dropped before any rule;
+#: ``lost``, records that the log had no room for; ``flows`` of frames that are none of the ring's;
+#: ``unplaced``, frames or copies that could not be delayed or sent.
 LINK: Final = lifted(dtype("fault_link"))
 
 _DEVMAP = 14  # BPF_MAP_TYPE_DEVMAP
@@ -57,7 +70,8 @@ class Counts:
 class Engine(Closing):
     """The fault programs of one switch, attached from the constructor to :meth:`close`.
 
-    :param hook: ``xdp``: in place of the switch's own program, which is back at the end; ``tc``: before the bridge.
+    :param hook: ``xdp``: in place of the switch's own program, which is back at the end; ``tc``:
+        before the bridge.
     :param flooding: Tells whether the switch has lost its forwarding table.
     :param log: File of the log's records.
     :param trace: Frames that no rule meets are logged, too.
@@ -65,12 +79,25 @@ class Engine(Closing):
     :raises FaultError: The delay line did not start.
     """
 
-    def __init__(self, context: WorkerContext, table: RuleTable, hook: Hook, flooding: Map, log: Path, trace: bool) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        table: RuleTable,
+        hook: Hook,
+        flooding: Map,
+        log: Path,
+        trace: bool,
+    ) -> None:
         self._context, self._table = context, table
         self._line: DelayLine | None = None
         with ExitStack() as stack:
-            sizes = {"quantiles": max(1, len(table.quantiles)), "fired": max(1, len(table.rules)) * _LINKS}
-            shared = context.get(SwitchProgram).program.maps if hook == "xdp" else {"flooding": flooding}
+            sizes = {
+                "quantiles": max(1, len(table.quantiles)),
+                "fired": max(1, len(table.rules)) * _LINKS,
+            }
+            shared = (
+                context.get(SwitchProgram).program.maps if hook == "xdp" else {"flooding": flooding}
+            )
             self._object = stack.enter_context(BpfObject("impair", max_entries=sizes, reuse=shared))
             self._maps = self._object.maps
             self._fill(trace)
@@ -117,14 +144,17 @@ class Engine(Closing):
     def set_limits(self, limits: Mapping[int, bytes]) -> None:
         """Replace all rate limits.
 
-        :param limits: ``struct fault_limit`` by 2 * rank, of what a host sends, and 1 more, of what it is sent.
+        :param limits: ``struct fault_limit`` by 2 * rank, of what a host sends, and 1 more, of what
+            it is sent.
         """
         values = self._maps["limits"]
         for index in range(2 * MAX_HOSTS):
             values.update(index, limits.get(index, bytes(values.value_size)))
 
     def detach(self) -> None:
-        """Let frames pass as if there were no faults, and drop those that are still delayed; counters and log stay."""
+        """Let frames pass as if there were no faults, and drop those that are still delayed;
+        counters and log stay.
+        """
         self._attachments.close()
         if self._line:
             self._line.close()
@@ -141,7 +171,8 @@ class Engine(Closing):
             self._maps["hosts"].update(bytes.fromhex(host.mac.replace(":", "")), host.rank)
 
     def _fan_out(self) -> None:
-        """Make a devmap for each port and number of copies, which names the port as often as a frame is to leave.
+        """Make a devmap for each port and number of copies, which names the port as often as a
+        frame is to leave.
 
         Those of port 0 name all ports so, for a switch that floods.
         """
@@ -176,7 +207,9 @@ class Engine(Closing):
                 stack.enter_context(self._object.programs["impair_tc"].attach_tc_ingress(ifindex))
 
 
-def attach(context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, log: Path, trace: bool) -> None:
+def attach(
+    context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, log: Path, trace: bool
+) -> None:
     """Worker call: put the engine in place.
 
     :param flooding: Number of the switch's map ``flooding``.
@@ -186,7 +219,9 @@ def attach(context: WorkerContext, table: RuleTable, hook: Hook, flooding: int, 
         context.keep(Engine(context, table, hook, shared, log, trace))
     finally:
         os.close(shared.fd)
-    context.resources.callback(_close, context)  # not the engine's own: it would keep the maps' memory until the worker ends
+    context.resources.callback(
+        _close, context
+    )  # not the engine's own: it would keep the maps' memory until the worker ends
 
 
 def _close(context: WorkerContext) -> None:

@@ -1,18 +1,22 @@
-"""Copies of a frame while switches flood: how many each host gets, and whether they ever stop. Pure.
+"""Copies of a frame while switches flood: how many each host gets, and whether they ever stop.
+Pure.
 
-A switch without its table sends a frame out of all ports but the one that it came in by. One with its table sends it towards
-its destination, and drops it where that is the port that it came in by, or where it does not know the destination.
+A switch without its table sends a frame out of all ports but the one that it came in by. One with
+its table sends it towards its destination, and drops it where that is the port that it came in by,
+or where it does not know the destination.
 
-*One* switch that floods is harmless in any topology in which two switches are joined at most once. A frame comes to it on a
-shortest path, on which every hop is nearer to the destination, so once. A copy that it sends to a neighbour goes on from
-there on a shortest path. The switch, being the neighbour's neighbour, is nearer by one hop at most, so it can only be the
-next on that path, and the copy has come from there: it is dropped. So no copy comes back, and there are never more of a frame
-than the switch has other ports.
+*One* switch that floods is harmless in any topology in which two switches are joined at most once.
+A frame comes to it on a shortest path, on which every hop is nearer to the destination, so once. A
+copy that it sends to a neighbour goes on from there on a shortest path. The switch, being the
+neighbour's neighbour, is nearer by one hop at most, so it can only be the next on that path, and
+the copy has come from there: it is dropped. So no copy comes back, and there are never more of a
+frame than the switch has other ports.
 
-*Several* may hand a frame round a cycle for ever. Whether they do depends on tables, so each case is looked at: a frame's way
-is a walk over pairs of a switch and the port that it came in by, and it ends if those that can be come to have no cycle. A
-switch that has its table back sends a frame where it would have gone anyway, or nowhere. So what is allowed for some switches
-at once is allowed for part of them, and it does not matter in which order they get their tables back.
+*Several* may hand a frame round a cycle for ever. Whether they do depends on tables, so each case
+is looked at: a frame's way is a walk over pairs of a switch and the port that it came in by, and it
+ends if those that can be come to have no cycle. A switch that has its table back sends a frame
+where it would have gone anyway, or nowhere. So what is allowed for some switches at once is allowed
+for part of them, and it does not matter in which order they get their tables back.
 """
 
 from collections import Counter
@@ -46,7 +50,9 @@ class Walk:
             self._far |= {ends[0]: ends[1], ends[1]: ends[0]}
 
     def cycle(self, senders: Iterable[str]) -> list[str]:
-        """Names of the switches round which a frame of one of these hosts goes for ever; empty if each frame's way ends."""
+        """Names of the switches round which a frame of one of these hosts goes for ever; empty if
+        each frame's way ends.
+        """
         try:
             tuple(self._order(self._entry(name) for name in senders))
         except CycleError as error:
@@ -54,7 +60,8 @@ class Walk:
         return []
 
     def copies(self, sender: str) -> Counter[str]:
-        """How many copies each host gets of a frame that a host sends; hosts that get none are left out.
+        """How many copies each host gets of a frame that a host sends; hosts that get none are left
+        out.
 
         :raises CycleError: The frame goes round for ever.
         """
@@ -63,7 +70,9 @@ class Walk:
         for place in self._order([first]):
             for after in self._next(place):
                 arrived[after] += arrived[place]
-        return Counter({name: count for (name, _), count in arrived.items() if name not in self._switches})
+        return Counter(
+            {name: count for (name, _), count in arrived.items() if name not in self._switches}
+        )
 
     def _entry(self, host: str) -> Place:
         plan = self._plan.host(host)
@@ -106,6 +115,6 @@ def check_bounded(plan: FabricPlan, floods: Collection[str]) -> None:
         senders = [host.name for host in plan.hosts if host != receiver]
         if cycle := Walk(plan, floods, receiver.mac).cycle(senders):
             raise SpecError(
-                f"flood of {', '.join(sorted(floods))} at once: a frame for {receiver.name} would go round "
-                f"{', '.join(cycle)} for ever: flood one of them at a time"
+                f"flood of {', '.join(sorted(floods))} at once: a frame for {receiver.name} would"
+                f" go round {', '.join(cycle)} for ever: flood one of them at a time"
             )

@@ -1,4 +1,6 @@
-"""The counters and lateness of a delay line. ``struct delay_line`` of ``bpf/shared/delay_abi.h``. Pure."""
+"""The counters and lateness of a delay line. ``struct delay_line`` of ``bpf/shared/delay_abi.h``.
+Pure.
+"""
 
 import bisect
 import itertools
@@ -20,7 +22,9 @@ PORTS = constant("SWITCH_MAX_PORTS")
 
 
 def lower_bound(bucket: int) -> int:
-    """Return the least lateness that falls into a bucket of the histogram, ns: exact below 8, then 8 buckets to an octave."""
+    """Return the least lateness that falls into a bucket of the histogram, ns: exact below 8, then
+    8 buckets to an octave.
+    """
     shift = max(bucket // _STEPS - 1, 0)
     return (bucket - shift * _STEPS) << shift
 
@@ -29,7 +33,8 @@ def lower_bound(bucket: int) -> int:
 class DelayCounters:
     """Counters of one delay line, or of several added up.
 
-    Every frame is accounted for: each copy is ``sent``, ``full``, ``refused``, ``closed``, or still waiting.
+    Every frame is accounted for: each copy is ``sent``, ``full``, ``refused``, ``closed``, or still
+    waiting.
 
     :param received: Frames that came in.
     :param sent: Copies sent; the rest but the last two are copies, too.
@@ -39,7 +44,8 @@ class DelayCounters:
     :param closed: Dropped: still waiting when the line closed.
     :param invalid: Frames that begin with no valid ``struct delay_header``.
     :param overrun: Frames lost on the way in, since they came faster than they were read.
-    :param realtime: The process runs under SCHED_FIFO; without the right to that, frames are late on a busy machine.
+    :param realtime: The process runs under SCHED_FIFO; without the right to that, frames are late
+        on a busy machine.
     :param lateness: Histogram of time sent minus time due, by the buckets of :func:`lower_bound`.
     """
 
@@ -57,8 +63,16 @@ class DelayCounters:
     @classmethod
     def read(cls, memory: Struct, overrun: int) -> Self:
         """Copy the counters out of the memory that the process writes, a ``struct delay_line``."""
-        counted = {name: getattr(memory, name) for name in ("received", "sent", "late", "full", "refused", "closed", "invalid")}
-        return cls(**counted, overrun=overrun, realtime=bool(memory.realtime), lateness=tuple(memory.lateness.tolist()))
+        counted = {
+            name: getattr(memory, name)
+            for name in ("received", "sent", "late", "full", "refused", "closed", "invalid")
+        }
+        return cls(
+            **counted,
+            overrun=overrun,
+            realtime=bool(memory.realtime),
+            lateness=tuple(memory.lateness.tolist()),
+        )
 
     @property
     def dropped(self) -> int:
@@ -66,7 +80,8 @@ class DelayCounters:
         return self.full + self.refused + self.closed + self.invalid + self.overrun
 
     def quantile(self, share: float) -> float:
-        """Lateness that ``share`` of the copies sent (0 to 1) did not exceed, seconds, at most 12.5 % too much.
+        """Lateness that ``share`` of the copies sent (0 to 1) did not exceed, seconds, at most 12.5
+        % too much.
 
         NaN if none was sent.
         """

@@ -30,11 +30,14 @@ class DelayHeader:
     """When and where a frame leaves.
 
     :param ifindex: Of the port that it leaves by.
-    :param due: When each copy leaves, ns of CLOCK_MONOTONIC; 0 is at once. 1 to :data:`COPIES` of them.
+    :param due: When each copy leaves, ns of CLOCK_MONOTONIC; 0 is at once. 1 to :data:`COPIES` of
+        them.
     :param link: :func:`link_index`; only counts with ``release``.
-    :param release: The frame leaves once this many frames have passed on its link; 0: it does not wait for others.
+    :param release: The frame leaves once this many frames have passed on its link; 0: it does not
+        wait for others.
     :param latest: When it leaves at the latest, ns of CLOCK_MONOTONIC.
-    :param ingress: Index of the port that it came in by: while the switch floods, it leaves by all others.
+    :param ingress: Index of the port that it came in by: while the switch floods, it leaves by all
+        others.
     """
 
     ifindex: int
@@ -47,7 +50,9 @@ class DelayHeader:
     def pack(self) -> bytes:
         """Return the struct, to be followed by the frame."""
         members = ("ifindex", "link", "release", "latest", "ingress")
-        header = Struct("delay_header", copies=len(self.due), **{name: getattr(self, name) for name in members})
+        header = Struct(
+            "delay_header", copies=len(self.due), **{name: getattr(self, name) for name in members}
+        )
         header.eth["type"] = ETHERTYPE
         header.due[: len(self.due)] = self.due
         return bytes(header)

@@ -1,8 +1,10 @@
-"""The delay line of a switch: a process of its own that holds frames until they are due (``testbed/native/delay_line.c``).
+"""The delay line of a switch: a process of its own that holds frames until they are due
+(``testbed/native/delay_line.c``).
 
-The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``. The process reads it from a
-packet socket at ``delay1``, the other end of that veth pair, keeps it in a heap by due time, and sends it out of the port that
-the header names; while the switch floods, out of the other ports as well.
+The switch's programs prepend ``struct delay_header`` to a frame and redirect it into ``delay0``.
+The process reads it from a packet socket at ``delay1``, the other end of that veth pair, keeps it
+in a heap by due time, and sends it out of the port that the header names; while the switch floods,
+out of the other ports as well.
 """
 
 from __future__ import annotations
@@ -47,19 +49,22 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
 
 
 class DelayLine(Closing):
-    """A veth pair and a process, from the constructor to :meth:`close`; made in the switch's namespace, by its worker.
+    """A veth pair and a process, from the constructor to :meth:`close`; made in the switch's
+    namespace, by its worker.
 
-    Nothing outlives the worker: the process ends with its standard input and by PR_SET_PDEATHSIG, and the pair goes with
-    the namespace.
+    Nothing outlives the worker: the process ends with its standard input and by PR_SET_PDEATHSIG,
+    and the pair goes with the namespace.
 
     :param mtu: Of the switch's ports, bytes.
     :param links: The map of ``struct delay_link`` by link, for frames that are to be overtaken.
-    :param wakeups: The ring buffer by which programs tell that frames pass on links that have holdings.
+    :param wakeups: The ring buffer by which programs tell that frames pass on links that have
+        holdings.
     :param flooding: The map that tells whether the switch floods; without it, it never does.
     :param ports: Indices of the switch's ports, by which frames leave then.
     :param capacity: Frames that wait at most; more are dropped, and counted.
     :raises FaultError: The process did not start; the text is its own.
-    :raises KernelError: The pair could not be made, as when this namespace has a delay line already.
+    :raises KernelError: The pair could not be made, as when this namespace has a delay line
+        already.
     """
 
     def __init__(
@@ -72,7 +77,9 @@ class DelayLine(Closing):
         capacity: int = CAPACITY,
     ) -> None:
         if not 1 <= capacity <= _MAX_CAPACITY:
-            raise FaultError(f"capacity of a delay line: {capacity}: must be 1 to {_MAX_CAPACITY} frames")
+            raise FaultError(
+                f"capacity of a delay line: {capacity}: must be 1 to {_MAX_CAPACITY} frames"
+            )
         self._lost = self._dropped = 0
         with ExitStack() as stack:
             self._namespace = stack.enter_context(NetworkNamespace(os.getpid()))
@@ -80,7 +87,9 @@ class DelayLine(Closing):
             self._socket = stack.enter_context(_packet_socket())
             with os.fdopen(os.memfd_create("delay_line"), "r+b") as file:
                 file.truncate(dtype("delay_line").itemsize)
-                self._memory = Struct(np.frombuffer(mmap.mmap(file.fileno(), 0), dtype("delay_line"), 1))
+                self._memory = Struct(
+                    np.frombuffer(mmap.mmap(file.fileno(), 0), dtype("delay_line"), 1)
+                )
                 self._memory.capacity = capacity
                 self._memory.room = -(-(delay_header.SIZE + _ETHERNET + mtu) // 64) * 64
                 if links:
@@ -125,11 +134,16 @@ class DelayLine(Closing):
     def _make_pair(self, stack: ExitStack) -> None:
         request = self._namespace.request
         # Each queue has a ring of 256 frames, and a redirected frame takes that of its CPU.
-        size = {"mtu": MAX_MTU + delay_header.SIZE, "num_tx_queues": 1, "num_rx_queues": os.cpu_count()}
+        size = {
+            "mtu": MAX_MTU + delay_header.SIZE,
+            "num_tx_queues": 1,
+            "num_rx_queues": os.cpu_count(),
+        }
         request("link", "add", ifname=ENTRANCE, kind="veth", peer={"ifname": EXIT, **size}, **size)
         self._entrance = self._namespace.index(ENTRANCE)
         stack.callback(request, "link", "del", index=self._entrance)
-        # A veth takes redirected frames only while its peer has NAPI (veth_xdp_xmit in drivers/net/veth.c).
+        # A veth takes redirected frames only while its peer has NAPI (veth_xdp_xmit in
+        # drivers/net/veth.c).
         self._namespace.offload(EXIT, gro=True)
         ends = (self._entrance, self._namespace.index(EXIT))
         for index in ends:
@@ -138,11 +152,15 @@ class DelayLine(Closing):
         deadline = time.monotonic() + _START_TIMEOUT
         while any(request("get_links", index)[0].get("operstate") != "UP" for index in ends):
             if time.monotonic() > deadline:
-                raise FaultError(f"{ENTRANCE} and {EXIT} are not up {_START_TIMEOUT:g} s after they should be")
+                raise FaultError(
+                    f"{ENTRANCE} and {EXIT} are not up {_START_TIMEOUT:g} s after they should be"
+                )
             time.sleep(0.001)
 
     def _start(self, stack: ExitStack, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-        """Start the process, and wait until it listens; it knows the descriptors by their numbers."""
+        """Start the process, and wait until it listens; it knows the descriptors by
+        their numbers.
+        """
         process = subprocess.Popen(
             [str(compile_native("delay_line")), *map(str, descriptors)],
             stdin=subprocess.PIPE,
@@ -178,8 +196,12 @@ class DelayLine(Closing):
         return FaultError(f"the delay line ended with status {status}: {said or 'it said nothing'}")
 
     def _count_lost(self) -> None:
-        """Count what neither the socket's buffer (whose counter is reset by reading) nor the pair's rings had room for."""
-        _, dropped = _STATISTICS.unpack(self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size))
+        """Count what neither the socket's buffer (whose counter is reset by reading) nor the pair's
+        rings had room for.
+        """
+        _, dropped = _STATISTICS.unpack(
+            self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        )
         self._lost += dropped
         entrance = self._namespace.request("get_links", self._entrance)[0]
         self._dropped = entrance.get("stats64")["tx_dropped"]

@@ -12,10 +12,23 @@ from testbed.faults.copies import check_bounded
 from testbed.faults.units import parse_seconds
 from testbed.plan import FabricPlan
 
-__all__ = ["Event", "Flood", "Kill", "LinkDown", "Partition", "Pause", "Slow", "check_events", "check_floods", "check_overlap"]
+__all__ = [
+    "Event",
+    "Flood",
+    "Kill",
+    "LinkDown",
+    "Partition",
+    "Pause",
+    "Slow",
+    "check_events",
+    "check_floods",
+    "check_overlap",
+]
 
 MAX_TIME = 86400.0  # seconds
-LEAST_SHARE = 0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
+LEAST_SHARE = (
+    0.01  # of a CPU: below, a process does not get through its own signal handlers in a second
+)
 
 
 def _seconds(value: object) -> float:
@@ -34,7 +47,11 @@ def _seconds(value: object) -> float:
 
 def _names(value: object, pattern: str) -> tuple[str, ...]:
     names = tuple(value.split(",")) if isinstance(value, str) else ()
-    if not names or not all(re.fullmatch(pattern, name) for name in names) or len(set(names)) < len(names):
+    if (
+        not names
+        or not all(re.fullmatch(pattern, name) for name in names)
+        or len(set(names)) < len(names)
+    ):
         raise ValueError
     return names
 
@@ -95,7 +112,9 @@ class _Lasting(Event):
     :param duration: Seconds; the key is ``for``. Without it, it is in force until the turn's end.
     """
 
-    duration: Seconds | None = Field(None, alias="for", gt=0, le=MAX_TIME, description=_TIME.format("more than 0, up to"))
+    duration: Seconds | None = Field(
+        None, alias="for", gt=0, le=MAX_TIME, description=_TIME.format("more than 0, up to")
+    )
 
     @property
     def end(self) -> float | None:
@@ -122,7 +141,8 @@ class LinkDown(_Lasting, _OfHosts):
 
 
 class Partition(_Lasting):
-    """Frames from a host of one set to a host of another are lost. Hosts in no set keep all their links.
+    """Frames from a host of one set to a host of another are lost. Hosts in no set keep all their
+    links.
 
     :param sets: Names of hosts; as text, ``h1,h2|h3,h4``.
     """
@@ -159,13 +179,16 @@ class Slow(_Lasting, _OfHosts):
 
 
 class Flood(_Lasting):
-    """Switches have lost their forwarding tables: each sends every frame out of all ports but the one that it came in by.
+    """Switches have lost their forwarding tables: each sends every frame out of all ports but the
+    one that it came in by.
 
     :param switches: Their names.
     """
 
     action: Literal["flood"] = "flood"
-    switches: Switches = Field(description="switches such as s1 or leaf2, several by comma, each once")
+    switches: Switches = Field(
+        description="switches such as s1 or leaf2, several by comma, each once"
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,7 +199,8 @@ class Flood(_Lasting):
 def check_events(events: Sequence[Event], plan: FabricPlan) -> None:
     """Check that events may happen together in a fabric.
 
-    :raises SpecError: A host or switch is not there; or as :func:`check_overlap` and :func:`check_floods`.
+    :raises SpecError: A host or switch is not there; or as :func:`check_overlap` and
+        :func:`check_floods`.
     """
     check_overlap(events)
     check_floods(events, plan)
@@ -186,7 +210,8 @@ def check_events(events: Sequence[Event], plan: FabricPlan) -> None:
 
 
 def check_overlap(events: Sequence[Event]) -> None:
-    """Check that no two events affect the same thing at the same time: the end of one would end the other.
+    """Check that no two events affect the same thing at the same time: the end of one would end the
+    other.
 
     :raises SpecError: Two have; the text says which.
     """
@@ -195,8 +220,9 @@ def check_overlap(events: Sequence[Event]) -> None:
             both = set(first.names) & set(second.names)
             if both and _holds(first) == _holds(second) != "kill" and _at_once(first, second):
                 raise SpecError(
-                    f"{second.action} of {', '.join(sorted(both))} at {second.at:g} s and {first.action} at {first.at:g} s are "
-                    "in force at once: must not overlap, since the end of one would end the other"
+                    f"{second.action} of {', '.join(sorted(both))} at {second.at:g} s and"
+                    f" {first.action} at {first.at:g} s are in force at once: must not overlap,"
+                    " since the end of one would end the other"
                 )
 
 
@@ -207,7 +233,15 @@ def check_floods(events: Sequence[Event], plan: FabricPlan) -> None:
     """
     floods = [event for event in events if isinstance(event, Flood)]
     for one in floods:  # the most flood at once when another begins to
-        check_bounded(plan, {name for other in floods if _at_once(one, other) and other.at <= one.at for name in other.names})
+        check_bounded(
+            plan,
+            {
+                name
+                for other in floods
+                if _at_once(one, other) and other.at <= one.at
+                for name in other.names
+            },
+        )
 
 
 def _holds(event: Event) -> str:
@@ -216,4 +250,6 @@ def _holds(event: Event) -> str:
 
 
 def _at_once(first: Event, second: Event) -> bool:
-    return (first.end is None or second.at < first.end) and (second.end is None or first.at < second.end)
+    return (first.end is None or second.at < first.end) and (
+        second.end is None or first.at < second.end
+    )

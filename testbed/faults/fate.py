@@ -1,7 +1,9 @@
-"""A frame's fate: a pure function of the seed, the rules, and the frame's identity. Reference model of ``bpf/include/fate.h``.
+"""A frame's fate: a pure function of the seed, the rules, and the frame's identity. Reference model
+of ``bpf/include/fate.h``.
 
-A draw is splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) of a hash of
-seed, rule and identity. Time and the order of frames do not matter. All numbers are integers, so both sides agree bit for bit.
+A draw is splitmix64's finalizer (Steele, Lea, Flood: Fast splittable pseudorandom number
+generators, OOPSLA 2014) of a hash of seed, rule and identity. Time and the order of frames do not
+matter. All numbers are integers, so both sides agree bit for bit.
 """
 
 from __future__ import annotations
@@ -16,18 +18,23 @@ from testbed.kernel.abi import constant
 __all__ = ["FIRST_BYTE", "Fired", "Verdict", "judge", "mix"]
 
 FIRST_BYTE: Final = constant("FATE_FIRST_BYTE")
-"""The first that may be corrupted: behind Ethernet, IPv4 and 8 bytes, UDP's header or TCP's ports and number."""
+"""The first that may be corrupted: behind Ethernet, IPv4 and 8 bytes, UDP's header or TCP's ports
+and number.
+"""
 
 _MASK: Final = 2**64 - 1
 _LOOKBACK: Final = constant("FATE_LOOKBACK")
-_MEETS, _STATE, _STATIONARY, _VALUES = (constant(f"DRAW_{name}") for name in ("MEETS", "STATE", "STATIONARY", "VALUES"))
+_MEETS, _STATE, _STATIONARY, _VALUES = (
+    constant(f"DRAW_{name}") for name in ("MEETS", "STATE", "STATIONARY", "VALUES")
+)
 
 
 class Fired(NamedTuple):
     """A rule that a frame has met.
 
     :param rule: Its index.
-    :param argument: Copies; the first bit flipped; nanoseconds of the first copy's delay; frames to be behind; else 0.
+    :param argument: Copies; the first bit flipped; nanoseconds of the first copy's delay; frames to
+        be behind; else 0.
     """
 
     rule: int
@@ -38,7 +45,8 @@ class Fired(NamedTuple):
 class Verdict(NamedTuple):
     """A frame's fate.
 
-    :param corrupt: Bits to flip, counted from the frame's start; a bit that is there twice is flipped back.
+    :param corrupt: Bits to flip, counted from the frame's start; a bit that is there twice is
+        flipped back.
     :param copies: How many copies follow the frame itself.
     :param delays_ns: How much later the frame and each of its copies come, nanoseconds.
     :param behind: How many frames of its link pass before it.
@@ -58,7 +66,8 @@ class Verdict(NamedTuple):
 def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
     """Judge a frame.
 
-    :param length: Of the frame, bytes from the Ethernet header on; only the choice of corrupted bits depends on it.
+    :param length: Of the frame, bytes from the Ethernet header on; only the choice of corrupted
+        bits depends on it.
     """
     drop, behind, within, copies = False, 0, 0, 0
     flips: list[int] = []
@@ -83,11 +92,17 @@ def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
                 copies = min(copies + rule.count, MAX_COPIES)
             case Action.CORRUPT:
                 bits = max(length - FIRST_BYTE, 0) * 8
-                drawn = [8 * FIRST_BYTE + _draw(key, _VALUES + i) % bits for i in range(rule.count if bits else 0)]
+                drawn = [
+                    8 * FIRST_BYTE + _draw(key, _VALUES + i) % bits
+                    for i in range(rule.count if bits else 0)
+                ]
                 argument = drawn[0] if drawn else 0
                 flips += drawn
             case Action.DELAY:
-                drawn = [_quantile(table.quantiles[rule.quantiles], _draw(key, _VALUES + i)) for i in range(MAX_COPIES + 1)]
+                drawn = [
+                    _quantile(table.quantiles[rule.quantiles], _draw(key, _VALUES + i))
+                    for i in range(MAX_COPIES + 1)
+                ]
                 argument = drawn[0]
                 delays = [sum(pair) for pair in zip(delays, drawn, strict=True)]
             case Action.REORDER:
@@ -96,7 +111,15 @@ def judge(table: RuleTable, packet: Packet, length: int = 0) -> Verdict:
         fired.append(Fired(number, rule.action, argument))
         if drop:
             break
-    return Verdict(drop, tuple(flips[:MAX_BITS]), copies, tuple(delays[: copies + 1]), behind, within, tuple(fired))
+    return Verdict(
+        drop,
+        tuple(flips[:MAX_BITS]),
+        copies,
+        tuple(delays[: copies + 1]),
+        behind,
+        within,
+        tuple(fired),
+    )
 
 
 def mix(x: int) -> int:
@@ -121,16 +144,20 @@ def _matches(rule: CompiledRule, packet: Packet) -> bool:
     return (
         rule.receivers[sender] >> receiver & 1 == 1
         and rule.kinds >> kind & 1 == 1
-        and all(first <= number <= last for (first, last), number in zip(rule.ranges, numbers, strict=True))
+        and all(
+            first <= number <= last
+            for (first, last), number in zip(rule.ranges, numbers, strict=True)
+        )
     )
 
 
 def _bad(seed: int, number: int, rule: CompiledRule, packet: Packet) -> bool:
     """Tell whether a frame's stream is bad (Gilbert and Elliott's chain).
 
-    Each draw moves both states of the chain at once; one below ``enter`` or from ``stay`` on moves them to the same place,
-    whatever was before. So the state is a function of the few frames since the last such draw. A stream without one began in
-    its stationary distribution, as does what lies further back than the bound.
+    Each draw moves both states of the chain at once; one below ``enter`` or from ``stay`` on moves
+    them to the same place, whatever was before. So the state is a function of the few frames since
+    the last such draw. A stream without one began in its stationary distribution, as does what lies
+    further back than the bound.
     """
     stream = packet._replace(hop=0)
     steps = min(packet.chunk + 1, _LOOKBACK)

@@ -1,4 +1,6 @@
-"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, and checked by replay."""
+"""Faults on a fabric: rules in force from entering a context until leaving it, counted, logged, and
+checked by replay.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ _GRACE: Final = 10.0  # seconds for a switch's worker to answer
 
 
 class Injector:
-    """The fault engine of a whole fabric: what each host sends meets its fate at the switch port that the host is on.
+    """The fault engine of a whole fabric: what each host sends meets its fate at the switch port
+    that the host is on.
 
-    With the datapath ``xdp`` on a switch of kind ``xdp``, the engine takes the place of the switch's XDP program; otherwise it
-    is attached to TC's ingress of those ports. It is for the datapath that is set when it is entered, and that stays so.
+    With the datapath ``xdp`` on a switch of kind ``xdp``, the engine takes the place of the
+    switch's XDP program; otherwise it is attached to TC's ingress of those ports. It is for the
+    datapath that is set when it is entered, and that stays so.
 
     :param fabric: A fabric that is up, with workers.
     :param rules: What happens to frames, in this order; none is fine, for partitions and limits.
@@ -43,7 +47,9 @@ class Injector:
     :raises SpecError: A rule names a host that is not there, or there are too many rules.
     """
 
-    def __init__(self, fabric: Fabric, rules: Sequence[PacketRule] = (), seed: int = 1, trace: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, rules: Sequence[PacketRule] = (), seed: int = 1, trace: bool = False
+    ) -> None:
         self._fabric, self._trace = fabric, trace
         self.table = compile_rules(rules, fabric.plan, seed)
         self._switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
@@ -63,11 +69,18 @@ class Injector:
             raise FabricError("faults: an injector is in force on this fabric already")
         xdp = fabric.datapath == "xdp" and fabric.plan.switch_kind == "xdp"
         hook: Hook = "xdp" if xdp else "tc"
-        number = next(n for n in itertools.count() if not list(fabric.directory.glob(f"faults-{n}-*")))
-        self._paths = {name: fabric.directory / f"faults-{number}-{name}.log" for name in self._switches}
+        number = next(
+            n for n in itertools.count() if not list(fabric.directory.glob(f"faults-{n}-*"))
+        )
+        self._paths = {
+            name: fabric.directory / f"faults-{number}-{name}.log" for name in self._switches
+        }
         self._final = None
         common = {"table": self.table, "hook": hook, "trace": self._trace}
-        calls = {name: {**common, "flooding": fabric.flooding(name).number, "log": path} for name, path in self._paths.items()}
+        calls = {
+            name: {**common, "flooding": fabric.flooding(name).number, "log": path}
+            for name, path in self._paths.items()
+        }
         try:
             fabric.set_faults(True)
             workers.call_all(attach.attach, calls)
@@ -81,7 +94,12 @@ class Injector:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         try:
             self._final = self._call(attach.detach)
         except Exception:
@@ -96,12 +114,16 @@ class Injector:
         self._call(attach.set_limits, limits=limits)
 
     def counters(self) -> dict[tuple[int, int, int], int]:
-        """How often rules have fired, by index of the rule and ranks of sender and receiver; zeros are left out."""
+        """How often rules have fired, by index of the rule and ranks of sender and receiver; zeros
+        are left out.
+        """
         fired = np.sum([counts.fired for counts in self._counts()], axis=0)
         return {(rule, a, b): int(fired[rule, a, b]) for rule, a, b in np.argwhere(fired).tolist()}
 
     def links(self) -> NDArray[Any]:
-        """Counters of all links: shape (32, 32) by sender and receiver, of :data:`testbed.faults.attach.LINK`."""
+        """Counters of all links: shape (32, 32) by sender and receiver, of
+        :data:`testbed.faults.attach.LINK`.
+        """
         total = np.zeros((MAX_HOSTS, MAX_HOSTS), LINK)
         for counts in self._counts():
             for name in LINK.names or ():
@@ -130,14 +152,19 @@ class Injector:
     def check_replay(self, at_most: int | None = None) -> int:
         """Judge frames of the log again, in Python.
 
-        :param at_most: Judge at most this many records, evenly spaced, since Python judges some 30,000 per second. None: all.
+        :param at_most: Judge at most this many records, evenly spaced, since Python judges some
+            30,000 per second. None: all.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         links = self.links()
-        records = self.log()  # afterwards: it has all frames that were counted, and those that have come since
+        records = (
+            self.log()
+        )  # afterwards: it has all frames that were counted, and those that have come since
         if lost := links["lost"].sum():
-            raise FaultError(f"the log of faults lacks {lost} records, which came faster than they were written")
+            raise FaultError(
+                f"the log of faults lacks {lost} records, which came faster than they were written"
+            )
         judged = int((links["frames"] - links["blocked"] - links["limited"]).sum())
         logged = int((records["order"] == 0).sum())
         if self._trace and logged < judged:
@@ -156,5 +183,3 @@ class Injector:
     def _call(self, function: Any, **arguments: Any) -> list[Any]:
         calls = dict.fromkeys(self._switches, arguments)
         return list(Workers.of(self._fabric).call_all(function, calls, timeout=_GRACE).values())
-
-

@@ -1,12 +1,14 @@
 """Limits: the rate of a host's link, and the queue before it. Pure.
 
-Where frames pass the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes them: *down* at the switch's port
-towards the host, *up* at the host's own ``eth0``. A queue needs a place where frames leave, and the switch's port has none for
-those that come in; a real host queues at its own card, too, so that its TCP feels the queue fill.
+Where frames pass the stack, a token bucket filter (``tbf``, net/sched/sch_tbf.c) shapes them:
+*down* at the switch's port towards the host, *up* at the host's own ``eth0``. A queue needs a place
+where frames leave, and the switch's port has none for those that come in; a real host queues at its
+own card, too, so that its TCP feels the queue fill.
 
-Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct fault_limit`` of
-``bpf/include/impair.h``): what it holds passes at once, what is beyond it is dropped. That polices, where ``tbf`` shapes.
-A frame that is dropped on its way down has used its sender's rate up, as on a wire.
+Frames that XDP redirects meet no qdisc. For those the fault programs keep a token bucket (``struct
+fault_limit`` of ``bpf/include/impair.h``): what it holds passes at once, what is beyond it is
+dropped. That polices, where ``tbf`` shapes. A frame that is dropped on its way down has used its
+sender's rate up, as on a wire.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,13 +65,17 @@ class Limit(BaseModel):
     hosts: Hosts = Field(description="hosts such as h2, several by comma, each once")
     direction: Literal["up", "down", "both"] = Field("both", description="up, down or both")
     rate: Annotated[float, _text(parse_rate)] = Field(
-        ge=LEAST_RATE, le=MOST_RATE, description="a rate with a unit, such as 100mbit (whole bits), from 64kbit to 30gbit"
+        ge=LEAST_RATE,
+        le=MOST_RATE,
+        description="a rate with a unit, such as 100mbit (whole bits), from 64kbit to 30gbit",
     )
     queue: Annotated[int, _text(parse_bytes)] = Field(
         65536,
         ge=MIN_MTU,
         le=MOST_QUEUE,
-        description="a size with a unit, such as 64KiB (whole bytes), of a frame at least and 64MiB at most",
+        description=(
+            "a size with a unit, such as 64KiB (whole bytes), of a frame at least and 64MiB at most"
+        ),
     )
 
     @property
@@ -88,28 +94,35 @@ def tbf_options(limit: Limit, mtu: int) -> tuple[str, ...]:
 
 
 def bucket_table(limits: Sequence[Limit], plan: FabricPlan) -> dict[int, bytes]:
-    """Return the elements of the fault programs' map ``limits``: 2 * rank for what a host sends, 1 more for what it is sent.
+    """Return the elements of the fault programs' map ``limits``: 2 * rank for what a host sends, 1
+    more for what it is sent.
 
     The bucket of a receiver is in the switch of the sender.
 
-    :raises SpecError: As :func:`each_limited`, or ``down`` in a fabric where senders are at several switches.
+    :raises SpecError: As :func:`each_limited`, or ``down`` in a fabric where senders are at several
+        switches.
     """
     table = {}
     for limit, host, direction in each_limited(limits, plan):
         if direction == "down" and len({other.switch for other in plan.hosts}) > 1:
             raise SpecError(
-                f"limit of {host.name}: direction = {limit.direction}: must be up, since under XDP senders at different "
-                "switches would not share the rate"
+                f"limit of {host.name}: direction = {limit.direction}: must be up, since under XDP"
+                " senders at different switches would not share the rate"
             )
         burst = round(limit.queue * 8e9 / limit.rate)
-        table[2 * host.rank + (direction == "down")] = bytes(Struct("fault_limit", rate=round(limit.rate), burst=burst))
+        table[2 * host.rank + (direction == "down")] = bytes(
+            Struct("fault_limit", rate=round(limit.rate), burst=burst)
+        )
     return table
 
 
-def each_limited(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Limit, HostPlan, Direction]]:
+def each_limited(
+    limits: Sequence[Limit], plan: FabricPlan
+) -> Iterator[tuple[Limit, HostPlan, Direction]]:
     """Yield what is limited, one direction of a host's link at a time.
 
-    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no room for a frame.
+    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no
+        room for a frame.
     """
     seen = set()
     for limit in limits:
@@ -117,9 +130,15 @@ def each_limited(limits: Sequence[Limit], plan: FabricPlan) -> Iterator[tuple[Li
             host = plan.host(name)
             for direction in limit.directions:
                 if (name, direction) in seen:
-                    raise SpecError(f"limit of {name}: direction = {direction}: there are two: must be one per direction")
+                    raise SpecError(
+                        f"limit of {name}: direction = {direction}: there are two: must be one per"
+                        " direction"
+                    )
                 seen.add((name, direction))
                 if limit.queue < plan.mtu + _ETHERNET:
                     frame = plan.mtu + _ETHERNET
-                    raise SpecError(f"limit of {name}: queue = {limit.queue} B: must be at least a frame, {frame} B")
+                    raise SpecError(
+                        f"limit of {name}: queue = {limit.queue} B: must be at least a frame,"
+                        f" {frame} B"
+                    )
                 yield limit, host, direction

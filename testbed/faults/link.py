@@ -20,7 +20,8 @@ UP_TIMEOUT = 10.0  # seconds
 def link_down(fabric: Fabric, host: str) -> Iterator[None]:
     """Take a host's link down, and up again at the end; it carries frames when this returns.
 
-    The switch's programs and its static forwarding table stay, also the host's address and neighbours.
+    The switch's programs and its static forwarding table stay, also the host's address and
+    neighbours.
 
     :param host: Its name.
     :raises SpecError: There is no such host.
@@ -28,7 +29,8 @@ def link_down(fabric: Fabric, host: str) -> Iterator[None]:
     """
     plan = fabric.plan.host(host)
     port = fabric.plan.switch(plan.switch).ifname(plan.port)
-    # Sockets of our own: those of the nodes are for the thread that made them (pyroute2 keeps an event loop a thread).
+    # Sockets of our own: those of the nodes are for the thread that made them (pyroute2 keeps an
+    # event loop a thread).
     with (
         NetworkNamespace(fabric.switches[plan.switch].pid) as near,
         NetworkNamespace(fabric.hosts[host].pid) as far,
@@ -41,7 +43,12 @@ def link_down(fabric: Fabric, host: str) -> Iterator[None]:
         finally:
             near.request("link", "set", index=ends[0][1], flags=IFF_UP, change=IFF_UP)
             deadline = time.monotonic() + UP_TIMEOUT
-            while not all(carries_frames(namespace.request("get_links", index)[0]) for namespace, index in ends):
+            while not all(
+                carries_frames(namespace.request("get_links", index)[0])
+                for namespace, index in ends
+            ):
                 if time.monotonic() > deadline:
-                    raise FaultError(f"the link of {host} is not up {UP_TIMEOUT:g} s after it should be")
+                    raise FaultError(
+                        f"the link of {host} is not up {UP_TIMEOUT:g} s after it should be"
+                    )
                 time.sleep(0.001)

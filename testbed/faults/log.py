@@ -1,4 +1,6 @@
-"""The log of faults: one record for each rule that each frame has met, drained from the kernel's ring buffer in bulk."""
+"""The log of faults: one record for each rule that each frame has met, drained from the kernel's
+ring buffer in bulk.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from testbed.kernel.abi import dtype, lifted
 
 __all__ = ["RECORD", "Drain", "read_log"]
 
-#: ``struct fault_record``: time in nanoseconds of CLOCK_MONOTONIC; argument as of :class:`testbed.faults.fate.Fired`; length of
-#: the frame in bytes; ``order`` counts the rules that the frame met from 0, ``fired`` is how many they are.
+#: ``struct fault_record``: time in nanoseconds of CLOCK_MONOTONIC; argument as of
+#: :class:`testbed.faults.fate.Fired`; length of the frame in bytes; ``order`` counts the rules that
+#: the frame met from 0, ``fired`` is how many they are.
 RECORD: Final = lifted(dtype("fault_record"))
 _INTERVAL: Final = 0.02  # seconds; the ring buffer has room for those of a second and more
 
@@ -46,7 +49,9 @@ class Drain(Closing):
         """
         self._move()
         if self._error:
-            raise FaultError(f"the log of faults cannot be written: {self._file.name}: {self._error.strerror}")
+            raise FaultError(
+                f"the log of faults cannot be written: {self._file.name}: {self._error.strerror}"
+            )
 
     def close(self) -> None:
         """Move what is left and end the thread."""

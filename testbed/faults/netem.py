@@ -1,7 +1,9 @@
-"""Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), to compare it with the fault engine.
+"""Rules carried out by the kernel's network emulator (``netem``, net/sched/sch_netem.c), to compare
+it with the fault engine.
 
-A qdisc at the switch's port towards the receiver. It knows nothing of chunks or sequence numbers, cannot be replayed, and meets
-no frame that an XDP switch redirects; so it takes rules without a match but the receiver, on bridges and the sockets' datapath.
+A qdisc at the switch's port towards the receiver. It knows nothing of chunks or sequence numbers,
+cannot be replayed, and meets no frame that an XDP switch redirects; so it takes rules without a
+match but the receiver, on bridges and the sockets' datapath.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def netem_options(rules: Sequence[PacketRule]) -> tuple[str, ...]:
     for rule in rules:
         first, *rest = _text(rule)
         if first in taken:
-            raise SpecError(f"netem: {rule.action} and {taken[first]} of one receiver: must be one of them")
+            raise SpecError(
+                f"netem: {rule.action} and {taken[first]} of one receiver: must be one of them"
+            )
         taken[first] = rule.action
         words += [first, *rest]
     return ("netem", "limit", str(LIMIT), *words)
@@ -52,12 +56,15 @@ def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, 
         for sender, receiver in rule.link:
             if sender != "*":
                 raise SpecError(
-                    f"netem: {rule.action}: link = {sender}->{receiver}: must be *->{receiver}, since a port's qdisc sees "
-                    "what all hosts send"
+                    f"netem: {rule.action}: link = {sender}->{receiver}: must be *->{receiver},"
+                    " since a port's qdisc sees what all hosts send"
                 )
             if receiver not in ("*", *hosts):
                 allowed = ", ".join(hosts)
-                raise SpecError(f"netem: {rule.action}: link = *->{receiver}: must be a receiver of this fabric: {allowed}")
+                raise SpecError(
+                    f"netem: {rule.action}: link = *->{receiver}: must be a receiver of this"
+                    f" fabric: {allowed}"
+                )
             receivers |= by_host.keys() if receiver == "*" else {receiver}
         for name in receivers:
             by_host[name].append(rule)
@@ -67,16 +74,21 @@ def netem_table(rules: Sequence[PacketRule], hosts: Sequence[str]) -> dict[str, 
 class Netem(Closing):
     """Rules in force by netem, from the constructor to :meth:`close`.
 
-    As with an injector, frames are met as a wire carries them. Where there is one, too, it is entered first and left last.
+    As with an injector, frames are met as a wire carries them. Where there is one, too, it is
+    entered first and left last.
 
     :raises SpecError: As :func:`netem_table`.
-    :raises FaultError: Datapath and switches are of kind ``xdp``, or the kernel has no netem; the text is its own.
+    :raises FaultError: Datapath and switches are of kind ``xdp``, or the kernel has no netem; the
+        text is its own.
     """
 
     def __init__(self, fabric: Fabric, rules: Sequence[PacketRule]) -> None:
         table = netem_table(rules, [host.name for host in fabric.plan.hosts])
         if fabric.datapath == fabric.plan.switch_kind == "xdp":
-            raise FaultError("netem: frames that XDP redirects pass no qdisc: use the fault engine on the datapath xdp")
+            raise FaultError(
+                "netem: frames that XDP redirects pass no qdisc: use the fault engine on the"
+                " datapath xdp"
+            )
         self._qdiscs: dict[str, Qdisc] = {}
         with ExitStack() as stack:
             if not fabric.faults:
@@ -89,7 +101,9 @@ class Netem(Closing):
             self._stack = stack.pop_all()
 
     def counters(self) -> dict[str, QdiscCounters]:
-        """Count up to now, by receiving host; netem does not say which option has dropped or delayed a frame."""
+        """Count up to now, by receiving host; netem does not say which option has dropped or
+        delayed a frame.
+        """
         return {name: qdisc.counters() for name, qdisc in self._qdiscs.items()}
 
     def close(self) -> None:
@@ -103,12 +117,22 @@ def _text(rule: PacketRule) -> tuple[str, ...]:
         value = getattr(rule, key)
         if key not in ("link", "p", "backend") and value != field.get_default():
             given = f"{key} = {text_of(value, key)}"
-            raise SpecError(f"netem: {rule.action}: {given}: only link and p can be set, since netem reads no such header")
+            raise SpecError(
+                f"netem: {rule.action}: {given}: only link and p can be set, since netem reads no"
+                " such header"
+            )
     match rule:
         case Drop():
             return "loss", "random", _percent(rule.p)
         case Burst():  # the Gilbert model: good and bad lose 0 and p
-            return "loss", "gemodel", _percent(rule.enter), _percent(rule.leave), _percent(rule.p), "0%"
+            return (
+                "loss",
+                "gemodel",
+                _percent(rule.enter),
+                _percent(rule.leave),
+                _percent(rule.p),
+                "0%",
+            )
         case Duplicate():
             _only(rule, "copies", rule.copies, 1)
             return "duplicate", _percent(rule.p)
@@ -118,7 +142,8 @@ def _text(rule: PacketRule) -> tuple[str, ...]:
         case Delay():
             return "delay", *_delay(rule), *_undelayed(rule.p)
         case Reorder():
-            # Those chosen are late by `within`, and all that follow in this time pass them: netem counts no frames.
+            # Those chosen are late by `within`, and all that follow in this time pass them: netem
+            # counts no frames.
             _only(rule, "behind", rule.behind, 1)
             return "delay", _time(rule.within), *_undelayed(rule.p)
 
@@ -128,7 +153,10 @@ def _delay(rule: Delay) -> tuple[str, ...]:
         return (_time(rule.delay),)
     distribution = rule.distribution or "uniform"
     if distribution == "pareto":
-        raise SpecError("netem: delay: distribution = pareto: must be constant, uniform or normal, since its pareto differs")
+        raise SpecError(
+            "netem: delay: distribution = pareto: must be constant, uniform or normal, since its"
+            " pareto differs"
+        )
     named = () if distribution == "uniform" else ("distribution", distribution)
     return _time(rule.delay), _time(rule.jitter), *named
 
@@ -140,7 +168,9 @@ def _undelayed(p: float) -> tuple[str, ...]:
 
 def _only(rule: PacketRule, key: str, value: int, allowed: int) -> None:
     if value != allowed:
-        raise SpecError(f"netem: {rule.action}: {key} = {value}: must be {allowed}, since netem knows no other")
+        raise SpecError(
+            f"netem: {rule.action}: {key} = {value}: must be {allowed}, since netem knows no other"
+        )
 
 
 def _percent(p: float) -> str:

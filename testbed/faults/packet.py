@@ -11,7 +11,9 @@ FOREIGN: Final = constant("FAULT_FOREIGN")
 """Added to the IPv4 protocol's number: the kind of a frame that is none of the ring's."""
 
 #: Kinds by the names that rules call them by.
-KINDS: Final = {kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.DOORBELL} | {
+KINDS: Final = {
+    kind.name.lower(): int(kind) for kind in (*Kind, *PinchKind) if kind < Kind.DOORBELL
+} | {
     "tcp": FOREIGN | constant("NET_PROTOCOL_TCP"),
     "udp": FOREIGN | constant("NET_PROTOCOL_UDP"),
     "icmp": FOREIGN | constant("NET_PROTOCOL_ICMP"),
@@ -23,10 +25,12 @@ class Packet(NamedTuple):
 
     :param sender: Rank of the host that sent it (:class:`testbed.plan.HostPlan`).
     :param receiver: Rank of the host that it is for.
-    :param kind: Of a ring frame, :class:`testbed.protocol.wire.Kind`; of others, 0x80 and the IPv4 protocol's number.
-    :param seq: Of a ring frame, the collective; of others, the number of the flow among those of its sender and
-        receiver, in order of appearance, from 0.
-    :param chunk: Of a ring frame, the chunk; of others, the index of the packet in its flow, from 0.
+    :param kind: Of a ring frame, :class:`testbed.protocol.wire.Kind`; of others, 0x80 and the IPv4
+        protocol's number.
+    :param seq: Of a ring frame, the collective; of others, the number of the flow among those of
+        its sender and receiver, in order of appearance, from 0.
+    :param chunk: Of a ring frame, the chunk; of others, the index of the packet in its flow, from
+        0.
     """
 
     sender: int

@@ -1,4 +1,6 @@
-"""Hosts that are cut off from each other: frames between them are dropped where they enter the fabric, before any rule."""
+"""Hosts that are cut off from each other: frames between them are dropped where they enter the
+fabric, before any rule.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,23 @@ class Blockade(Closing):
 
     Made by the thread that calls workers; used by any, also while another waits for workers.
 
-    :param fabric: A fabric on which a :class:`testbed.faults.injector.Injector` is in force; rules it needs none.
+    :param fabric: A fabric on which a :class:`testbed.faults.injector.Injector` is in force; rules
+        it needs none.
     :raises FabricError: No faults are in force.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         if not fabric.faults:
-            raise FabricError("a partition is done by the fault programs, which an injector has to attach before")
+            raise FabricError(
+                "a partition is done by the fault programs, which an injector has to attach before"
+            )
         self._plan = fabric.plan
         switches = list(dict.fromkeys(host.switch for host in fabric.plan.hosts))
         self._masks: list[NDArray[np.uint64]] = []
         with ExitStack() as stack:
-            stack.callback(self._masks.clear)  # a map's memory, while it is mapped, holds a descriptor of its own
+            stack.callback(
+                self._masks.clear
+            )  # a map's memory, while it is mapped, holds a descriptor of its own
             for number in Workers.of(fabric).call_all(attach.blocked_map, switches).values():
                 opened = Map.open(number)
                 stack.callback(os.close, opened.fd)
@@ -48,7 +55,8 @@ class Blockade(Closing):
 
     @contextmanager
     def partition(self, sets: Sequence[Sequence[str]]) -> Iterator[None]:
-        """Drop frames from a host of one set to a host of another; hosts in no set keep all their links.
+        """Drop frames from a host of one set to a host of another; hosts in no set keep all their
+        links.
 
         :param sets: Names of hosts.
         :raises SpecError: There is no such host, or a host is in two sets.
@@ -56,7 +64,9 @@ class Blockade(Closing):
         names = [name for part in sets for name in part]
         if len(set(names)) < len(names):
             raise SpecError(f"partition: {'|'.join(map(','.join, sets))}: must name each host once")
-        added: list[tuple[int, int]] = []  # sender and bit; those that another partition has set stay when this one ends
+        added: list[
+            tuple[int, int]
+        ] = []  # sender and bit; those that another partition has set stay when this one ends
         for one, other in itertools.permutations(sets, 2):
             for sender, receiver in itertools.product(one, other):
                 rank, bit = self._plan.host(sender).rank, 1 << self._plan.host(receiver).rank

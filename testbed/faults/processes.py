@@ -17,11 +17,14 @@ from testbed.worker import Workers
 __all__ = ["kill", "paused", "processes_in", "slow"]
 
 CYCLE = 0.02  # seconds of a turn of stopping and continuing
-STOPPING = 1.0  # seconds for a process to come to its stop; one that waits for a disk may take longer
+STOPPING = (
+    1.0  # seconds for a process to come to its stop; one that waits for a disk may take longer
+)
 
 
 def kill(workers: Workers, host: str) -> None:
-    """Kill a host's workers (SIGKILL); see :meth:`testbed.worker.Workers.kill` for what becomes of calls.
+    """Kill a host's workers (SIGKILL); see :meth:`testbed.worker.Workers.kill` for what becomes of
+    calls.
 
     :raises SpecError: There is no such host.
     """
@@ -48,7 +51,8 @@ def paused(fabric: Fabric, host: str) -> Iterator[None]:
 def slow(fabric: Fabric, host: str, share: float) -> Iterator[str]:
     """Hold all processes of a host together to a share of one CPU.
 
-    By a control group where this process may make one, else by stopping and continuing them in turns of 20 ms.
+    By a control group where this process may make one, else by stopping and continuing them in
+    turns of 20 ms.
 
     :param share: Of one CPU, 0.01 to 1.
     :return: Which of both: ``cgroup`` or ``signals``.
@@ -72,7 +76,9 @@ def slow(fabric: Fabric, host: str, share: float) -> Iterator[str]:
 
 @contextmanager
 def duty_cycle(fabric: Fabric, host: str, share: float) -> Iterator[None]:
-    """Stop and continue the processes of a host in turns, so that they may run for a share of the time."""
+    """Stop and continue the processes of a host in turns, so that they may run for a share of the
+    time.
+    """
     ended = threading.Event()
 
     def turns() -> None:
@@ -90,7 +96,9 @@ def duty_cycle(fabric: Fabric, host: str, share: float) -> Iterator[None]:
 
 
 def processes_in(fabric: Fabric, host: str) -> list[int]:
-    """Process ids in a host's network namespace, without the one that holds it: it does nothing, but it must be able to end."""
+    """Process ids in a host's network namespace, without the one that holds it: it does nothing,
+    but it must be able to end.
+    """
     holder = fabric.hosts[host].pid
     namespace = os.readlink(f"/proc/{holder}/ns/net")
     found = []
@@ -111,7 +119,9 @@ def _stop(fabric: Fabric, host: str, stopped: set[int]) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process has not come to its stop: a signal is noticed when the process is on a CPU next."""
+    """Whether a process has not come to its stop: a signal is noticed when the process is on a CPU
+    next.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TtZX"
     except OSError:  # it has ended

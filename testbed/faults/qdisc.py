@@ -1,4 +1,6 @@
-"""Queueing disciplines at the ends of links: added by tc(8), with their statistics, and gone at the end."""
+"""Queueing disciplines at the ends of links: added by tc(8), with their statistics, and gone at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ __all__ = ["Qdisc", "QdiscCounters"]
 
 @dataclass(frozen=True)
 class QdiscCounters:
-    """The counters of a queueing discipline (``struct gnet_stats_basic``, ``struct gnet_stats_queue``).
+    """The counters of a queueing discipline (``struct gnet_stats_basic``, ``struct
+    gnet_stats_queue``).
 
     :param frames: Sent on.
     :param size: Their bytes.
@@ -31,7 +34,8 @@ class QdiscCounters:
 
 
 class Qdisc(Closing):
-    """The root discipline of one interface. It sees frames that the stack or a bridge sends, none that XDP redirects.
+    """The root discipline of one interface. It sees frames that the stack or a bridge sends, none
+    that XDP redirects.
 
     :param node: Host or switch.
     :param ifname: The interface there.
@@ -47,18 +51,25 @@ class Qdisc(Closing):
         self._there = not done.returncode
         if not self._there:
             words = " ".join(done.stderr.split())
-            raise FaultError(f"{' '.join(command)}: {words} (`testbed doctor` tries every discipline, and says what fixes it)")
+            raise FaultError(
+                f"{' '.join(command)}: {words} (`testbed doctor` tries every discipline, and says"
+                " what fixes it)"
+            )
 
     def counters(self) -> QdiscCounters:
         """Count up to now.
 
         :raises FaultError: The discipline has gone.
         """
-        done = self._fabric.run(self._node, ["tc", "-s", "-j", "qdisc", "show", "dev", self._ifname])
+        done = self._fabric.run(
+            self._node, ["tc", "-s", "-j", "qdisc", "show", "dev", self._ifname]
+        )
         for found in json.loads(done.stdout) if not done.returncode else []:
             if found["kind"] == self._kind and found.get("root"):
                 return QdiscCounters(found["packets"], found["bytes"], found["drops"])
-        raise FaultError(f"{self._kind} on {self._ifname} of {self._node} has gone {done.stderr}".strip())
+        raise FaultError(
+            f"{self._kind} on {self._ifname} of {self._node} has gone {done.stderr}".strip()
+        )
 
     def close(self) -> None:
         """Remove it; one that has gone with its interface is no error."""

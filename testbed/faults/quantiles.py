@@ -1,4 +1,6 @@
-"""Distributions of delays as tables of quantiles, so that the kernel draws from all of them by one integer interpolation."""
+"""Distributions of delays as tables of quantiles, so that the kernel draws from all of them by one
+integer interpolation.
+"""
 
 from statistics import NormalDist
 from typing import Final
@@ -19,7 +21,8 @@ PARETO_SHAPE: Final = 3.0
 def quantiles(rule: Delay) -> NDArray[np.uint64]:
     """The inverse distribution function of a rule's delay, at 0, 1/1024 .. 1.
 
-    Unbounded tails end half a step from 0 and from 1. No delay is negative: ``uniform`` and ``normal`` are cut off at 0.
+    Unbounded tails end half a step from 0 and from 1. No delay is negative: ``uniform`` and
+    ``normal`` are cut off at 0.
 
     :returns: Shape (1025,), nanoseconds, ascending.
     """

@@ -1,4 +1,6 @@
-"""Replay of a log of faults: the same frames, judged again by the reference model, must meet the same fates. Pure."""
+"""Replay of a log of faults: the same frames, judged again by the reference model, must meet the
+same fates. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,30 @@ def check_replay(table: RuleTable, records: NDArray[Any]) -> None:
     """Compare every record with what the reference model decides.
 
     :param records: Shape (n,), of :data:`testbed.faults.log.RECORD`.
-    :raises FaultError: A record differs; the text has the first such frame and what the log and the reference model say.
+    :raises FaultError: A record differs; the text has the first such frame and what the log and the
+        reference model say.
     """
-    columns = [records[name].tolist() for name in (*Packet._fields, "length", "rule", "action", "argument", "order", "fired")]
-    for index, (*identity, length, rule, action, argument, order, fired) in enumerate(zip(*columns, strict=True)):
+    columns = [
+        records[name].tolist()
+        for name in (*Packet._fields, "length", "rule", "action", "argument", "order", "fired")
+    ]
+    for index, (*identity, length, rule, action, argument, order, fired) in enumerate(
+        zip(*columns, strict=True)
+    ):
         packet = Packet(*identity)
         expected = judge(table, packet, length).fired
         logged = Fired(rule, Action(action), argument) if fired else None
         if len(expected) != fired or (logged and expected[order] != logged):
             raise FaultError(
-                f"record {index} of the log: {kind_name(packet.kind)} frame {packet} of {length} bytes met {fired} rules, "
-                f"{_text(logged)} as number {order}; its fate is {' and '.join(map(_text, expected)) or 'to pass'}"
+                f"record {index} of the log: {kind_name(packet.kind)} frame {packet} of {length}"
+                f" bytes met {fired} rules, {_text(logged)} as number {order}; its fate is"
+                f" {' and '.join(map(_text, expected)) or 'to pass'}"
             )
 
 
 def _text(fired: Fired | None) -> str:
-    return f"{fired.action.name.lower()} by rule {fired.rule} with {fired.argument}" if fired else "none"
+    return (
+        f"{fired.action.name.lower()} by rule {fired.rule} with {fired.argument}"
+        if fired
+        else "none"
+    )

@@ -1,4 +1,6 @@
-"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. ``struct fault_rules``."""
+"""Rules as the kernel takes them: names resolved, probabilities and delays as integers. ``struct
+fault_rules``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ import numpy as np
 from testbed.core.errors import SpecError
 from testbed.faults.packet import KINDS
 from testbed.faults.quantiles import quantiles
-from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, check_number
+from testbed.faults.rules import (
+    Burst,
+    Corrupt,
+    Delay,
+    Drop,
+    Duplicate,
+    PacketRule,
+    Range,
+    Reorder,
+    check_number,
+)
 from testbed.kernel.abi import constant, dtype
 from testbed.plan import MAX_HOSTS, FabricPlan
 
@@ -88,7 +100,17 @@ class RuleTable:
         packed = np.zeros((), _RULES)
         packed["seed"], packed["count"], packed["trace"] = self.seed, len(self.rules), trace
         for place, rule in zip(packed["rules"], self.rules, strict=False):
-            for name in ("p", "enter", "stay", "stationary", "within", "action", "count", "quantiles", "receivers"):
+            for name in (
+                "p",
+                "enter",
+                "stay",
+                "stationary",
+                "within",
+                "action",
+                "count",
+                "quantiles",
+                "receivers",
+            ):
                 place[name] = getattr(rule, name)
             for name, allowed in zip(_FIELDS, rule.ranges, strict=True):
                 place[name] = tuple(allowed)
@@ -104,7 +126,8 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
     """Resolve rules against a fabric.
 
     :param seed: Of all draws, modulo 2**64.
-    :raises SpecError: There are too many rules, or one names a host that the fabric does not have or is netem's.
+    :raises SpecError: There are too many rules, or one names a host that the fabric does not have
+        or is netem's.
     """
     for rule in rules:
         if rule.backend != "engine":
@@ -116,7 +139,9 @@ def compile_rules(rules: Sequence[PacketRule], plan: FabricPlan, seed: int = 1) 
     return RuleTable(seed % 2**64, compiled, tuple(rules), tuple(tables))
 
 
-def _compile(rule: PacketRule, plan: FabricPlan, tables: dict[tuple[int, ...], int]) -> CompiledRule:
+def _compile(
+    rule: PacketRule, plan: FabricPlan, tables: dict[tuple[int, ...], int]
+) -> CompiledRule:
     ranges = tuple(getattr(rule, name) for name in _FIELDS)
     kinds = range(_KINDS) if rule.kind is None else [KINDS[name] for name in rule.kind]
     mask = sum(1 << kind for kind in kinds)
@@ -133,8 +158,19 @@ def _compile(rule: PacketRule, plan: FabricPlan, tables: dict[tuple[int, ...], i
             own = {"count": rule.behind, "within": round(rule.within * 1e9)}
         case Burst():
             stationary = _chance(rule.enter / (rule.enter + rule.leave))
-            own = {"enter": _chance(rule.enter), "stay": CERTAIN - _chance(rule.leave), "stationary": stationary}
-    return CompiledRule(Action[rule.action.upper()], _chance(rule.p), ranges, mask, _receivers(rule.link, plan), **own)
+            own = {
+                "enter": _chance(rule.enter),
+                "stay": CERTAIN - _chance(rule.leave),
+                "stationary": stationary,
+            }
+    return CompiledRule(
+        Action[rule.action.upper()],
+        _chance(rule.p),
+        ranges,
+        mask,
+        _receivers(rule.link, plan),
+        **own,
+    )
 
 
 def _chance(p: float) -> int:
@@ -144,9 +180,11 @@ def _chance(p: float) -> int:
 def _receivers(links: Sequence[tuple[str, str]], plan: FabricPlan) -> tuple[int, ...]:
     masks = [0] * MAX_HOSTS
     for link in links:
-        senders, receivers = ([host.rank for host in plan.hosts] if end == "*" else [plan.host(end).rank] for end in link)
+        senders, receivers = (
+            [host.rank for host in plan.hosts] if end == "*" else [plan.host(end).rank]
+            for end in link
+        )
         for sender in senders:
             for receiver in receivers:
                 masks[sender] |= 1 << receiver
     return tuple(masks)
-

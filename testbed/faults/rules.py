@@ -31,12 +31,15 @@ __all__ = [
 ]
 
 MAX_RULES = constant("FATE_MAX_RULES")
-MAX_BYTE, MAX_SHORT, MAX_WORD = (2 ** (8 * dtype("fault_packet")[name].itemsize) - 1 for name in ("hop", "attempt", "chunk"))
+MAX_BYTE, MAX_SHORT, MAX_WORD = (
+    2 ** (8 * dtype("fault_packet")[name].itemsize) - 1 for name in ("hop", "attempt", "chunk")
+)
 MAX_COPIES = constant("FATE_MAX_COPIES")
 MAX_BITS = constant("FATE_MAX_BITS")
 MAX_BEHIND = 1024
 MAX_DELAY = 60.0
-LEAST_MIXING = 0.02  # with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn afresh instead of found
+# with FATE_LOOKBACK of bpf/shared/fault_abi.h, one state in 10**9 is drawn afresh instead of found
+LEAST_MIXING = 0.02
 
 _LINK = re.compile(r"(\*|h[1-9]\d*)->(\*|h[1-9]\d*)")
 
@@ -49,7 +52,9 @@ class Range(NamedTuple):
 
 
 def _links(value: object) -> tuple[tuple[str, str], ...]:
-    matches = [_LINK.fullmatch(word) for word in value.split(",")] if isinstance(value, str) else [None]
+    matches = (
+        [_LINK.fullmatch(word) for word in value.split(",")] if isinstance(value, str) else [None]
+    )
     if not all(matches):
         raise ValueError
     return tuple((match[1], match[2]) for match in matches if match)
@@ -97,18 +102,22 @@ _TIME = "a time with a unit, such as 200ms, of whole nanoseconds and at most a m
 
 
 class Rule(BaseModel):
-    """The keys of all rules: the frames that they match. A key that is not given matches every frame.
+    """The keys of all rules: the frames that they match. A key that is not given matches every
+    frame.
 
     The description of a field is what it allows; errors quote it.
 
     :param link: Sender and receiver, by name; ``*`` is any host.
     :param p: Probability with which a frame that matches meets its fate.
-    :param backend: What carries the rule out: the fault engine, or, within its limits, the kernel's network emulator.
+    :param backend: What carries the rule out: the fault engine, or, within its limits, the kernel's
+        network emulator.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    link: Links = Field((("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma")
+    link: Links = Field(
+        (("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma"
+    )
     kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
     group: Group = Field(Range(), description=_NUMBERS.format(MAX_GROUP_ID))
     seq: Word = Field(Range(), description=_NUMBERS.format(MAX_WORD))
@@ -129,7 +138,9 @@ class Duplicate(Rule):
     """The frame comes ``copies`` times more."""
 
     action: Literal["duplicate"] = "duplicate"
-    copies: int = Field(1, ge=1, le=MAX_COPIES, description=f"a whole number from 1 to {MAX_COPIES}")
+    copies: int = Field(
+        1, ge=1, le=MAX_COPIES, description=f"a whole number from 1 to {MAX_COPIES}"
+    )
 
 
 class Corrupt(Rule):
@@ -142,9 +153,10 @@ class Corrupt(Rule):
 class Delay(Rule):
     """The frame, and each of its copies, comes later.
 
-    :param delay: Seconds: the constant; the mean of ``uniform`` and ``normal``; the least of ``pareto``.
-    :param jitter: Seconds: half the width of ``uniform``, the standard deviation of ``normal``, what ``pareto`` adds in the
-        mean.
+    :param delay: Seconds: the constant; the mean of ``uniform`` and ``normal``; the least of
+        ``pareto``.
+    :param jitter: Seconds: half the width of ``uniform``, the standard deviation of ``normal``,
+        what ``pareto`` adds in the mean.
     """
 
     action: Literal["delay"] = "delay"
@@ -157,22 +169,29 @@ class Delay(Rule):
     @model_validator(mode="after")
     def _jitter_has_a_shape(self) -> "Delay":
         if self.distribution == "constant" and self.jitter:
-            raise ValueError("distribution = constant: must be uniform, normal or pareto with jitter")
+            raise ValueError(
+                "distribution = constant: must be uniform, normal or pareto with jitter"
+            )
         if self.distribution not in (None, "constant") and not self.jitter:
             raise ValueError(f"jitter: is missing, which distribution {self.distribution} needs")
         return self
 
 
 class Reorder(Rule):
-    """The frame lets the ``behind`` next frames of its link pass first, but waits no longer than ``within`` seconds."""
+    """The frame lets the ``behind`` next frames of its link pass first, but waits no longer than
+    ``within`` seconds.
+    """
 
     action: Literal["reorder"] = "reorder"
-    behind: int = Field(1, ge=1, le=MAX_BEHIND, description=f"a whole number from 1 to {MAX_BEHIND}")
+    behind: int = Field(
+        1, ge=1, le=MAX_BEHIND, description=f"a whole number from 1 to {MAX_BEHIND}"
+    )
     within: Seconds = Field(0.1, gt=0, le=MAX_DELAY, description=_TIME)
 
 
 class Burst(Rule):
-    """Losses in bursts (Gilbert, 1960; Elliott, 1963): a stream is good or bad, and a frame of a bad one is lost with ``p``.
+    """Losses in bursts (Gilbert, 1960; Elliott, 1963): a stream is good or bad, and a frame of a
+    bad one is lost with ``p``.
 
     :param enter: Probability that the stream turns bad from one frame to the next.
     :param leave: Probability that it turns good again: bursts have 1 / leave frames in the mean.
@@ -185,11 +204,15 @@ class Burst(Rule):
     @model_validator(mode="after")
     def _states_mix(self) -> "Burst":
         if not LEAST_MIXING <= self.enter + self.leave <= 1:
-            raise ValueError(f"enter + leave = {self.enter + self.leave:g}: must be {LEAST_MIXING} to 1")
+            raise ValueError(
+                f"enter + leave = {self.enter + self.leave:g}: must be {LEAST_MIXING} to 1"
+            )
         return self
 
 
-PacketRule = Annotated[Drop | Duplicate | Corrupt | Delay | Reorder | Burst, Field(discriminator="action")]
+PacketRule = Annotated[
+    Drop | Duplicate | Corrupt | Delay | Reorder | Burst, Field(discriminator="action")
+]
 
 
 def check_number(rules: Sequence[object]) -> None:

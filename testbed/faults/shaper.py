@@ -1,4 +1,6 @@
-"""Limits in force: queues where frames pass the stack, the fault programs' buckets where XDP redirects them."""
+"""Limits in force: queues where frames pass the stack, the fault programs' buckets where XDP
+redirects them.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,26 @@ __all__ = ["Shaper", "limited"]
 class Shaper(Closing):
     """Limits of a fabric whose frames pass the stack, from the constructor to :meth:`close`.
 
-    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no room for a frame.
+    :raises SpecError: A host is not there, has two limits of one direction, or its queue has no
+        room for a frame.
     :raises FaultError: The datapath is ``xdp``, or the kernel refused the qdisc.
     """
 
     def __init__(self, fabric: Fabric, limits: Sequence[Limit]) -> None:
         if fabric.datapath == "xdp":
-            raise FaultError("limit: frames that XDP redirects pass no qdisc: on the datapath xdp, use an injector's limits")
+            raise FaultError(
+                "limit: frames that XDP redirects pass no qdisc: on the datapath xdp, use an"
+                " injector's limits"
+            )
         self._qdiscs: dict[tuple[str, Direction], Qdisc] = {}
         with ExitStack() as stack:
             for limit, host, direction in list(each_limited(limits, fabric.plan)):
                 node, ifname = host.name, host.ifname
                 if direction == "down":
                     node, ifname = host.switch, fabric.plan.switch(host.switch).ifname(host.port)
-                qdisc = stack.enter_context(Qdisc(fabric, node, ifname, tbf_options(limit, fabric.plan.mtu)))
+                qdisc = stack.enter_context(
+                    Qdisc(fabric, node, ifname, tbf_options(limit, fabric.plan.mtu))
+                )
                 self._qdiscs[host.name, direction] = qdisc
             self._stack = stack.pop_all()
 
@@ -48,17 +56,23 @@ class Shaper(Closing):
 
 
 @contextmanager
-def limited(fabric: Fabric, limits: Sequence[Limit], injector: Injector | None = None) -> Iterator[Callable[[], int]]:
+def limited(
+    fabric: Fabric, limits: Sequence[Limit], injector: Injector | None = None
+) -> Iterator[Callable[[], int]]:
     """Put limits in force, as the datapath takes them, and remove them at the end.
 
     :param injector: The fabric's, entered; only the datapath ``xdp`` needs it.
-    :return: What counts the frames that were dropped because of a limit; injected drops are not among them.
+    :return: What counts the frames that were dropped because of a limit; injected drops are not
+        among them.
     :raises SpecError: As :class:`Shaper` or `bucket_table`.
-    :raises FaultError: The kernel refused a qdisc, or there is no injector and the datapath is ``xdp``.
+    :raises FaultError: The kernel refused a qdisc, or there is no injector and the datapath is
+        ``xdp``.
     """
     if fabric.datapath == "xdp":
         if injector is None:
-            raise FaultError("limit: the datapath xdp needs an injector, whose programs keep the rates")
+            raise FaultError(
+                "limit: the datapath xdp needs an injector, whose programs keep the rates"
+            )
         injector.set_limits(bucket_table(limits, fabric.plan))
         try:
             yield lambda: int(injector.links()["limited"].sum())

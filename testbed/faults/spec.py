@@ -1,4 +1,6 @@
-"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules, limits and events, by one syntax. Pure."""
+"""What may stand in ``[[faults]]`` and behind ``--fault``: packet rules, limits and events, by one
+syntax. Pure.
+"""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, get_args
@@ -8,7 +10,18 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from testbed.core.errors import SpecError
 from testbed.faults.events import Event, Flood, Kill, LinkDown, Partition, Pause, Slow
 from testbed.faults.limits import Limit
-from testbed.faults.rules import Burst, Corrupt, Delay, Drop, Duplicate, PacketRule, Range, Reorder, Rule, describe
+from testbed.faults.rules import (
+    Burst,
+    Corrupt,
+    Delay,
+    Drop,
+    Duplicate,
+    PacketRule,
+    Range,
+    Reorder,
+    Rule,
+    describe,
+)
 from testbed.faults.units import bytes_text, rate_text, seconds_text, split_words
 
 __all__ = [
@@ -24,7 +37,8 @@ __all__ = [
     "text_of",
 ]
 
-#: Keys of limits and events in the order of docs/scenarios.md; those of rules stand in the order of their models.
+#: Keys of limits and events in the order of docs/scenarios.md; those of rules stand in the order of
+#: their models.
 _ORDER = ("hosts", "switches", "sets", "share", "rate", "queue", "direction", "at", "duration")
 
 #: Words for keys, where one is named.
@@ -39,15 +53,29 @@ def _table(value: Any) -> Any:
             raise ValueError(str(error)) from None
         value = {"action": action, **keys}
     if isinstance(value, dict):
-        many = {one: _SINGULAR[one] for one in _SINGULAR if one in value and _SINGULAR[one] not in value}
+        many = {
+            one: _SINGULAR[one] for one in _SINGULAR if one in value and _SINGULAR[one] not in value
+        }
         value = {many.get(key, key): entry for key, entry in value.items()}
     return value
 
 
-#: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``). ``host`` is
-#: ``hosts``, and ``switch`` is ``switches``.
+#: A fault: a table with the key ``action``, or the same in words (``drop p=0.01 link=h1->h2``).
+#: ``host`` is ``hosts``, and ``switch`` is ``switches``.
 Fault = Annotated[
-    Drop | Duplicate | Corrupt | Delay | Reorder | Burst | Limit | LinkDown | Partition | Kill | Pause | Slow | Flood,
+    Drop
+    | Duplicate
+    | Corrupt
+    | Delay
+    | Reorder
+    | Burst
+    | Limit
+    | LinkDown
+    | Partition
+    | Kill
+    | Pause
+    | Slow
+    | Flood,
     Field(discriminator="action"),
     BeforeValidator(_table),
 ]
@@ -61,23 +89,34 @@ _ADAPTER: TypeAdapter[Rule | Limit | Event] = TypeAdapter(Fault)
 
 
 def parse_fault(text: str) -> Rule | Limit | Event:
-    """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s for=500ms``.
+    """A fault, of words such as ``drop p=0.01 link=h1->h2`` or ``link-down host=h2 at=2s
+    for=500ms``.
 
     :raises SpecError: With a line per finding: key, value, and what is allowed.
     """
     action, _ = split_words(text)
     if action not in MODELS:
-        raise SpecError(f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}")
+        raise SpecError(
+            f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}"
+        )
     try:
         return _ADAPTER.validate_python(text)
     except ValidationError as error:
-        raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))) from None
+        raise SpecError(
+            "\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))
+        ) from None
 
 
 def format_fault(fault: BaseModel) -> str:
-    """The words of a fault as a user would write them, which :func:`parse_fault` takes for an equal one."""
+    """The words of a fault as a user would write them, which :func:`parse_fault` takes for an equal
+    one.
+    """
     fields = type(fault).model_fields
-    names = [name for name, field in fields.items() if name != "action" and getattr(fault, name) != field.default]
+    names = [
+        name
+        for name, field in fields.items()
+        if name != "action" and getattr(fault, name) != field.default
+    ]
     if not isinstance(fault, Rule):
         names.sort(key=_ORDER.index)
     keys = [f"{_key(fault, name)}={text_of(getattr(fault, name), name)}" for name in names]
@@ -93,7 +132,11 @@ def _key(fault: BaseModel, name: str) -> str:
 
 def rules_of(faults: Iterable[BaseModel]) -> list[PacketRule]:
     """The packet rules among faults, in their order."""
-    return [fault for fault in faults if isinstance(fault, Drop | Duplicate | Corrupt | Delay | Reorder | Burst)]
+    return [
+        fault
+        for fault in faults
+        if isinstance(fault, Drop | Duplicate | Corrupt | Delay | Reorder | Burst)
+    ]
 
 
 def events_of(faults: Iterable[BaseModel]) -> list[Event]:
@@ -107,9 +150,13 @@ def limits_of(faults: Iterable[BaseModel]) -> list[Limit]:
 
 
 def meet_frames(faults: Iterable[BaseModel]) -> bool:
-    """Whether any of the faults takes the engine, which meets each frame as a wire carries it: offloads are off meanwhile."""
+    """Whether any of the faults takes the engine, which meets each frame as a wire carries it:
+    offloads are off meanwhile.
+    """
     return any(
-        isinstance(fault, Limit | Partition) or (isinstance(fault, Rule) and fault.backend == "engine") for fault in faults
+        isinstance(fault, Limit | Partition)
+        or (isinstance(fault, Rule) and fault.backend == "engine")
+        for fault in faults
     )
 
 

@@ -1,4 +1,6 @@
-"""A timeline: events begin at their time after the start, end at theirs, and all that are in force end with it."""
+"""A timeline: events begin at their time after the start, end at theirs, and all that are in force
+end with it.
+"""
 
 import threading
 import time
@@ -47,7 +49,13 @@ class Timeline:
     :raises SpecError: As :func:`testbed.faults.events.check_events`.
     """
 
-    def __init__(self, fabric: Fabric, workers: Workers, events: Sequence[Event], blockade: Blockade | None = None) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        workers: Workers,
+        events: Sequence[Event],
+        blockade: Blockade | None = None,
+    ) -> None:
         check_events(events, fabric.plan)
         if blockade is None and any(isinstance(event, Partition) for event in events):
             raise ValueError("a partition needs a blockade")
@@ -64,10 +72,16 @@ class Timeline:
         self._error: Exception | None = None
         self._log.clear()
         self.started = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="timeline", daemon=True) if self._events else None
+        self._thread = (
+            threading.Thread(target=self._run, name="timeline", daemon=True)
+            if self._events
+            else None
+        )
         if self._thread:
             try:
-                with signals_later():  # a thread that was interrupted while it started cannot be waited for
+                with (
+                    signals_later()
+                ):  # a thread that was interrupted while it started cannot be waited for
                     self._thread.start()
                 self._begun.wait()
             except BaseException:
@@ -75,7 +89,12 @@ class Timeline:
                 raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._finish()
         if self._error and kind is None:
             raise self._error
@@ -95,8 +114,12 @@ class Timeline:
             self._thread.join()
 
     def _run(self) -> None:
-        """Take each step at its time; at the end, undo what is still in force, the last one first."""
-        steps: list[tuple[float, bool, Callable[[], None]]] = []  # at the same time, ends come before beginnings
+        """Take each step at its time; at the end, undo what is still in force, the
+        last one first.
+        """
+        steps: list[
+            tuple[float, bool, Callable[[], None]]
+        ] = []  # at the same time, ends come before beginnings
         try:
             with ExitStack() as all_in_force:
                 for number, event in enumerate(self._events):

@@ -1,4 +1,6 @@
-"""Faults as words: ``drop p=0.01 link=h1->h2``, with times like 200ms, rates like 100mbit, sizes like 64KiB."""
+"""Faults as words: ``drop p=0.01 link=h1->h2``, with times like 200ms, rates like 100mbit, sizes
+like 64KiB.
+"""
 
 import re
 from collections.abc import Mapping
@@ -22,18 +24,23 @@ _TIMES = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
 
-_QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([a-z]+)", re.IGNORECASE)  # more digits are no time, rate or size
+_QUANTITY = re.compile(
+    r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([a-z]+)", re.IGNORECASE
+)  # more digits are no time, rate or size
 
 
 def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
     """Split a fault into its action and its keys.
 
-    :param text: ``<action> <key>=<value> ...``; values are numbers where they look like numbers, else strings.
+    :param text: ``<action> <key>=<value> ...``; values are numbers where they look like numbers,
+        else strings.
     :raises SpecError: There is no action, a word is no ``key=value``, or a key is there twice.
     """
     action, *words = text.split() or [""]
     if not action or "=" in action:
-        raise SpecError(f"fault {text!r}: the first word must be the action, as in: drop p=0.01 link=h1->h2")
+        raise SpecError(
+            f"fault {text!r}: the first word must be the action, as in: drop p=0.01 link=h1->h2"
+        )
     keys: dict[str, int | float | str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -48,7 +55,8 @@ def split_words(text: str) -> tuple[str, dict[str, int | float | str]]:
 def parse_seconds(text: str) -> float:
     """Seconds, of ``"200ms"``.
 
-    :raises SpecError: It is no number with one of the units ns, us, ms, s, min, or no whole number of nanoseconds.
+    :raises SpecError: It is no number with one of the units ns, us, ms, s, min, or no whole number
+        of nanoseconds.
     """
     return _parse(text, _TIMES, "a time", "200ms", "nanoseconds") / 10**9
 
@@ -56,7 +64,8 @@ def parse_seconds(text: str) -> float:
 def parse_rate(text: str) -> float:
     """Bits per second, of ``"100mbit"``.
 
-    :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000), or no whole number of bits.
+    :raises SpecError: It is no number with one of the units bit, kbit, mbit, gbit (powers of 1000),
+        or no whole number of bits.
     """
     return float(_parse(text, _RATES, "a rate", "100mbit", "bits"))
 
@@ -64,7 +73,8 @@ def parse_rate(text: str) -> float:
 def parse_bytes(text: str) -> int:
     """Bytes, of ``"64KiB"``.
 
-    :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB, or no whole number of bytes.
+    :raises SpecError: It is no number with one of the units B, kB, MB, KiB, MiB, or no whole number
+        of bytes.
     """
     return _parse(text, _BYTES, "a size", "64KiB", "bytes")
 
@@ -79,22 +89,34 @@ def seconds_text(value: float) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Write bits per second so that :func:`parse_rate` takes them for the same, such as ``100mbit``."""
+    """Write bits per second so that :func:`parse_rate` takes them for the same, such as
+    ``100mbit``.
+    """
     return _text(round(value), _RATES, tuple(_RATES))
 
 
 def bytes_text(value: int) -> str:
-    """Write bytes so that :func:`parse_bytes` takes them for the same, such as ``64KiB``: in whole numbers."""
+    """Write bytes so that :func:`parse_bytes` takes them for the same, such as ``64KiB``: in whole
+    numbers.
+    """
     units = {"B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20}
-    name = max((name for name, scale in units.items() if value % scale == 0), key=units.__getitem__) if value else "B"
+    name = (
+        max((name for name, scale in units.items() if value % scale == 0), key=units.__getitem__)
+        if value
+        else "B"
+    )
     return f"{value // units[name]}{name}"
 
 
 def _text(amount: int, units: Mapping[str, int], names: tuple[str, ...]) -> str:
-    """Write an amount of least units in the largest unit that it reaches; zero in the largest of all."""
+    """Write an amount of least units in the largest unit that it reaches; zero in the largest of
+    all.
+    """
     name = next((name for name in reversed(names) if not amount or amount >= units[name]), names[0])
     whole, rest = divmod(amount, units[name])
-    digits = f"{rest:0{len(str(units[name])) - 1}d}".rstrip("0") if rest else ""  # these units are powers of ten
+    digits = (
+        f"{rest:0{len(str(units[name])) - 1}d}".rstrip("0") if rest else ""
+    )  # these units are powers of ten
     return f"{whole}{'.' if digits else ''}{digits}{name}"
 
 
@@ -102,11 +124,14 @@ def _parse(text: object, units: Mapping[str, int], noun: str, example: str, leas
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2].lower() not in units:
         raise SpecError(
-            f"{shown(text)} is not {noun}: must be a number with one of the units {', '.join(units)}, such as {example}"
+            f"{shown(text)} is not {noun}: must be a number with one of the units"
+            f" {', '.join(units)}, such as {example}"
         )
     amount = Fraction(match[1]) * units[match[2].lower()]
     if amount.denominator != 1:
-        raise SpecError(f"{shown(text)} is not {noun}: must be a whole number of {least}, such as {example}")
+        raise SpecError(
+            f"{shown(text)} is not {noun}: must be a whole number of {least}, such as {example}"
+        )
     return amount.numerator
 
 

@@ -1,4 +1,6 @@
-"""The data sets by name: what a scenario says of each, and the folder that all workers map into memory."""
+"""The data sets by name: what a scenario says of each, and the folder that all workers map into
+memory.
+"""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -22,7 +24,8 @@ class Dataset(Table):
 
     @abstractmethod
     def prepare(self) -> Path:
-        """Parse or draw the graph where that is not done yet; return its folder (`testbed.gnn.graph.GraphData.load`).
+        """Parse or draw the graph where that is not done yet; return its folder
+        (`testbed.gnn.graph.GraphData.load`).
 
         :raises SpecError: The data are not there or cannot be read.
         :raises StorageError: The cache cannot be read or written.
@@ -38,21 +41,27 @@ class Dataset(Table):
         return ()
 
     def estimate(self) -> tuple[memory.Graph, int] | None:
-        """Return the sizes of the graph and the number of its labels; None where they are known only once it is read."""
+        """Return the sizes of the graph and the number of its labels; None where they are known
+        only once it is read.
+        """
         return None
 
 
 class SplitDataset(Dataset):
     """A data set whose vertices are split at random."""
 
-    seed: int = Field(default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn")
+    seed: int = Field(
+        default=1, ge=0, lt=1 << 32, description="of the split, and of the graph where it is drawn"
+    )
     train_fraction: float = Field(default=0.6, gt=0, lt=1)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
 
     @model_validator(mode="after")
     def _room_for_test(self) -> Self:
         if self.train_fraction + self.val_fraction >= 1:
-            raise ValueError("train_fraction + val_fraction must be less than 1: the rest is the test set")
+            raise ValueError(
+                "train_fraction + val_fraction must be less than 1: the rest is the test set"
+            )
         return self
 
 

@@ -1,13 +1,13 @@
 """Debian's package graph, parsed from the APT lists of this box.
 
-Vertices are binary packages, one per name: if several lists or architectures have it, the highest version
-counts. Edges are the relations Depends, Pre-Depends, Recommends and Suggests (Debian Policy, section 7.2),
-each alternative of a relation an edge of its own; the adjacency holds both directions. A relation on a name
-that no package has but that packages provide (Policy, section 7.5) stands for its providers: it is an edge
-to each of them. A relation on a name that is also a package's is an edge to that package alone. Names that
-nobody has or provides are counted and left out. Labels are sections without their archive area
-(``contrib/utils`` is ``utils``); features are the hashed words of the description's first line, all that
-the lists hold of it.
+Vertices are binary packages, one per name: if several lists or architectures have it, the highest
+version counts. Edges are the relations Depends, Pre-Depends, Recommends and Suggests (Debian
+Policy, section 7.2), each alternative of a relation an edge of its own; the adjacency holds both
+directions. A relation on a name that no package has but that packages provide (Policy, section 7.5)
+stands for its providers: it is an edge to each of them. A relation on a name that is also a
+package's is an edge to that package alone. Names that nobody has or provides are counted and left
+out. Labels are sections without their archive area (``contrib/utils`` is ``utils``); features are
+the hashed words of the description's first line, all that the lists hold of it.
 """
 
 import glob
@@ -44,7 +44,9 @@ class DebianSpec(SplitDataset):
     """Debian's package graph, from this box's APT lists."""
 
     name: Literal["debian"]
-    lists: str = Field(default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists")
+    lists: str = Field(
+        default="/var/lib/apt/lists", pattern=PATH, description="folder of APT's lists"
+    )
     feature_dim: int = Field(default=512, ge=8, le=8192)
 
     def prepare(self) -> Path:
@@ -59,16 +61,19 @@ def package_lists(folder: Path) -> list[Path]:
     """
     lists = sorted(Path(path) for path in glob.glob(f"{glob.escape(str(folder))}/*_Packages*"))
     if not lists or not Path(APT_HELPER).exists():
-        missing = f"{folder} holds no APT package lists" if not lists else f"{APT_HELPER} is missing"
+        missing = (
+            f"{folder} holds no APT package lists" if not lists else f"{APT_HELPER} is missing"
+        )
         raise SpecError(
-            f'dataset.name = "debian": {missing}: run "apt-get update" on a box with Debian or Ubuntu, '
-            'or choose another data set ("planetoid" or "synthetic")'
+            f'dataset.name = "debian": {missing}: run "apt-get update" on a box with Debian or'
+            ' Ubuntu, or choose another data set ("planetoid" or "synthetic")'
         )
     return lists
 
 
 def debian_graph(spec: DebianSpec) -> Path:
-    """Return the cached folder of the package graph, parsing the lists first where they are new (about 10 s).
+    """Return the cached folder of the package graph, parsing the lists first where they are new
+    (about 10 s).
 
     :raises SpecError: There are no lists, or they cannot be read.
     """
@@ -81,7 +86,9 @@ def debian_graph(spec: DebianSpec) -> Path:
                 hashlib.file_digest(file, lambda: digest)  # goes on with what it is given
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
-    digest.update(f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}".encode())
+    digest.update(
+        f"{spec.feature_dim}/{spec.train_fraction}/{spec.val_fraction}/{spec.seed}".encode()
+    )
 
     def make() -> GraphData:
         log.info("parsing %d package lists in %s; done once, then kept", len(lists), spec.lists)
@@ -104,18 +111,24 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
     """Parse Packages paragraphs (deb822) into a graph.
 
     :param stream: The lists, one after another.
-    :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there is no memory for so many
-        features.
+    :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there
+        is no memory for so many features.
     """
     try:
         packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))
     except KeyError as error:
-        raise SpecError(f"{spec.lists}: the lists are broken: a paragraph lacks {error.args[0]}") from error
+        raise SpecError(
+            f"{spec.lists}: the lists are broken: a paragraph lacks {error.args[0]}"
+        ) from error
     except ValueError as error:  # UnicodeDecodeError, too
         raise SpecError(f"{spec.lists}: the lists are broken: {cut(str(error))}") from error
     if len(packages) < 10:
-        raise SpecError(f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more")
-    memory.check(memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}")
+        raise SpecError(
+            f"{spec.lists}: the lists hold {len(packages)} packages: needed are 10 or more"
+        )
+    memory.check(
+        memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}"
+    )
     names = sorted(packages)
     number = {name: index for index, name in enumerate(names)}
     providers: defaultdict[str, list[int]] = defaultdict(list)
@@ -144,7 +157,9 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
     labels, y = np.unique(np.asarray(sections), return_inverse=True)
     texts = (str(packages[name].get("description", "")) for name in names)
     train, val, test = random_split(len(names), spec.train_fraction, spec.val_fraction, spec.seed)
-    indptr, indices = from_edges(np.asarray(source, np.int64), np.asarray(target, np.int64), len(names))
+    indptr, indices = from_edges(
+        np.asarray(source, np.int64), np.asarray(target, np.int64), len(names)
+    )
     return GraphData(
         name="debian",
         indptr=indptr,

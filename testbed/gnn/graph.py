@@ -1,4 +1,6 @@
-"""`GraphData`: a labelled graph with features, and its folder form, which many processes map into memory."""
+"""`GraphData`: a labelled graph with features, and its folder form, which many processes map into
+memory.
+"""
 
 import json
 import os
@@ -26,7 +28,8 @@ class GraphData:
     """A graph for vertex classification, as plain arrays.
 
     :param name: The data set's name.
-    :param indptr: int64, shape (n + 1,): row `v` of the adjacency is ``indices[indptr[v]:indptr[v + 1]]``.
+    :param indptr: int64, shape (n + 1,): row `v` of the adjacency is ``indices[indptr[v]:indptr[v +
+        1]]``.
     :param indices: int32, shape (m,): the neighbours whose messages a vertex takes in.
     :param x: float32, shape (n, d): features.
     :param y: int64, shape (n,): labels, 0..num_classes-1.
@@ -89,7 +92,9 @@ class GraphData:
             arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
             return cls(**about, **arrays)
         except (OSError, EOFError, ValueError, TypeError) as error:
-            raise StorageError(f"graph cache {folder}: cannot be read: {error}; remove the folder to make it again") from error
+            raise StorageError(
+                f"graph cache {folder}: cannot be read: {error}; remove the folder to make it again"
+            ) from error
 
 
 def from_edges(
@@ -109,7 +114,9 @@ def from_edges(
     return indptr, columns[proper].astype(np.int32)
 
 
-def random_split(n: int, train: float, val: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def random_split(
+    n: int, train: float, val: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Split vertices 0..n-1 at random into training, validation and test set, each ascending."""
     order = np.random.default_rng([seed, 0x5B117]).permutation(n)
     first, second = round(n * train), round(n * (train + val))
@@ -129,10 +136,14 @@ def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) 
         if (place / "graph.json").exists():
             return place
     except OSError as error:
-        raise StorageError(f"graph cache {place}: cannot be read: {error.strerror}; {ELSEWHERE}") from error
+        raise StorageError(
+            f"graph cache {place}: cannot be read: {error.strerror}; {ELSEWHERE}"
+        ) from error
     graph = make()
     try:
         graph.save(place)
     except OSError as error:
-        raise StorageError(f"graph cache {place}: cannot be written: {error.strerror}; {ELSEWHERE}") from error
+        raise StorageError(
+            f"graph cache {place}: cannot be written: {error.strerror}; {ELSEWHERE}"
+        ) from error
     return place

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 __all__ = ["GOLDEN", "mix", "mix32"]
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP volume 3, section 6.4)."""
+"""2**64 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP volume 3,
+section 6.4).
+"""
 
 
 def mix(x: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
@@ -20,7 +22,9 @@ def mix(x: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
 
 
 def mix32(x: NDArray[np.uint32]) -> None:
-    """Mix each number in place by MurmurHash3's 32-bit finalizer (Appleby, 2011), for what needs many hashes fast."""
+    """Mix each number in place by MurmurHash3's 32-bit finalizer (Appleby, 2011), for what needs
+    many hashes fast.
+    """
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
     x ^= x >> np.uint32(13)

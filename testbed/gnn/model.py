@@ -17,7 +17,8 @@ __all__ = ["Sage"]
 
 
 class Sage(nn.Module):
-    """GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017), by torch-geometric.
+    """GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017), by
+    torch-geometric.
 
     :param spec: Hidden size, layers, dropout.
     :param feature_dim: Features a vertex.
@@ -26,7 +27,9 @@ class Sage(nn.Module):
 
     def __init__(self, spec: ModelSpec, feature_dim: int, num_classes: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(SAGEConv(a, b) for a, b in pairwise(spec.widths(feature_dim, num_classes)))
+        self.layers = nn.ModuleList(
+            SAGEConv(a, b) for a, b in pairwise(spec.widths(feature_dim, num_classes))
+        )
         self.dropout = spec.dropout
 
     def forward(self, x: Tensor, blocks: Sequence[Block]) -> Tensor:

@@ -16,8 +16,10 @@ __all__ = ["MODELS", "ModelKind", "parameter_count"]
 class ModelKind:
     """Where a model is and what it is.
 
-    :param layer: ``module:class`` of a layer on a rank's part of a graph, as `testbed.gnn.full.model` makes them.
-    :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is trained on whole graphs alone.
+    :param layer: ``module:class`` of a layer on a rank's part of a graph, as
+        `testbed.gnn.full.model` makes them.
+    :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is trained on
+        whole graphs alone.
     :param matrices: Weight matrices a layer, beside a bias.
     :param drops_features: Whether there is dropout before the first layer, too.
     :param decays_first: Whether ``weight_decay`` is of the first layer alone.
@@ -35,7 +37,9 @@ MODELS: Registry[ModelKind] = Registry(
     f"{__name__}:ModelKind",
     {
         "sage": ModelKind("testbed.gnn.full.model:Sage", "testbed.gnn.model:Sage"),
-        "gcn": ModelKind("testbed.gnn.full.model:Gcn", matrices=1, drops_features=True, decays_first=True),
+        "gcn": ModelKind(
+            "testbed.gnn.full.model:Gcn", matrices=1, drops_features=True, decays_first=True
+        ),
     },
     group="testbed.models",
 )

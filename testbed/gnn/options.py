@@ -24,17 +24,25 @@ class ModelSpec(Table):
 
 
 class SampledModelSpec(ModelSpec):
-    """``[model]`` of training by minibatches: the network, and how its neighbourhoods are sampled."""
+    """``[model]`` of training by minibatches: the network, and how its neighbourhoods
+    are sampled.
+    """
 
     name: Annotated[str, Named(MODELS, lambda kind: kind.sampled is not None)] = "sage"
     fanout: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(
-        default=(10, 5), min_length=1, strict=False, description="neighbours per vertex, from the seeds outwards"
+        default=(10, 5),
+        min_length=1,
+        strict=False,
+        description="neighbours per vertex, from the seeds outwards",
     )
 
     @model_validator(mode="after")
     def _fanout_a_layer(self) -> Self:
         if len(self.fanout) != self.layers:
-            raise ValueError(f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one per layer")
+            raise ValueError(
+                f"fanout: has {len(self.fanout)} numbers for {self.layers} layers: give one per"
+                " layer"
+            )
         return self
 
 
@@ -50,7 +58,12 @@ class TrainingSpec(Table):
 class MinibatchSpec(TrainingSpec):
     """``[training]`` by minibatches."""
 
-    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="training vertices per rank and step")
+    batch_size: int = Field(
+        default=64, ge=1, le=1 << 20, description="training vertices per rank and step"
+    )
     steps: int | None = Field(
-        default=None, ge=1, le=1 << 31, description="steps per epoch at most; without it, one pass over the set"
+        default=None,
+        ge=1,
+        le=1 << 31,
+        description="steps per epoch at most; without it, one pass over the set",
     )

@@ -1,9 +1,10 @@
 """The Planetoid citation graphs (Yang, Cohen, Salakhutdinov, ICML 2016) from a local folder.
 
-Eight files make a graph (README of kimiyoung/planetoid): features and one-hot labels of the vertices that are trained on
-(``x``, ``y``), of these and all others but the test set (``allx``, ``ally``), and of the test set (``tx``, ``ty``), whose
-numbers are the lines of ``test.index``; and ``graph``, the neighbours of each vertex. CiteSeer's test set leaves out vertices
-without edges: they have no features and the first label, as in torch-geometric.
+Eight files make a graph (README of kimiyoung/planetoid): features and one-hot labels of the
+vertices that are trained on (``x``, ``y``), of these and all others but the test set (``allx``,
+``ally``), and of the test set (``tx``, ``ty``), whose numbers are the lines of ``test.index``; and
+``graph``, the neighbours of each vertex. CiteSeer's test set leaves out vertices without edges:
+they have no features and the first label, as in torch-geometric.
 """
 
 import hashlib
@@ -27,7 +28,9 @@ from testbed.host import memory
 __all__ = ["PlanetoidSpec", "planetoid_graph"]
 
 PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-LARGEST: Final = 256 << 20  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
+LARGEST: Final = (
+    256 << 20
+)  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
 VALIDATION: Final = 500  # vertices, of the public split
 
 
@@ -39,31 +42,46 @@ class PlanetoidSpec(Dataset):
     graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
 
     def prepare(self) -> Path:
-        """Read it every time, since the folder may have changed, and name it by what was read; see `Dataset.prepare`."""
+        """Read it every time, since the folder may have changed, and name it by what was read; see
+        `Dataset.prepare`.
+        """
         graph = planetoid_graph(self)
         digest = hashlib.blake2b(digest_size=12)
-        for array in (graph.indptr, graph.indices, graph.x, graph.y, graph.train, graph.val, graph.test):
+        for array in (
+            graph.indptr,
+            graph.indices,
+            graph.x,
+            graph.y,
+            graph.train,
+            graph.val,
+            graph.test,
+        ):
             digest.update(array.tobytes())
         return cached(f"planetoid-{digest.hexdigest()}", lambda: graph)
 
     def resolve(self, base: Path) -> Self:
         """See `Dataset.resolve`."""
         place = Path(self.path)
-        return self if place.is_absolute() else self.model_copy(update={"path": str((base / place).resolve())})
+        return (
+            self
+            if place.is_absolute()
+            else self.model_copy(update={"path": str((base / place).resolve())})
+        )
 
 
 def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
-    """Read a graph with its public split and with features scaled to row sum 1, as in the Planetoid papers.
+    """Read a graph with its public split and with features scaled to row sum 1, as in the Planetoid
+    papers.
 
-    :raises SpecError: Files are missing, and the text lists them; or one is no regular file, broken, holds what no such graph
-        needs, or does not fit the others; the text names it.
+    :raises SpecError: Files are missing, and the text lists them; or one is no regular file,
+        broken, holds what no such graph needs, or does not fit the others; the text names it.
     """
     raw = Path(spec.path) / spec.graph / "raw"
     files = {part: raw / f"ind.{spec.graph.lower()}.{part}" for part in PARTS}
     if missing := [path.name for path in files.values() if not path.exists()]:
         raise SpecError(
-            f'dataset.path = "{spec.path}": {raw} lacks {", ".join(missing)}: '
-            "put them there from the folder data of kimiyoung/planetoid on GitHub; nothing is downloaded"
+            f'dataset.path = "{spec.path}": {raw} lacks {", ".join(missing)}: put them there from'
+            " the folder data of kimiyoung/planetoid on GitHub; nothing is downloaded"
         )
     x, tx, allx = (_features(files[part]) for part in ("x", "tx", "allx"))
     y, ty, ally = (_labels(files[part]) for part in ("y", "ty", "ally"))
@@ -81,19 +99,32 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
         ("test.index", len(test), "tx", tx.shape[0], "rows"),
     ):
         if count != allowed:
-            raise SpecError(f"{files[part]}: has {count} {noun}: must be as many as {files[other].name} has, {allowed}")
+            raise SpecError(
+                f"{files[part]}: has {count} {noun}: must be as many as {files[other].name} has,"
+                f" {allowed}"
+            )
     known = len(ally)
     if len(y) > known:
-        raise SpecError(f"{files['y']}: has {len(y)} rows: must be at most as many as {files['ally'].name} has, {known}")
+        raise SpecError(
+            f"{files['y']}: has {len(y)} rows: must be at most as many as {files['ally'].name} has,"
+            f" {known}"
+        )
     if n < known:
-        raise SpecError(f"{files['graph']}: has {n} vertices: must be at least those of {files['ally'].name}, {known}")
+        raise SpecError(
+            f"{files['graph']}: has {n} vertices: must be at least those of {files['ally'].name},"
+            f" {known}"
+        )
     if len(np.unique(test)) < len(test) or not all(known <= vertex < n for vertex in test.tolist()):
         raise SpecError(
-            f"{files['test.index']}: must name each vertex once, of {known} to {n - 1}, as {files['graph'].name} has {n}"
+            f"{files['test.index']}: must name each vertex once, of {known} to {n - 1}, as"
+            f" {files['graph'].name} has {n}"
         )
 
     widths = allx.shape[1], ally.shape[1]
-    memory.check(memory.read(n, *widths), f"{files['allx'].parent}: {n} vertices, {widths[0]} features, {widths[1]} labels")
+    memory.check(
+        memory.read(n, *widths),
+        f"{files['allx'].parent}: {n} vertices, {widths[0]} features, {widths[1]} labels",
+    )
     features = np.zeros((n, allx.shape[1]), np.float32)
     features[:known], features[test] = allx.toarray(), tx.toarray()
     features /= np.maximum(features.sum(1, keepdims=True), 1)
@@ -125,7 +156,10 @@ def _features(path: Path) -> csr_matrix:
     """Read a matrix of features: float32, a row per vertex."""
     matrix = _unpickled(path)
     if not isinstance(matrix, csr_matrix) or not matrix.shape[1]:
-        raise SpecError(f"{path}: holds no CSR matrix: must be one with a row per vertex and a column per feature")
+        raise SpecError(
+            f"{path}: holds no CSR matrix: must be one with a row per vertex and a column per"
+            " feature"
+        )
     matrix = matrix.astype(np.float32)
     if not (np.isfinite(matrix.data).all() and (matrix.data >= 0).all()):
         raise SpecError(f"{path}: has features that are negative or not finite: must be at least 0")
@@ -135,28 +169,51 @@ def _features(path: Path) -> csr_matrix:
 def _labels(path: Path) -> NDArray[Any]:
     """Read one-hot labels: a row per vertex, a column per label."""
     labels = _unpickled(path)
-    if not isinstance(labels, np.ndarray) or labels.ndim != 2 or not labels.shape[1] or labels.dtype.kind not in "iu":
-        raise SpecError(f"{path}: holds no matrix of whole numbers: must be one with a row per vertex and a column per label")
+    if (
+        not isinstance(labels, np.ndarray)
+        or labels.ndim != 2
+        or not labels.shape[1]
+        or labels.dtype.kind not in "iu"
+    ):
+        raise SpecError(
+            f"{path}: holds no matrix of whole numbers: must be one with a row per vertex and a"
+            " column per label"
+        )
     return labels
 
 
 def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read neighbours by vertex; return the number of vertices, and sources and targets of edges."""
+    """Read neighbours by vertex; return the number of vertices, and sources and
+    targets of edges.
+    """
     neighbours = _unpickled(path)
-    if not isinstance(neighbours, dict) or not all(isinstance(row, list) for row in neighbours.values()):
-        raise SpecError(f"{path}: holds no dictionary of lists: must be one of each vertex's neighbours")
+    if not isinstance(neighbours, dict) or not all(
+        isinstance(row, list) for row in neighbours.values()
+    ):
+        raise SpecError(
+            f"{path}: holds no dictionary of lists: must be one of each vertex's neighbours"
+        )
     if len({id(row) for row in neighbours.values()}) < len(neighbours):
         # A file of a few kilobytes could otherwise have terabytes of edges.
-        raise SpecError(f"{path}: names one list several times: must have a list of its own for each vertex")
+        raise SpecError(
+            f"{path}: names one list several times: must have a list of its own for each vertex"
+        )
     targets = list(chain.from_iterable(neighbours.values()))
     # Before any is hashed: what is no number may take any time for that.
     strange = [each for each in chain(neighbours, targets) if type(each) is not int]
     vertices = set() if strange else {*neighbours, *targets}
     n = len(vertices)
     if strange := strange or sorted(vertices - set(range(n))):
-        what = shown(strange[0]) if isinstance(strange[0], int | float | str) else type(strange[0]).__name__
+        what = (
+            shown(strange[0])
+            if isinstance(strange[0], int | float | str)
+            else type(strange[0]).__name__
+        )
         raise SpecError(f"{path}: has a vertex {what}: must be all numbers from 0 up to the last")
-    source = np.repeat(np.fromiter(neighbours, np.int64, len(neighbours)), [len(row) for row in neighbours.values()])
+    source = np.repeat(
+        np.fromiter(neighbours, np.int64, len(neighbours)),
+        [len(row) for row in neighbours.values()],
+    )
     return n, source, np.fromiter(targets, np.int64, len(targets))
 
 

@@ -16,9 +16,11 @@ class EpochResult:
     :param share: Of all ranks' training vertices, those that `loss` is of; shares add up to 1.
     :param val_correct: Right answers among `val_total`, this rank's share of the validation set.
     :param digest: Hash of the weights at the epoch's end, equal on all ranks.
-    :param times: `epoch_time` and its parts, which add up to it; `communication_time` (wall clock in collectives),
-        `communication_cpu_time` (CPU time of this process in them); `validation_time`, outside of `epoch_time`.
-    :param entered: Shape (collectives,): when this rank entered each, on the box's monotonic clock; `left` likewise.
+    :param times: `epoch_time` and its parts, which add up to it; `communication_time` (wall clock
+        in collectives), `communication_cpu_time` (CPU time of this process in them);
+        `validation_time`, outside of `epoch_time`.
+    :param entered: Shape (collectives,): when this rank entered each, on the box's monotonic clock;
+        `left` likewise.
     :param counts: What is counted, such as `packets`.
     """
 

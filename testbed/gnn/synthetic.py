@@ -1,9 +1,9 @@
 """A labelled R-MAT graph whose features follow its labels.
 
-R-MAT (Chakrabarti, Zhan and Faloutsos, SDM 2004): an edge is drawn by choosing a quadrant of the adjacency
-matrix once a bit, with probabilities a, b, c, d, so that degrees are skewed and communities hold communities.
-Labels are the communities at a coarse level (the leading bits of a vertex's number), so that neighbours tend
-to share them and a graph network has something to learn.
+R-MAT (Chakrabarti, Zhan and Faloutsos, SDM 2004): an edge is drawn by choosing a quadrant of the
+adjacency matrix once a bit, with probabilities a, b, c, d, so that degrees are skewed and
+communities hold communities. Labels are the communities at a coarse level (the leading bits of a
+vertex's number), so that neighbours tend to share them and a graph network has something to learn.
 """
 
 import hashlib
@@ -31,7 +31,9 @@ class SyntheticSpec(SplitDataset):
     edge_factor: int = Field(default=8, ge=1, le=64, description="edges drawn per vertex")
     classes: int = Field(default=8, ge=2, le=1024)
     feature_dim: int = Field(default=64, ge=1, le=8192)
-    noise: float = Field(default=1.0, ge=0, le=100, description="standard deviation of the features' noise")
+    noise: float = Field(
+        default=1.0, ge=0, le=100, description="standard deviation of the features' noise"
+    )
 
     def prepare(self) -> Path:
         """See `Dataset.prepare`."""
@@ -51,7 +53,9 @@ class SyntheticSpec(SplitDataset):
         return memory.Graph(n, entries, self.feature_dim, crowd), self.classes
 
 
-def rmat_edges(scale: int, edges: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rmat_edges(
+    scale: int, edges: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw edges of an R-MAT graph with ``2**scale`` vertices; loops and repeats are left in.
 
     :param edges: How many to draw.
@@ -68,7 +72,9 @@ def rmat_edges(scale: int, edges: int, rng: np.random.Generator) -> tuple[NDArra
 
 
 def crowding(scale: int) -> float:
-    """Return the share of edges that the first `memory.EVALUATION_BATCH` vertices have, which have most, in the mean."""
+    """Return the share of edges that the first `memory.EVALUATION_BATCH` vertices have, which have
+    most, in the mean.
+    """
     leading_bits = max(0, scale - (memory.EVALUATION_BATCH - 1).bit_length())
     return (QUADRANTS[0] + QUADRANTS[1]) ** leading_bits
 
@@ -79,7 +85,9 @@ def synthetic_graph(spec: SyntheticSpec) -> GraphData:
     :raises SpecError: There is no memory for so large a graph.
     """
     keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in spec.keys)
-    memory.check(memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys)
+    memory.check(
+        memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys
+    )
     rng = np.random.default_rng([spec.seed, 0x12A7])
     n = 1 << spec.scale
     indptr, indices = from_edges(*rmat_edges(spec.scale, n * spec.edge_factor, rng), n)

@@ -1,7 +1,7 @@
 """Data-parallel training of one rank: sample, forward, backward, sum gradients over ranks, update.
 
-All ranks start from the same weights and apply the same mean gradient, so their weights stay equal bit
-for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), not on the backend.
+All ranks start from the same weights and apply the same mean gradient, so their weights stay equal
+bit for bit. Minibatches and dropout depend only on (seed, epoch, step, rank), not on the backend.
 """
 
 import math
@@ -61,26 +61,41 @@ class Trainer:
         self.world = world
         self.seed = seed
         self.sampler = Sampler(graph)
-        self.model = load(MODELS[model.name].sampled or "")(model, graph.feature_dim, graph.num_classes)
+        self.model = load(MODELS[model.name].sampled or "")(
+            model, graph.feature_dim, graph.num_classes
+        )
         self.weights = flatten(self.model)
         make: Any = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[training.optimizer]
-        self.optimizer = make([self.weights], lr=training.learning_rate, weight_decay=training.weight_decay, fused=True)
+        self.optimizer = make(
+            [self.weights],
+            lr=training.learning_rate,
+            weight_decay=training.weight_decay,
+            fused=True,
+        )
         self._seconds: dict[str, float] = {}
 
-    def rng(self, purpose: int, epoch: int, step: int = 0, rank: int | None = None) -> np.random.Generator:
+    def rng(
+        self, purpose: int, epoch: int, step: int = 0, rank: int | None = None
+    ) -> np.random.Generator:
         """Return the generator for a purpose; without a rank it is the same on all ranks."""
-        return np.random.default_rng([self.seed, purpose, epoch, step, 0 if rank is None else rank + 1])
+        return np.random.default_rng(
+            [self.seed, purpose, epoch, step, 0 if rank is None else rank + 1]
+        )
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return this rank's batches in an epoch; all ranks have as many, of equal sizes."""
         share = shares(self.graph.train, self.world, self.rng(SHUFFLE, epoch))[self.rank]
         starts = range(0, len(share), self.training.batch_size)
-        return [share[start : start + self.training.batch_size] for start in starts][: self.training.steps]
+        return [share[start : start + self.training.batch_size] for start in starts][
+            : self.training.steps
+        ]
 
     def loss(self, epoch: int, step: int, seeds: NDArray[np.int64]) -> torch.Tensor:
         """Sample a minibatch and return its mean cross-entropy, ready for backward."""
         with self._timed("sampling"):
-            blocks = self.sampler.blocks(seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank))
+            blocks = self.sampler.blocks(
+                seeds, self.spec.fanout, self.rng(MINIBATCH, epoch, step, self.rank)
+            )
             x = torch.from_numpy(self.graph.x[blocks[0].sources])
             y = torch.from_numpy(self.graph.y[seeds])
         with self._timed("forward"):
@@ -91,7 +106,9 @@ class Trainer:
         """Compute and discard a gradient, so that no epoch pays one-time costs."""
         self.loss(0, 0, self.batches(0)[0]).backward()  # type: ignore[no-untyped-call]
 
-    def epoch(self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None) -> EpochResult:
+    def epoch(
+        self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
+    ) -> EpochResult:
         """Train for one epoch; a collective. Epochs are to be trained in order, 0 first.
 
         :param backend: Connected, with a capacity of at least the model's parameters.
@@ -115,8 +132,9 @@ class Trainer:
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 raise TestbedError(
-                    f"training: the loss of rank {self.rank} is {losses[-1]} in epoch {epoch}, step {step}: "
-                    f"training.learning_rate = {self.training.learning_rate} may be too large"
+                    f"training: the loss of rank {self.rank} is {losses[-1]} in epoch {epoch}, step"
+                    f" {step}: training.learning_rate = {self.training.learning_rate} may be too"
+                    " large"
                 )
             entered.append(time.perf_counter())
             cpu -= time.process_time()
@@ -157,7 +175,9 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, epoch: int) -> tuple[int, int]:
-        """Return right answers and questions of this rank's share of the validation set, sampled."""
+        """Return right answers and questions of this rank's share of the validation
+        set, sampled.
+        """
         self.model.eval()
         share = self.graph.val[self.rank :: self.world]
         rng = self.rng(VALIDATION, epoch, 0, self.rank)

@@ -1,12 +1,14 @@
-"""Pickles that hold arrays, sparse matrices and lists: read without importing, making or calling anything that they name.
+"""Pickles that hold arrays, sparse matrices and lists: read without importing, making or calling
+anything that they name.
 
-A pickle is a program, and ``pickle.Unpickler`` runs it: what it names is imported and called. Even with a list of names that
-are allowed it reserves gigabytes for a high index of the memo, and hashes nested keys for hours. Here the opcodes, as
-pickletools decodes them, act on plain values alone. The names that arrays and matrices are pickled by stand for values of
-this module; every other name is refused, and so is what does not fit together.
+A pickle is a program, and ``pickle.Unpickler`` runs it: what it names is imported and called. Even
+with a list of names that are allowed it reserves gigabytes for a high index of the memo, and hashes
+nested keys for hours. Here the opcodes, as pickletools decodes them, act on plain values alone. The
+names that arrays and matrices are pickled by stand for values of this module; every other name is
+refused, and so is what does not fit together.
 
-Pickles may be Python 2's of protocol 2, as the published graphs are (bytes are strings in latin-1, modules have their old
-names), or Python 3's of protocols 2 to 4.
+Pickles may be Python 2's of protocol 2, as the published graphs are (bytes are strings in latin-1,
+modules have their old names), or Python 3's of protocols 2 to 4.
 """
 
 import pickletools
@@ -22,10 +24,19 @@ from testbed.core.numbers import cut, shown
 
 __all__ = ["MOST_OPCODES", "RefusedPickle", "unpickle"]
 
-MOST_OPCODES: Final = 1 << 22  # PubMed's graph has 0.2 million; each takes 100 bytes or so, until the pickle is read
+MOST_OPCODES: Final = (
+    1 << 22
+)  # PubMed's graph has 0.2 million; each takes 100 bytes or so, until the pickle is read
 
 NUMBERS: Final = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
-STRINGS: Final = {"BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"}
+STRINGS: Final = {
+    "BINSTRING",
+    "SHORT_BINSTRING",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+}
 CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 IGNORED: Final = {"PROTO", "FRAME"}
@@ -57,7 +68,9 @@ NAMES: Final = {
 
 
 class RefusedPickle(ValueError):
-    """A pickle that is broken, or holds what is not allowed; the text says what, but not in which file."""
+    """A pickle that is broken, or holds what is not allowed; the text says what, but not in which
+    file.
+    """
 
 
 class _Object:
@@ -72,20 +85,25 @@ class _Object:
 
 
 def unpickle(data: bytes) -> Any:
-    """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of numbers, CSR matrices.
+    """Return what a pickle holds: numbers, strings, bytes, tuples, lists, dictionaries, ndarrays of
+    numbers, CSR matrices.
 
-    A ``defaultdict`` comes as a dictionary. The result's memory grows with the length of `data` only.
+    A ``defaultdict`` comes as a dictionary. The result's memory grows with the length of `data`
+    only.
 
     :raises RefusedPickle: It is broken, or names, makes or calls anything else.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pickletools decodes strings' escapes by a codec that warns
+            warnings.simplefilter(
+                "ignore"
+            )  # pickletools decodes strings' escapes by a codec that warns
             return _plain(_run(data))
     except RefusedPickle:
         raise
     except (ValueError, LookupError, TypeError, OverflowError) as error:
-        # Of bytes that are no opcodes, of what was to be taken off an empty stack, and of scipy about a matrix.
+        # Of bytes that are no opcodes, of what was to be taken off an empty stack, and of scipy
+        # about a matrix.
         raise RefusedPickle(f"is no pickle, or a broken one: {cut(str(error))}") from error
 
 
@@ -155,13 +173,18 @@ def _run(data: bytes) -> Any:
                 case "STOP":
                     return stack.pop()
                 case _:
-                    raise RefusedPickle(f"has the opcode {name}, which no array, matrix or list needs")
+                    raise RefusedPickle(
+                        f"has the opcode {name}, which no array, matrix or list needs"
+                    )
     raise RefusedPickle("ends early")
 
 
 def _named(name: str) -> _Name:
     if name not in NAMES:
-        raise RefusedPickle(f"names {shown('.'.join(name.split()))}: must be arrays, CSR matrices, dictionaries and lists")
+        raise RefusedPickle(
+            f"names {shown('.'.join(name.split()))}: must be arrays, CSR matrices, dictionaries and"
+            " lists"
+        )
     return NAMES[name]
 
 
@@ -200,9 +223,19 @@ def _made(called: Any, arguments: Any) -> Any:
 def _fill(target: Any, state: Any) -> None:
     """Give an object its state."""
     match target, state:
-        case _Object(kind=_Name.ITEM, value=str() as code), (int(), "<" | ">" | "|" | "=" as order, *_):
+        case _Object(kind=_Name.ITEM, value=str() as code), (
+            int(),
+            "<" | ">" | "|" | "=" as order,
+            *_,
+        ):
             target.value = np.dtype(order + code)
-        case _Object(kind=_Name.ARRAY), (int(), tuple() as shape, _Object(value=np.dtype() as item), bool() as turned, content):
+        case _Object(kind=_Name.ARRAY), (
+            int(),
+            tuple() as shape,
+            _Object(value=np.dtype() as item),
+            bool() as turned,
+            content,
+        ):
             target.value = _array(shape, item, turned, content)
         case _Object(kind=_Name.CSR), dict():
             target.value = _matrix(state)
@@ -211,9 +244,15 @@ def _fill(target: Any, state: Any) -> None:
 
 
 def _array(shape: tuple[Any, ...], item: np.dtype[Any], turned: bool, content: Any) -> Any:
-    """Return an array of numbers, given its bytes (of Python 2: as a string); `turned` means column by column."""
+    """Return an array of numbers, given its bytes (of Python 2: as a string); `turned` means column
+    by column.
+    """
     data = content.encode("latin1") if isinstance(content, str) else content
-    if not isinstance(data, bytes) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 2:
+    if (
+        not isinstance(data, bytes)
+        or not all(type(size) is int and size >= 0 for size in shape)
+        or len(shape) > 2
+    ):
         raise RefusedPickle("has an array that is not one of numbers in one or two dimensions")
     count = int(np.prod(shape, dtype=object))
     if count * item.itemsize != len(data):
@@ -225,13 +264,15 @@ def _matrix(state: dict[str, Any]) -> Any:
     """Return a CSR matrix, its parts checked against each other."""
     parts = [_plain(state.get(key)) for key in ("data", "indices", "indptr")]
     shape = state.get("_shape", state.get("shape"))
-    if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(size) is int for size in shape)) or not all(
-        isinstance(part, np.ndarray) and part.ndim == 1 for part in parts
-    ):
+    if not (
+        isinstance(shape, tuple) and len(shape) == 2 and all(type(size) is int for size in shape)
+    ) or not all(isinstance(part, np.ndarray) and part.ndim == 1 for part in parts):
         raise RefusedPickle("has a CSR matrix without data, indices, indptr or shape")
     _, indices, indptr = parts
     if indices.dtype.kind != "i" or indptr.dtype.kind != "i" or len(indptr) != shape[0] + 1:
-        raise RefusedPickle(f"has a CSR matrix of shape {shape} with {len(indptr)} row pointers of {indptr.dtype}")
+        raise RefusedPickle(
+            f"has a CSR matrix of shape {shape} with {len(indptr)} row pointers of {indptr.dtype}"
+        )
     native = (part.astype(part.dtype.newbyteorder("=")) for part in parts)
     made = csr_matrix(tuple(native), shape)
     made.check_format(full_check=True)

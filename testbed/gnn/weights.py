@@ -11,8 +11,9 @@ __all__ = ["digest", "flatten"]
 def flatten(model: nn.Module) -> nn.Parameter:
     """Move all parameters into one vector, and all gradients into another that is its ``grad``.
 
-    The model's own parameters and their ``grad`` become views of these, so that backward writes into the
-    vector that is summed over ranks, and the optimizer updates one tensor: no copies in between.
+    The model's own parameters and their ``grad`` become views of these, so that backward writes
+    into the vector that is summed over ranks, and the optimizer updates one tensor: no copies in
+    between.
 
     :returns: float32, shape (number of parameters,).
     """

@@ -1,4 +1,5 @@
-"""Control groups that hold a host's processes to a share of a CPU: cpu.max of version 2, CFS quota of version 1.
+"""Control groups that hold a host's processes to a share of a CPU: cpu.max of version 2, CFS quota
+of version 1.
 
 A group is named ``testbed.<run id>.<node>``: what a killed controller leaves is known by its name.
 """
@@ -53,7 +54,8 @@ class Hierarchy:
 
 
 def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None:
-    """Find the CPU controller where this process may make groups with it; ``None`` where it may not.
+    """Find the CPU controller where this process may make groups with it; ``None`` where it may
+    not.
 
     :param mounts: As proc_pid_mounts(5).
     """
@@ -64,14 +66,16 @@ def find_hierarchy(mounts: Path = Path("/proc/self/mounts")) -> Hierarchy | None
             continue
         if kind == "cgroup" and "cpu" in options.split(","):
             return Hierarchy(root, 1)
-        # Only where it is on for the root's children already: switching it on would change the whole machine.
+        # Only where it is on for the root's children already: switching it on would change the
+        # whole machine.
         if kind == "cgroup2" and "cpu" in (root / "cgroup.subtree_control").read_text().split():
             return Hierarchy(root, 2)
     return None
 
 
 class CpuGroup(Closing):
-    """A group of processes that get a share of one CPU together, from the constructor to :meth:`close`.
+    """A group of processes that get a share of one CPU together, from the constructor to
+    :meth:`close`.
 
     :param hierarchy: From :func:`find_hierarchy`.
     :param run_id: The run that the processes belong to.
@@ -88,7 +92,9 @@ class CpuGroup(Closing):
             hierarchy.limit(self.path, share)
         except OSError as error:
             self.close()
-            raise FaultError(f"{error.filename}: a CPU share of {share:g} is refused: {error.strerror}") from error
+            raise FaultError(
+                f"{error.filename}: a CPU share of {share:g} is refused: {error.strerror}"
+            ) from error
 
     def add(self, pids: Iterable[int]) -> None:
         """Move processes into the group; their later children start there."""

@@ -9,12 +9,31 @@ from typing import Any, Literal
 
 from testbed.host.paths import ROOT
 
-__all__ = ["Affinity", "caution", "cpu_model", "describe", "free_memory", "git_commit", "load_average", "versions"]
+__all__ = [
+    "Affinity",
+    "caution",
+    "cpu_model",
+    "describe",
+    "free_memory",
+    "git_commit",
+    "load_average",
+    "versions",
+]
 
-PACKAGES = ("collective-testbed", "numpy", "torch", "torch-geometric", "pandas", "mininet", "mpi4py")
+PACKAGES = (
+    "collective-testbed",
+    "numpy",
+    "torch",
+    "torch-geometric",
+    "pandas",
+    "mininet",
+    "mpi4py",
+)
 
 Affinity = Literal["none", "rank"]
-"""Where ranks run: ``rank`` pins the processes of rank r to CPU r modulo CPUs, ``none`` leaves that to the scheduler."""
+"""Where ranks run: ``rank`` pins the processes of rank r to CPU r modulo CPUs, ``none`` leaves that
+to the scheduler.
+"""
 
 BUSY = 0.5  # load average a processor; a machine that is left alone is far below
 
@@ -25,7 +44,8 @@ def load_average() -> float:
 
 
 def caution(load: float, cpus: int) -> str | None:
-    """Return what to say where the machine was busy before a measurement began; None where it was not.
+    """Return what to say where the machine was busy before a measurement began; None where it was
+    not.
 
     :param load: Load average over the minute before.
     :param cpus: Processors that the measurement could use.
@@ -33,8 +53,9 @@ def caution(load: float, cpus: int) -> str | None:
     if load <= BUSY * cpus:
         return None
     return (
-        f"Caution: the machine was busy when the run began, with other work or an earlier run (load average {load:.1f} on "
-        f"{cpus} processors), so times, ratios and their reasons may be far off."
+        "Caution: the machine was busy when the run began, with other work or an earlier run (load"
+        f" average {load:.1f} on {cpus} processors), so times, ratios and their reasons may be far"
+        " off."
     )
 
 
@@ -65,7 +86,16 @@ def describe(load: float | None = None) -> dict[str, Any]:
 def git_commit() -> str | None:
     """Return the commit of the package's code, with ``+`` if it has local changes."""
     try:
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        command = [
+            "git",
+            "-C",
+            str(ROOT),
+            "describe",
+            "--always",
+            "--abbrev=40",
+            "--dirty=+",
+            "--exclude=*",
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # an installed package is no checkout

@@ -1,7 +1,9 @@
-"""How much memory something will take, estimated before any of it is allocated, and how much it may take.
+"""How much memory something will take, estimated before any of it is allocated, and how much it may
+take.
 
-All estimates are here. They are upper bounds, in bytes, of the arrays that grow with what a user asks for; factors that are no
-sizes of arrays were measured (docs/scenarios.md, Memory). All else has to do with the share that is left.
+All estimates are here. They are upper bounds, in bytes, of the arrays that grow with what a user
+asks for; factors that are no sizes of arrays were measured (docs/scenarios.md, Memory). All else
+has to do with the share that is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,12 +44,18 @@ WORKER: Final = 64 << 20  # what a rank's process has of its own, sockets' buffe
 PARAMETER: Final = 16  # weight, gradient, and Adam's two moments
 HASHED_FEATURE: Final = 20  # while texts become vectors, of doubles first
 DRAWN_EDGE: Final = 160  # while an adjacency is made of edges
-PARTITIONED_ENTRY: Final = 45  # of the adjacency: while it is partitioned, and the partition measured
+PARTITIONED_ENTRY: Final = (
+    45  # of the adjacency: while it is partitioned, and the partition measured
+)
 TAKEN_ENTRY: Final = 40  # while a rank extracts its part of the graph: each rank reads all of it
 LOCAL_ENTRY: Final = 12  # a layer's own sparse matrix: column, value, and half a row
 MAPPED: Final = 16  # a row and element of an exchange: lanes, accumulators and what comes in
 TENSOR_COPIES, REFERENCES = 3, 2  # of a bench's tensor: a rank and backend, all in all
-CASE_ROW, CASE_EXCHANGE, CASE_ENTRY = 40, 16, 48  # of a bench's embeddings: an element, the same an exchange, an entry
+CASE_ROW, CASE_EXCHANGE, CASE_ENTRY = (
+    40,
+    16,
+    48,
+)  # of a bench's embeddings: an element, the same an exchange, an entry
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,8 @@ class Graph:
     """Sizes of a graph.
 
     :param entries: Of the adjacency: an edge has two.
-    :param crowd: Entries of as many vertices in a row as are evaluated at once, where these have most.
+    :param crowd: Entries of as many vertices in a row as are evaluated at once, where these have
+        most.
     """
 
     vertices: int
@@ -99,8 +108,8 @@ def check(need: Mapping[str, int], cause: str) -> None:
         largest = sorted(need.items(), key=lambda part: -part[1])[:3]
         parts = ", ".join(f"{name} {_gib(size)}" for name, size in largest)
         raise SpecError(
-            f"{cause}: needs about {_gib(sum(need.values()))} of memory ({parts}): must be at most {_gib(most)}, "
-            f"{SHARE:.0%} of what is available"
+            f"{cause}: needs about {_gib(sum(need.values()))} of memory ({parts}): must be at most"
+            f" {_gib(most)}, {SHARE:.0%} of what is available"
         )
 
 
@@ -115,7 +124,9 @@ def hashed(texts: int, features: int) -> dict[str, int]:
 
 
 def read(vertices: int, features: int, labels: int) -> dict[str, int]:
-    """Estimate what it takes to read sparse features and one-hot labels; features become dense, and are copied in parts."""
+    """Estimate what it takes to read sparse features and one-hot labels; features become dense, and
+    are copied in parts.
+    """
     return {"features": 3 * FLOAT * vertices * features, "labels": LABEL * vertices * labels}
 
 
@@ -124,18 +135,24 @@ def drawn(vertices: int, edges: int, features: int) -> dict[str, int]:
     return {"features": FLOAT * vertices * features, "edges": DRAWN_EDGE * edges}
 
 
-def data_parallel(graph: Graph, model: Model, hosts: int, workers: int, batch: int, fanout: Sequence[int]) -> dict[str, int]:
+def data_parallel(
+    graph: Graph, model: Model, hosts: int, workers: int, batch: int, fanout: Sequence[int]
+) -> dict[str, int]:
     """Estimate what data-parallel training takes, on all ranks.
 
-    :param workers: Processes of the ranks; mpi has its own.
-    Minibatches: sampled neighbourhoods without duplicate vertices, gathered, with a message per edge. Evaluation is on
-    one rank, and has a copy of all features.
+    :param workers: Processes of the ranks; mpi has its own. Minibatches: sampled neighbourhoods
+    without duplicate vertices, gathered, with a message per edge. Evaluation is on one rank, and
+    has a copy of all features.
     """
     targets, minibatch = min(graph.vertices, max(batch, VALIDATION_BATCH)), 0
-    for limit, (inputs, outputs) in zip(fanout, reversed(list(pairwise(model.widths))), strict=True):
+    for limit, (inputs, outputs) in zip(
+        fanout, reversed(list(pairwise(model.widths))), strict=True
+    ):
         edges = min(graph.entries, targets * limit)
         sources = min(graph.vertices, targets + edges)
-        minibatch += FLOAT * (inputs * (sources + edges + targets) + 2 * outputs * targets) + 24 * edges
+        minibatch += (
+            FLOAT * (inputs * (sources + edges + targets) + 2 * outputs * targets) + 24 * edges
+        )
         targets = sources
     widest, gathered = max(model.widths), graph.crowd + min(graph.vertices, graph.crowd)
     return {
@@ -161,9 +178,17 @@ def full_graph(graph: Graph, model: Model, hosts: int, dims: Sequence[int]) -> d
         "partition": PARTITIONED_ENTRY * graph.entries,
         "workers": PROCESSES + hosts * WORKER,
         "parts": hosts * (TAKEN_ENTRY * graph.entries + FLOAT * owned * graph.features),
-        "models": hosts * model.copies * PARAMETER * model.parameters + model.copies * layers * LOCAL_ENTRY * graph.entries,
+        "models": (
+            hosts * model.copies * PARAMETER * model.parameters
+            + model.copies * layers * LOCAL_ENTRY * graph.entries
+        ),
         "all-reduce": hosts * PARAMETER * model.parameters,
-        "activations": hosts * FLOAT * owned * sum(inputs + 5 * outputs for inputs, outputs in pairwise(model.widths)),
+        "activations": (
+            hosts
+            * FLOAT
+            * owned
+            * sum(inputs + 5 * outputs for inputs, outputs in pairwise(model.widths))
+        ),
         "exchanges": hosts * MAPPED * (owned + halo) * sum(dims),
     }
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 __all__ = ["RUN_VARIABLE", "ProcessEntry", "kill", "processes_of", "start_time"]
 
-#: In the environment of every process that a run starts, and so of all that those start; the value is the run
-#: id.
+#: In the environment of every process that a run starts, and so of all that those start; the value
+#: is the run id.
 RUN_VARIABLE = "TESTBED_RUN"
 
 
@@ -33,12 +33,15 @@ class ProcessEntry:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, clock ticks since boot (proc_pid_stat(5), field 22); ``None``: it has ended."""
+    """When a process started, clock ticks since boot (proc_pid_stat(5), field 22); ``None``: it has
+    ended.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the command's name in parentheses, which may itself hold spaces and parentheses.
+    # The second field is the command's name in parentheses, which may itself hold spaces and
+    # parentheses.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 
@@ -72,7 +75,8 @@ def kill(processes: Iterable[ProcessEntry], timeout: float = 2.0) -> list[Proces
             pidfd = os.pidfd_open(entry.pid)
         except ProcessLookupError:
             continue
-        # Looked at after pidfd_open: from then on, the descriptor cannot come to mean a later process.
+        # Looked at after pidfd_open: from then on, the descriptor cannot come to mean a later
+        # process.
         if entry.alive:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             killed.append((entry, pidfd))

@@ -1,4 +1,6 @@
-"""BPF objects from Python: compile with clang, load through libbpf, maps as numpy arrays, links, test runs."""
+"""BPF objects from Python: compile with clang, load through libbpf, maps as numpy arrays, links,
+test runs.
+"""
 
 from testbed.kernel.compile import compile_bpf
 from testbed.kernel.maps import Map

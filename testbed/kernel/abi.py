@@ -1,7 +1,9 @@
-"""The contract between programs, native code and Python: structs and enums of ``bpf/shared/*_abi.h``.
+"""The contract between programs, native code and Python: structs and enums of
+``bpf/shared/*_abi.h``.
 
-``bpf/abi.bpf.c`` includes all of these headers and keeps their types. It is compiled when one of them is first asked for, which
-takes clang but no rights, and its BTF is read; nothing of it is ever loaded.
+``bpf/abi.bpf.c`` includes all of these headers and keeps their types. It is compiled when one of
+them is first asked for, which takes clang but no rights, and its BTF is read; nothing of it is ever
+loaded.
 """
 
 from __future__ import annotations
@@ -34,15 +36,21 @@ def dtype(name: str) -> np.dtype[Any]:
 
 
 def lifted(layout: np.dtype[Any]) -> np.dtype[Any]:
-    """The same layout with the members of nested structs beside their own, under their own names."""
+    """The same layout with the members of nested structs beside their own, under their
+    own names.
+    """
     places: dict[str, tuple[np.dtype[Any], int]] = {}
     for name, (kind, offset, *_) in (layout.fields or {}).items():
         if kind.fields is None:
             places[name] = kind, offset
         else:
-            places |= {inner: (own, offset + place) for inner, (own, place, *_) in kind.fields.items()}
+            places |= {
+                inner: (own, offset + place) for inner, (own, place, *_) in kind.fields.items()
+            }
     formats, offsets = zip(*places.values(), strict=True)
-    return np.dtype({"names": list(places), "formats": formats, "offsets": offsets, "itemsize": layout.itemsize})
+    return np.dtype(
+        {"names": list(places), "formats": formats, "offsets": offsets, "itemsize": layout.itemsize}
+    )
 
 
 @cache
@@ -64,7 +72,8 @@ def constant(name: str) -> int:
 
 
 def counter_names(name: str, prefix: str) -> tuple[str, ...]:
-    """Names of the elements of a map ``counters``: those of ``enum drop_reason``, then those of ``enum <name>``.
+    """Names of the elements of a map ``counters``: those of ``enum drop_reason``, then those of
+    ``enum <name>``.
 
     In lower case and without prefix. The last member of each is but the number of them.
     """
@@ -75,9 +84,11 @@ def counter_names(name: str, prefix: str) -> tuple[str, ...]:
 
 
 class Struct:
-    """One struct in memory, its members as attributes: numbers as Python's, nested structs and arrays as views.
+    """One struct in memory, its members as attributes: numbers as Python's, nested structs and
+    arrays as views.
 
-    :param kind: Name of a struct, for new memory, all zeros; or memory, a structured array of one element.
+    :param kind: Name of a struct, for new memory, all zeros; or memory, a structured array of one
+        element.
     :param members: What to set.
     """
 
@@ -93,7 +104,9 @@ class Struct:
         try:
             value = self._memory[name][0]
         except ValueError:
-            raise AttributeError(f"no member {name!r}: {', '.join(self._memory.dtype.names)}") from None
+            raise AttributeError(
+                f"no member {name!r}: {', '.join(self._memory.dtype.names)}"
+            ) from None
         return value if value.dtype.names or value.ndim else value.item()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -112,7 +125,9 @@ class Struct:
 
     @property
     def address(self) -> int:
-        """Where it stands, as C takes it; the memory lives as long as this object or another view of it."""
+        """Where it stands, as C takes it; the memory lives as long as this object or another view
+        of it.
+        """
         return int(self._memory.ctypes.data)
 
     @classmethod

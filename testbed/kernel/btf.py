@@ -1,7 +1,8 @@
 """Structs and enums as a compiled object describes them itself, in its section ``.BTF``.
 
-The compiler writes BTF for the kernel (Documentation/bpf/btf.rst has the format); here it says how memory that C and Python
-share is laid out, so that no layout is written twice. Only what data can have is read: functions and sections are passed over.
+The compiler writes BTF for the kernel (Documentation/bpf/btf.rst has the format); here it says how
+memory that C and Python share is laid out, so that no layout is written twice. Only what data can
+have is read: functions and sections are passed over.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _ELF_HEADER: Final = struct.Struct("<16s2HI3QI6H")
 _ELF_SECTION: Final = struct.Struct("<2I4Q2I2Q")
 
 # BTF_KIND_*, of include/uapi/linux/btf.h.
-_INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF, _VOLATILE, _CONST, _RESTRICT = range(1, 12)
+_INT, _PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF, _VOLATILE, _CONST, _RESTRICT = range(
+    1, 12
+)
 _FUNC, _FUNC_PROTO, _VAR, _DATASEC, _FLOAT, _DECL_TAG, _TYPE_TAG, _ENUM64 = range(12, 20)
 _QUALIFIERS: Final = frozenset({_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG})
 #: Bytes that follow a type of each kind: so many once, and so many for each of its members.
@@ -93,23 +96,27 @@ class Btf:
         try:
             return cls(_section(data, b".BTF"), path.name)
         except KeyError:
-            raise KernelError(f"{path.name} has no section .BTF: it was compiled without -g") from None
+            raise KernelError(
+                f"{path.name} has no section .BTF: it was compiled without -g"
+            ) from None
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The layout of ``struct <name>``: all members at their offsets, padding included in the size.
+        """The layout of ``struct <name>``: all members at their offsets, padding included in the
+        size.
 
-        Enumerations and pointers are unsigned integers of their size, nested structs and arrays are what they are, and what is
-        declared as ``__be16``, ``__be32`` or ``__be64`` is big endian.
+        Enumerations and pointers are unsigned integers of their size, nested structs and arrays are
+        what they are, and what is declared as ``__be16``, ``__be32`` or ``__be64`` is big endian.
 
-        :raises KernelError: The object has no such struct, or one that numpy cannot describe, such as one with bit fields.
+        :raises KernelError: The object has no such struct, or one that numpy cannot describe, such
+            as one with bit fields.
         """
         return self._dtype(self._find(name, _STRUCT, "struct"))
 
     def enum(self, name: str) -> type[IntEnum]:
         """The members of ``enum <name>``, under C's names.
 
-        BTF of LLVM 14 does not tell signed enumerations from others, so numbers are unsigned unless it says so: an enumeration
-        that is shared has no negative members.
+        BTF of LLVM 14 does not tell signed enumerations from others, so numbers are unsigned unless
+        it says so: an enumeration that is shared has no negative members.
 
         :raises KernelError: The object has no such enumeration.
         """
@@ -135,9 +142,13 @@ class Btf:
         return [found.name for found in self._types if found.kind == number and found.name]
 
     def _read(self, data: bytes) -> Iterator[_Type]:
-        magic, version, _, header, type_at, type_size, string_at, string_size = _HEADER.unpack_from(data)
+        magic, version, _, header, type_at, type_size, string_at, string_size = _HEADER.unpack_from(
+            data
+        )
         if (magic, version) != (_MAGIC, 1):
-            raise KernelError(f"{self._name}: no BTF of version 1: it begins with {data[:3].hex(' ')}")
+            raise KernelError(
+                f"{self._name}: no BTF of version 1: it begins with {data[:3].hex(' ')}"
+            )
         self._strings = data[header + string_at : header + string_at + string_size]
         place, end = header + type_at, header + type_at + type_size
         yield _Type("void", 0, 0, False, 0, b"")
@@ -161,7 +172,11 @@ class Btf:
 
     @cached_property
     def _constants(self) -> dict[str, int]:
-        return {name: int(member) for found in self.names("enum") for name, member in self.enum(found).__members__.items()}
+        return {
+            name: int(member)
+            for found in self.names("enum")
+            for name, member in self.enum(found).__members__.items()
+        }
 
     def _find(self, name: str, kind: int, word: str) -> int:
         try:
@@ -195,12 +210,17 @@ class Btf:
             return np.dtype((inner.base, (length, *inner.shape)))
         if kind == _STRUCT:
             return self._struct(found)
-        raise KernelError(f"{self._name}: a member of {found.name or 'an unnamed type'!r}, BTF kind {kind}, has no dtype")
+        raise KernelError(
+            f"{self._name}: a member of {found.name or 'an unnamed type'!r}, BTF kind {kind}, has"
+            " no dtype"
+        )
 
     def _integer(self, found: _Type) -> np.dtype[Any]:
         encoding = int.from_bytes(found.more, "little")
         if encoding & 0xFF != found.size * 8 or encoding >> 16 & 0xFF:
-            raise KernelError(f"{self._name}: {found.name!r} is a bit field: shared structs have none")
+            raise KernelError(
+                f"{self._name}: {found.name!r} is a bit field: shared structs have none"
+            )
         if encoding >> 24 & _BOOL:
             return np.dtype(np.bool_)
         return np.dtype(f"<{'i' if encoding >> 24 & _SIGNED else 'u'}{found.size}")
@@ -211,13 +231,21 @@ class Btf:
             member = self._string(name)
             # With the flag the upper byte is the width of a bit field, 0 of other members.
             if (found.flag and offset >> 24) or offset % 8:
-                raise KernelError(f"{self._name}: struct {found.name}: {member!r} is a bit field: shared structs have none")
+                raise KernelError(
+                    f"{self._name}: struct {found.name}: {member!r} is a bit field: shared structs"
+                    " have none"
+                )
             if not member:
-                raise KernelError(f"{self._name}: struct {found.name} has a member without a name: shared structs have none")
+                raise KernelError(
+                    f"{self._name}: struct {found.name} has a member without a name: shared structs"
+                    " have none"
+                )
             names.append(member)
             formats.append(self._dtype(kind))
             offsets.append((offset & 0xFFFFFF if found.flag else offset) // 8)
-        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": found.size})
+        return np.dtype(
+            {"names": names, "formats": formats, "offsets": offsets, "itemsize": found.size}
+        )
 
 
 def _section(data: bytes, wanted: bytes) -> bytes:

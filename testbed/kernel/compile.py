@@ -16,7 +16,8 @@ __all__ = ["BPF", "BUILD", "compile_all", "compile_bpf", "sources"]
 BPF = ROOT / "bpf"
 BUILD = build_folder()
 
-# mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux 5.12).
+# mcpu=v3: atomic exchange and compare-and-exchange, which the duplicate checks need (LLVM 12, Linux
+# 5.12).
 FLAGS = (
     "-target",
     "bpf",
@@ -41,7 +42,8 @@ def compile_bpf(name: str) -> Path:
 
     :param name: ``ring`` for ``bpf/ring.bpf.c``.
     :returns: Path of the ``.bpf.o``.
-    :raises KernelError: no such source, no clang, no place for the object, or the compiler's own words.
+    :raises KernelError: no such source, no clang, no place for the object, or the compiler's own
+        words.
     """
     source = BPF / f"{name}.bpf.c"
     if not source.exists():
@@ -49,17 +51,25 @@ def compile_bpf(name: str) -> Path:
     clang = shutil.which("clang")
     if clang is None:
         raise KernelError("clang is not installed: run `make setup`")
-    # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf target.
-    includes = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
+    # The multiarch folder holds asm/types.h, which clang leaves out of its paths for the bpf
+    # target.
+    includes = (
+        f"-I{BPF}",
+        f"-I{BPF / 'include'}",
+        f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}",
+    )
     target = BUILD / "bpf" / _digest(source, (clang, *FLAGS)) / f"{name}.bpf.o"
     if target.exists():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may compile the same program at once: each writes its own file, the last rename wins.
+        # Several processes may compile the same program at once: each writes its own file, the last
+        # rename wins.
         descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".o")
     except OSError as error:
-        raise KernelError(f"no place to compile to: {error}: have TESTBED_BUILD name a folder that can be written") from error
+        raise KernelError(
+            f"no place to compile to: {error}: have TESTBED_BUILD name a folder that can be written"
+        ) from error
     os.close(descriptor)
     result = subprocess.run(
         [clang, *FLAGS, *includes, "-c", str(source), "-o", scratch],

@@ -16,8 +16,9 @@ __all__ = ["fill_cpumap"]
 def fill_cpumap(cpus: Map, numbers: Iterable[int], queue: int, program: int) -> None:
     """Set up a CPU map; its kernel threads run before all processes (SCHED_FIFO).
 
-    The kernel makes the thread an ordinary one (``kernel/bpf/cpumap.c``): on a CPU that computes, a frame would wait until the
-    scheduler's turn is over. Where that cannot be had (no CAP_SYS_NICE), it stays so.
+    The kernel makes the thread an ordinary one (``kernel/bpf/cpumap.c``): on a CPU that computes, a
+    frame would wait until the scheduler's turn is over. Where that cannot be had (no CAP_SYS_NICE),
+    it stays so.
 
     :param queue: Frames that may wait on a CPU.
     :param program: Descriptor of the ``xdp/cpumap`` program that takes them in.

@@ -1,7 +1,7 @@
 """libbpf's C interface by ctypes, fully typed, and its errors as exceptions.
 
-Only what the testbed uses is declared, with the types of ``bpf/libbpf.h`` and ``bpf/bpf.h`` (libbpf 1.0 and later: functions
-return a negative errno, or NULL with errno set).
+Only what the testbed uses is declared, with the types of ``bpf/libbpf.h`` and ``bpf/bpf.h`` (libbpf
+1.0 and later: functions return a negative errno, or NULL with errno set).
 """
 
 import ctypes
@@ -71,7 +71,12 @@ class TestRunOpts(ctypes.Structure):
 class LinkCreateOpts(ctypes.Structure):
     """The head of ``struct bpf_link_create_opts``: what links of XDP and tcx need."""
 
-    _fields_ = [("sz", c_size_t), ("flags", c_uint32), ("iter_info", c_void_p), ("iter_info_len", c_uint32)]
+    _fields_ = [
+        ("sz", c_size_t),
+        ("flags", c_uint32),
+        ("iter_info", c_void_p),
+        ("iter_info_len", c_uint32),
+    ]
 
 
 class MapCreateOpts(ctypes.Structure):
@@ -128,7 +133,10 @@ _PROTOTYPES: dict[str, tuple[object, Sequence[object]]] = {
     "bpf_map__reuse_fd": (c_int, [c_void_p, c_int]),
     "bpf_program__name": (c_char_p, [c_void_p]),
     "bpf_program__fd": (c_int, [c_void_p]),
-    "bpf_map_create": (c_int, [c_int, c_char_p, c_uint32, c_uint32, c_uint32, POINTER(MapCreateOpts)]),
+    "bpf_map_create": (
+        c_int,
+        [c_int, c_char_p, c_uint32, c_uint32, c_uint32, POINTER(MapCreateOpts)],
+    ),
     "bpf_map_get_fd_by_id": (c_int, [c_uint32]),
     "bpf_prog_get_fd_by_id": (c_int, [c_uint32]),
     "bpf_map_lookup_elem": (c_int, [c_int, c_void_p, c_void_p]),
@@ -162,7 +170,8 @@ def libbpf() -> ctypes.CDLL:
             getattr(library, function).argtypes = arguments
     except (OSError, AttributeError) as error:
         raise KernelError(f"libbpf 1.0 or later is needed: {error}; run `make setup`") from error
-    # What libbpf would print is in the exception's text (the log buffer of ObjectOpenOpts) or in errno.
+    # What libbpf would print is in the exception's text (the log buffer of ObjectOpenOpts) or in
+    # errno.
     library.libbpf_set_print(None)
     return library
 

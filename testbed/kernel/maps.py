@@ -1,4 +1,6 @@
-"""BPF maps from Python: single elements through the syscall, mmapable arrays as numpy views without copies."""
+"""BPF maps from Python: single elements through the syscall, mmapable arrays as numpy views without
+copies.
+"""
 
 import ctypes
 import errno
@@ -16,13 +18,19 @@ from testbed.kernel.libbpf import MapCreateOpts, check, libbpf
 __all__ = ["BPF_F_MMAPABLE", "Map"]
 
 BPF_F_MMAPABLE = 1 << 10  # linux/bpf.h
-_PER_CPU = frozenset({5, 6, 10, 21})  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+_PER_CPU = frozenset(
+    {5, 6, 10, 21}
+)  # BPF_MAP_TYPE_PERCPU_HASH, _ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
 
 
 def _information(fd: int) -> dict[str, int]:
     """The kernel's description of a map (``bpf_map_show_fdinfo`` in kernel/bpf/syscall.c)."""
     lines = (line.split(":") for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines())
-    return {key: int(value, 0) for key, value in lines if key.startswith(("map_", "key_", "value_", "max_"))}
+    return {
+        key: int(value, 0)
+        for key, value in lines
+        if key.startswith(("map_", "key_", "value_", "max_"))
+    }
 
 
 class Map:
@@ -33,7 +41,16 @@ class Map:
     :param kind: ``enum bpf_map_type``.
     """
 
-    def __init__(self, name: str, fd: int, kind: int, flags: int, key_size: int, value_size: int, max_entries: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        fd: int,
+        kind: int,
+        flags: int,
+        key_size: int,
+        value_size: int,
+        max_entries: int,
+    ) -> None:
         self.name = name
         self.fd = fd
         self.flags = flags
@@ -50,12 +67,15 @@ class Map:
         return -(-self.value_size // 8) * 8
 
     def view(self, dtype: DTypeLike = np.uint64) -> NDArray[Any]:
-        """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; the kernel sees writes at once.
+        """The map's own memory as an array of shape ``(max_entries, stride / itemsize)``; the
+        kernel sees writes at once.
 
         :raises KernelError: the map was not made with ``BPF_F_MMAPABLE``.
         """
         if not self.flags & BPF_F_MMAPABLE:
-            raise KernelError(f"map {self.name} is not mmapable: add BPF_F_MMAPABLE to its map_flags")
+            raise KernelError(
+                f"map {self.name} is not mmapable: add BPF_F_MMAPABLE to its map_flags"
+            )
         size = self.stride * self.max_entries
         if self._memory is None:
             self._memory = mmap.mmap(self.fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -63,9 +83,11 @@ class Map:
         return flat.reshape(self.max_entries, -1)
 
     def ring_buffer(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint8]]:
-        """A ring buffer's memory: the consumer's position, the producer's, and the data, mapped twice in a row.
+        """A ring buffer's memory: the consumer's position, the producer's, and the data, mapped
+        twice in a row.
 
-        The kernel's layout (Documentation/bpf/ringbuf.rst): a page that the consumer writes, a page and the data that it reads.
+        The kernel's layout (Documentation/bpf/ringbuf.rst): a page that the consumer writes, a page
+        and the data that it reads.
         """
         page = mmap.PAGESIZE
         consumer = mmap.mmap(self.fd, page)
@@ -74,18 +96,26 @@ class Map:
         return *positions, np.frombuffer(rest, np.uint8, offset=page)
 
     @classmethod
-    def create(cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int, flags: int = 0) -> Self:
-        """A map of no object, such as the inner one of a map of maps; its descriptor is the caller's to close.
+    def create(
+        cls, name: str, kind: int, key_size: int, value_size: int, max_entries: int, flags: int = 0
+    ) -> Self:
+        """A map of no object, such as the inner one of a map of maps; its descriptor is the
+        caller's to close.
 
         :raises KernelError: the kernel's errno.
         """
         options = MapCreateOpts(sz=ctypes.sizeof(MapCreateOpts), map_flags=flags)
-        fd = libbpf().bpf_map_create(kind, name.encode(), key_size, value_size, max_entries, ctypes.byref(options))
-        return cls(name, check(fd, f"create map {name}"), kind, flags, key_size, value_size, max_entries)
+        fd = libbpf().bpf_map_create(
+            kind, name.encode(), key_size, value_size, max_entries, ctypes.byref(options)
+        )
+        return cls(
+            name, check(fd, f"create map {name}"), kind, flags, key_size, value_size, max_entries
+        )
 
     @classmethod
     def open(cls, number: int) -> Self:
-        """A map that another process has loaded, by its :attr:`number`; the descriptor is the caller's to close.
+        """A map that another process has loaded, by its :attr:`number`; the descriptor is the
+        caller's to close.
 
         :raises KernelError: the kernel's errno: there is no such map, or this is not root.
         """
@@ -100,11 +130,14 @@ class Map:
         return _information(self.fd)["map_id"]
 
     def lookup(self, key: bytes | int) -> bytes:
-        """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each padded to 8 bytes.
+        """The value at a key; per-CPU maps give the values of all possible CPUs in a row, each
+        padded to 8 bytes.
 
         :raises KeyError: no such key.
         """
-        value = ctypes.create_string_buffer(self.stride * self.per_cpu if self.per_cpu else self.value_size)
+        value = ctypes.create_string_buffer(
+            self.stride * self.per_cpu if self.per_cpu else self.value_size
+        )
         result = libbpf().bpf_map_lookup_elem(self.fd, self._key(key), value)
         if result == -errno.ENOENT:
             raise KeyError(key)
@@ -115,7 +148,9 @@ class Map:
         """Set the value at a key."""
         data = value.to_bytes(self.value_size, "little") if isinstance(value, int) else bytes(value)
         if len(data) != self.value_size and not self.per_cpu:
-            raise KernelError(f"map {self.name} takes values of {self.value_size} bytes, not {len(data)}")
+            raise KernelError(
+                f"map {self.name} takes values of {self.value_size} bytes, not {len(data)}"
+            )
         check(
             libbpf().bpf_map_update_elem(self.fd, self._key(key), data, 0),
             f"update {key!r} in map {self.name}",

@@ -1,4 +1,6 @@
-"""A compiled BPF object: opened, sized, given its constants, loaded; its maps and programs by name."""
+"""A compiled BPF object: opened, sized, given its constants, loaded; its maps and
+programs by name.
+"""
 
 import ctypes
 from collections.abc import Mapping
@@ -24,8 +26,9 @@ class BpfObject(Closing):
     """``bpf/<name>.bpf.c``, loaded.
 
     :param name: The program's file name without ``.bpf.c``.
-    :param rodata: The object's ``const volatile`` constants, such as one `Struct` of them all in the order of the C source.
-        The verifier knows their values: loops over them are bounded and dead branches vanish.
+    :param rodata: The object's ``const volatile`` constants, such as one `Struct` of them all in
+        the order of the C source. The verifier knows their values: loops over them are bounded and
+        dead branches vanish.
     :param max_entries: Sizes of maps that differ from those in the source.
     :param value_sizes: The same for the size of values, bytes.
     :param reuse: Maps of other objects to use instead of new ones, by name.
@@ -59,13 +62,18 @@ class BpfObject(Closing):
             self._size(maps, max_entries or {}, lib.bpf_map__set_max_entries, "max_entries")
             self._size(maps, value_sizes or {}, lib.bpf_map__set_value_size, "value_size")
             for key, other in (reuse or {}).items():
-                check(lib.bpf_map__reuse_fd(self._find(maps, key), other.fd), f"reuse map {key} in {name}")
+                check(
+                    lib.bpf_map__reuse_fd(self._find(maps, key), other.fd),
+                    f"reuse map {key} in {name}",
+                )
             if rodata is not None:
                 self._constants(maps, bytes(rodata))
             check(lib.bpf_object__load(self._handle), f"load {name}", log)
             self.maps = {key: self._map(key, handle) for key, handle in maps.items()}
             programs = self._handles(lib.bpf_object__next_program, lib.bpf_program__name)
-            self.programs = {key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()}
+            self.programs = {
+                key: Program(key, lib.bpf_program__fd(handle)) for key, handle in programs.items()
+            }
         except BaseException:
             self.close()
             raise
@@ -80,12 +88,16 @@ class BpfObject(Closing):
         return self.btf.dtype(name)
 
     def close(self) -> None:
-        """Release programs and maps; objects that a link or a view still holds live on until it goes."""
+        """Release programs and maps; objects that a link or a view still holds live on until it
+        goes.
+        """
         if self._handle is not None:
             libbpf().bpf_object__close(self._handle)
             self._handle = None
 
-    def _handles(self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer") -> dict[str, int]:
+    def _handles(
+        self, following: "ctypes._NamedFuncPointer", named: "ctypes._NamedFuncPointer"
+    ) -> dict[str, int]:
         handles: dict[str, int] = {}
         handle: int | None = None
         while handle := following(self._handle, handle):
@@ -99,9 +111,18 @@ class BpfObject(Closing):
             raise KernelError(f"{self.name} has no map {key!r}: it has {', '.join(sorted(maps))}")
         return maps[key]
 
-    def _size(self, maps: Mapping[str, int], sizes: Mapping[str, int], setter: "ctypes._NamedFuncPointer", what: str) -> None:
+    def _size(
+        self,
+        maps: Mapping[str, int],
+        sizes: Mapping[str, int],
+        setter: "ctypes._NamedFuncPointer",
+        what: str,
+    ) -> None:
         for key, value in sizes.items():
-            check(setter(self._find(maps, key), value), f"set {what} of map {key} in {self.name} to {value}")
+            check(
+                setter(self._find(maps, key), value),
+                f"set {what} of map {key} in {self.name} to {value}",
+            )
 
     def _constants(self, maps: Mapping[str, int], data: bytes) -> None:
         size = ctypes.c_size_t()

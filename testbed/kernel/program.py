@@ -9,7 +9,16 @@ from testbed.core.closing import Closing
 from testbed.kernel.libbpf import LinkCreateOpts, TestRunOpts, check, libbpf
 from testbed.kernel.tc import TcFilter
 
-__all__ = ["XDP_ABORTED", "XDP_DROP", "XDP_PASS", "XDP_REDIRECT", "XDP_TX", "Link", "Program", "TestRun"]
+__all__ = [
+    "XDP_ABORTED",
+    "XDP_DROP",
+    "XDP_PASS",
+    "XDP_REDIRECT",
+    "XDP_TX",
+    "Link",
+    "Program",
+    "TestRun",
+]
 
 XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT = range(5)
 
@@ -35,7 +44,9 @@ class TestRun:
 
 
 class Link(Closing):
-    """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor, or its process, is gone."""
+    """A ``bpf_link`` or raw tracepoint: the program stays attached until this descriptor, or its
+    process, is gone.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -51,7 +62,9 @@ class Link(Closing):
 
         :raises KernelError: the kernel's errno.
         """
-        check(libbpf().bpf_link_update(self.fd, program.fd, None), f"update a link to {program.name}")
+        check(
+            libbpf().bpf_link_update(self.fd, program.fd, None), f"update a link to {program.name}"
+        )
 
 
 class Program:
@@ -68,7 +81,8 @@ class Program:
     def test_run(self, data: bytes, repeat: int = 1) -> TestRun:
         """Run the program on a packet without a network.
 
-        :param data: The frame, from its Ethernet header on (at least 14 bytes, the kernel wants a whole header).
+        :param data: The frame, from its Ethernet header on (at least 14 bytes, the kernel wants a
+            whole header).
         :param repeat: How often; the packet of each run but the first is what the one before left.
         :raises KernelError: the kernel's errno.
         """
@@ -82,20 +96,27 @@ class Program:
             data_size_out=len(out),
             repeat=repeat,
         )
-        check(libbpf().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)), f"test run of {self.name}")
+        check(
+            libbpf().bpf_prog_test_run_opts(self.fd, ctypes.byref(options)),
+            f"test run of {self.name}",
+        )
         return TestRun(options.retval, out.raw[: options.data_size_out], options.duration)
 
     def attach_xdp(self, ifindex: int) -> Link:
         """Attach to a device of this network namespace, in native mode.
 
-        :raises KernelError: no native XDP on the device, another program is there, or no such device.
+        :raises KernelError: no native XDP on the device, another program is there, or no such
+            device.
         """
         options = LinkCreateOpts(sz=ctypes.sizeof(LinkCreateOpts), flags=_XDP_FLAGS_DRV_MODE)
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_XDP, ctypes.byref(options))
-        return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)"))
+        return Link(
+            check(fd, f"attach {self.name} to the device with index {ifindex} (native XDP)")
+        )
 
     def attach_tc_ingress(self, ifindex: int) -> Closing:
-        """Attach to the ingress of a device in this network namespace, before a bridge or the stack.
+        """Attach to the ingress of a device in this network namespace, before a bridge or the
+        stack.
 
         By a link (tcx, Linux 6.6), or where the kernel has none by a filter.
 
@@ -105,7 +126,9 @@ class Program:
         fd = libbpf().bpf_link_create(self.fd, ifindex, _ATTACH_TCX_INGRESS, ctypes.byref(options))
         if fd == -errno.EINVAL:  # no such type of attachment
             return TcFilter(self.fd, self.name, ifindex)
-        return Link(check(fd, f"attach {self.name} to the device with index {ifindex} (tcx ingress)"))
+        return Link(
+            check(fd, f"attach {self.name} to the device with index {ifindex} (tcx ingress)")
+        )
 
     def attach_raw_tracepoint(self, tracepoint: str) -> Link:
         """Attach to a raw tracepoint, such as ``sys_enter``."""

@@ -28,10 +28,13 @@ class RingReader:
         self._size = source.max_entries
 
     def peek(self) -> NDArray[Any]:
-        """The records that are whole, oldest first, where they lie: they may be overwritten after `advance`."""
+        """The records that are whole, oldest first, where they lie: they may be overwritten after
+        `advance`.
+        """
         start, end = int(self._consumer[0]), int(self._producer[0])
         offset = start % self._size
-        # The data are mapped twice in a row: a stretch that wraps around is in one piece all the same.
+        # The data are mapped twice in a row: a stretch that wraps around is in one piece all the
+        # same.
         entries = self._data[offset : offset + end - start].view(self._entry)
         busy = np.flatnonzero(entries["length"] & _BUSY)
         found: NDArray[Any] = (entries[: busy[0]] if busy.size else entries)["record"]

@@ -1,4 +1,6 @@
-"""A program as a filter of the ``clsact`` qdisc: how TC programs were attached before Linux 6.6 had links for them."""
+"""A program as a filter of the ``clsact`` qdisc: how TC programs were attached before Linux 6.6 had
+links for them.
+"""
 
 import ctypes
 import errno
@@ -30,7 +32,10 @@ class TcFilter(Closing):
             check(created, f"attach {self._what}: qdisc")
         options = TcOpts(sz=ctypes.sizeof(TcOpts), prog_fd=fd)
         self._open = False
-        check(libbpf().bpf_tc_attach(ctypes.byref(self._hook), ctypes.byref(options)), f"attach {self._what}")
+        check(
+            libbpf().bpf_tc_attach(ctypes.byref(self._hook), ctypes.byref(options)),
+            f"attach {self._what}",
+        )
         self._handle, self._priority = options.handle, options.priority
         self._open = True
 
@@ -39,7 +44,13 @@ class TcFilter(Closing):
         if self._open:
             self._open = False
             options = TcOpts(sz=ctypes.sizeof(TcOpts), handle=self._handle, priority=self._priority)
-            check(libbpf().bpf_tc_detach(ctypes.byref(self._hook), ctypes.byref(options)), f"detach {self._what}")
+            check(
+                libbpf().bpf_tc_detach(ctypes.byref(self._hook), ctypes.byref(options)),
+                f"detach {self._what}",
+            )
             # With both points named the qdisc itself goes.
             self._hook.attach_point = _INGRESS | _EGRESS
-            check(libbpf().bpf_tc_hook_destroy(ctypes.byref(self._hook)), f"detach {self._what}: qdisc")
+            check(
+                libbpf().bpf_tc_hook_destroy(ctypes.byref(self._hook)),
+                f"detach {self._what}: qdisc",
+            )

@@ -1,7 +1,8 @@
 """C for user space: loops that numpy cannot fuse and system calls that Python makes too slowly.
 
-One file a library or program, ``testbed/native/<name>.c``, compiled on first use for the CPU at hand and kept in
-``build/native`` under a hash of all that goes into it. ``python -m testbed.native`` compiles all of them.
+One file a library or program, ``testbed/native/<name>.c``, compiled on first use for the CPU at
+hand and kept in ``build/native`` under a hash of all that goes into it. ``python -m
+testbed.native`` compiles all of them.
 """
 
 import ctypes
@@ -35,13 +36,19 @@ def names() -> list[str]:
 
 @functools.cache
 def _toolchain() -> tuple[str, bytes]:
-    """The compiler, and what its output depends on: its version and the CPU that ``-march=native`` means."""
+    """The compiler, and what its output depends on: its version and the CPU that ``-march=native``
+    means.
+    """
     compiler = shutil.which("clang") or shutil.which("cc")
     if compiler is None:
-        raise TestbedError("no C compiler: neither clang nor cc is on PATH; `make apt` installs clang")
+        raise TestbedError(
+            "no C compiler: neither clang nor cc is on PATH; `make apt` installs clang"
+        )
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    cpu = b"".join(sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))}))
+    cpu = b"".join(
+        sorted({line for line in lines if line.startswith((b"model name", b"flags", b"Features"))})
+    )
     return compiler, version + cpu
 
 
@@ -49,15 +56,21 @@ def compile_native(name: str) -> Path:
     """Compile ``<name>.c`` unless its object is there already.
 
     :returns: The path of the shared object, or of the program.
-    :raises TestbedError: There is no such source or compiler, or it refused the source; the text says why.
+    :raises TestbedError: There is no such source or compiler, or it refused the source; the text
+        says why.
     """
     source = SOURCES / f"{name}.c"
     if not source.is_file():
-        raise TestbedError(f"native library {name!r} does not exist: must be one of {', '.join(names())}")
+        raise TestbedError(
+            f"native library {name!r} does not exist: must be one of {', '.join(names())}"
+        )
     compiler, identity = _toolchain()
     flags = FLAGS if name in PROGRAMS else (*FLAGS, *LIBRARY)
     parts = [compiler.encode(), identity, " ".join(flags).encode(), source.read_bytes()]
-    parts += [header.read_bytes() for header in (*sorted(SOURCES.glob("*.h")), *sorted(SHARED.glob("*/*.h")))]
+    parts += [
+        header.read_bytes()
+        for header in (*sorted(SOURCES.glob("*.h")), *sorted(SHARED.glob("*/*.h")))
+    ]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     target = BUILD / digest / (name if name in PROGRAMS else f"{name}.so")
     if target.is_file():
@@ -70,7 +83,9 @@ def compile_native(name: str) -> Path:
         command = [compiler, *flags, f"-I{SHARED}", "-o", temporary, str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise TestbedError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}")
+            raise TestbedError(
+                f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr.rstrip()}"
+            )
         os.chmod(temporary, 0o755)
         os.replace(temporary, target)
     finally:

@@ -1,6 +1,7 @@
 // Aggregation of rows over an adjacency in CSR: testbed/exchange/adjacency.py.
 //
-// Sums of a row stay in registers while its neighbours pass by: a block of columns at a time, whose width the compiler knows.
+// Sums of a row stay in registers while its neighbours pass by: a block of columns at a time, whose
+// width the compiler knows.
 
 #include <math.h>
 #include <stdint.h>
@@ -8,12 +9,16 @@
 #include "shared/adjacency_native_abi.h"
 
 #define BLOCK 64 // columns: with AVX2, half of the registers
-#define LINE 16  // floats of a cache line
-#define AHEAD 8  // neighbours whose rows are being fetched: they lie in an order that no cache can guess
+#define LINE 16	 // floats of a cache line
+#define AHEAD \
+	8 // neighbours whose rows are being fetched: they lie in an order that no cache can guess
 
-// `how` and most often `width` are constants: there is one such function for each, without their branches.
-static inline __attribute__((always_inline)) void aggregate_block(const struct adjacency *a, enum adjacency_sum how, uint64_t row,
-								  const float *from, float *to, uint64_t width)
+// `how` and most often `width` are constants: there is one such function for each, without their
+// branches.
+static inline __attribute__((always_inline)) void aggregate_block(const struct adjacency *a,
+								  enum adjacency_sum how,
+								  uint64_t row, const float *from,
+								  float *to, uint64_t width)
 {
 	int64_t end = a->indptr[row + 1], last = a->indptr[a->rows] - 1;
 	float sum[BLOCK];
@@ -38,8 +43,8 @@ static inline __attribute__((always_inline)) void aggregate_block(const struct a
 		to[j] = sum[j];
 }
 
-static inline __attribute__((always_inline)) void aggregate_all(const struct adjacency *a, enum adjacency_sum how, const float *from,
-								float *to)
+static inline __attribute__((always_inline)) void
+aggregate_all(const struct adjacency *a, enum adjacency_sum how, const float *from, float *to)
 {
 	for (uint64_t row = 0; row < a->rows; row++, to += a->dim) {
 		uint64_t first = 0;

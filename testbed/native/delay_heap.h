@@ -1,4 +1,5 @@
-/* Frames by the time at which they leave: a binary heap that knows where each frame stands, so that one can be moved. */
+/* Frames by the time at which they leave: a binary heap that knows where each frame stands, so that
+ * one can be moved. */
 #pragma once
 
 #include <stdbool.h>
@@ -36,7 +37,8 @@ static inline void heap_settle(struct heap *heap, uint32_t index, struct heap_en
 		index = (index - 1) / 2;
 	}
 	for (uint32_t child; (child = 2 * index + 1) < heap->size; index = child) {
-		child += child + 1 < heap->size && heap_before(&heap->entries[child + 1], &heap->entries[child]);
+		child += child + 1 < heap->size &&
+			 heap_before(&heap->entries[child + 1], &heap->entries[child]);
 		if (!heap_before(&heap->entries[child], &entry))
 			break;
 		heap_put(heap, index, heap->entries[child]);
@@ -46,7 +48,7 @@ static inline void heap_settle(struct heap *heap, uint32_t index, struct heap_en
 
 static inline void heap_push(struct heap *heap, uint32_t frame, uint64_t when)
 {
-	struct heap_entry entry = {when, heap->sequence++, frame};
+	struct heap_entry entry = { when, heap->sequence++, frame };
 
 	heap_settle(heap, heap->size++, entry);
 }

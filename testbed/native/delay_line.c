@@ -1,10 +1,12 @@
-/* Holds a switch's delayed and reordered frames until they are due: the process behind testbed/faults/delay_line.py.
+/* Holds a switch's delayed and reordered frames until they are due: the process behind
+ * testbed/faults/delay_line.py.
  *
  *	delay_line PACKETS MEMORY LINKS WAKEUPS FLOODING
  *
- * Descriptors: a packet socket on `delay1`, the memory of struct delay_line, the map `links` and the ring buffer `wakeups` (-1: none,
- * and no frame waits for another), the map `flooding` (-1: none, and the switch never floods). What comes in begins as
- * bpf/shared/delay_header_abi.h says. A byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
+ * Descriptors: a packet socket on `delay1`, the memory of struct delay_line, the map `links` and
+ * the ring buffer `wakeups` (-1: none, and no frame waits for another), the map `flooding` (-1:
+ * none, and the switch never floods). What comes in begins as bpf/shared/delay_header_abi.h says. A
+ * byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -27,7 +29,8 @@
 
 static int packets; /* the socket, for both ways: each message that is sent names its port */
 static struct wakeups wakeups;
-static const volatile uint64_t *flooding; /* not 0: the switch has lost its table; NULL: it never does */
+/* not 0: the switch has lost its table; NULL: it never does */
+static const volatile uint64_t *flooding;
 
 /* Read what has come, at most a batch; returns whether there may be more. */
 static bool receive(void)
@@ -41,12 +44,12 @@ static bool receive(void)
 
 	for (uint32_t i = 0; i < room; i++) {
 		taken[i] = spare[spares - 1 - i];
-		vectors[i] = (struct iovec){header_of(taken[i]), line->room};
+		vectors[i] = (struct iovec){ header_of(taken[i]), line->room };
 	}
 	if (!room)
-		vectors[0] = (struct iovec){&surplus, sizeof(surplus)};
+		vectors[0] = (struct iovec){ &surplus, sizeof(surplus) };
 	for (uint32_t i = 0; i < MAX(room, 1); i++)
-		messages[i].msg_hdr = (struct msghdr){.msg_iov = &vectors[i], .msg_iovlen = 1};
+		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &vectors[i], .msg_iovlen = 1 };
 	count = recvmmsg(packets, messages, MAX(room, 1), MSG_DONTWAIT | MSG_TRUNC, NULL);
 	if (count < 0 && errno != EAGAIN && errno != EINTR && errno != ENETDOWN)
 		err(1, "recvmmsg");
@@ -66,14 +69,16 @@ static bool receive(void)
 	return count == (int)room;
 }
 
-/* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what leaves by its own. */
+/* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what
+ * leaves by its own. */
 static void send_to_others(const struct delay_header *header, uint32_t length)
 {
 	for (int i = 0; i < SWITCH_MAX_PORTS && line->port[i]; i++) {
-		struct sockaddr_ll port = {.sll_family = AF_PACKET, .sll_ifindex = line->port[i]};
+		struct sockaddr_ll port = { .sll_family = AF_PACKET, .sll_ifindex = line->port[i] };
 
 		if (line->port[i] != header->ifindex && line->port[i] != header->ingress)
-			sendto(packets, header + 1, length, MSG_DONTWAIT, (struct sockaddr *)&port, sizeof(port));
+			sendto(packets, header + 1, length, MSG_DONTWAIT, (struct sockaddr *)&port,
+			       sizeof(port));
 	}
 }
 
@@ -91,12 +96,13 @@ static void send_due(uint64_t now)
 		struct heap_entry entry = heap.entries[0];
 		struct delay_header *header = header_of(entry.frame);
 
-		vectors[count] = (struct iovec){header + 1, frames[entry.frame].length};
-		ports[count] = (struct sockaddr_ll){.sll_family = AF_PACKET, .sll_ifindex = header->ifindex};
-		messages[count].msg_hdr = (struct msghdr){.msg_name = &ports[count],
-							  .msg_namelen = sizeof(ports[count]),
-							  .msg_iov = &vectors[count],
-							  .msg_iovlen = 1};
+		vectors[count] = (struct iovec){ header + 1, frames[entry.frame].length };
+		ports[count] = (struct sockaddr_ll){ .sll_family = AF_PACKET,
+						     .sll_ifindex = header->ifindex };
+		messages[count].msg_hdr = (struct msghdr){ .msg_name = &ports[count],
+							   .msg_namelen = sizeof(ports[count]),
+							   .msg_iov = &vectors[count],
+							   .msg_iovlen = 1 };
 		entries[count] = entry;
 		last[count] = take(entry);
 	}
@@ -122,9 +128,9 @@ static void send_due(uint64_t now)
 static void run(void)
 {
 	struct pollfd events[] = {
-		{.fd = STDIN_FILENO}, /* only its hang-up is of interest */
-		{.fd = packets, .events = POLLIN},
-		{.fd = wakeups.fd, .events = POLLIN}, /* ppoll leaves negative ones out */
+		{ .fd = STDIN_FILENO }, /* only its hang-up is of interest */
+		{ .fd = packets, .events = POLLIN },
+		{ .fd = wakeups.fd, .events = POLLIN }, /* ppoll leaves negative ones out */
 	};
 
 	while (!events[0].revents) {
@@ -154,7 +160,7 @@ static void run(void)
 /* For punctuality only: without the right to it frames leave later, and are counted so. */
 static void hurry(void)
 {
-	struct sched_param priority = {.sched_priority = 1};
+	struct sched_param priority = { .sched_priority = 1 };
 
 	line->realtime = !sched_setscheduler(0, SCHED_FIFO, &priority);
 	prctl(PR_SET_TIMERSLACK, 1);

@@ -3,7 +3,8 @@
 
 #include "shared/delay_abi.h"
 
-/* A copy was sent, `ns` after it was due. Buckets grow with the number: exact below DELAY_STEPS, then DELAY_STEPS to an octave. */
+/* A copy was sent, `ns` after it was due. Buckets grow with the number: exact below DELAY_STEPS,
+ * then DELAY_STEPS to an octave. */
 static inline void delay_line_sent(struct delay_line *line, __u64 ns)
 {
 	int shift = 63 - __builtin_clzll(ns | DELAY_STEPS) - __builtin_ctz(DELAY_STEPS);

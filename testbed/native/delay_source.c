@@ -1,4 +1,5 @@
-/* Traffic for a delay line without the programs that hold frames: what testbed/bench/delay_line.py measures with. */
+/* Traffic for a delay line without the programs that hold frames: what testbed/bench/delay_line.py
+ * measures with. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -18,11 +19,13 @@ static __u64 mix(__u64 z)
 	return z ^ (z >> 31);
 }
 
-/* Send `count` frames into a packet socket bound to `delay0`, one each `interval` ns (several at once where it is behind), each due `delay`
- * ns after it was sent, give or take up to `jitter`. `frame` holds struct delay_header, one copy, and what follows: `size` bytes in all.
- * Returns how many were sent, or a negative errno.
+/* Send `count` frames into a packet socket bound to `delay0`, one each `interval` ns (several at
+ * once where it is behind), each due `delay` ns after it was sent, give or take up to `jitter`.
+ * `frame` holds struct delay_header, one copy, and what follows: `size` bytes in all. Returns how
+ * many were sent, or a negative errno.
  */
-long delay_source(int fd, const void *frame, unsigned long size, long count, __u64 interval, __u64 delay, __u64 jitter)
+long delay_source(int fd, const void *frame, unsigned long size, long count, __u64 interval,
+		  __u64 delay, __u64 jitter)
 {
 	static __thread char buffers[BATCH][LARGEST];
 	struct mmsghdr messages[BATCH] = {};
@@ -34,22 +37,25 @@ long delay_source(int fd, const void *frame, unsigned long size, long count, __u
 		return -EMSGSIZE;
 	for (int i = 0; i < BATCH; i++) {
 		memcpy(buffers[i], frame, size);
-		vectors[i] = (struct iovec){buffers[i], size};
-		messages[i].msg_hdr = (struct msghdr){.msg_iov = &vectors[i], .msg_iovlen = 1};
+		vectors[i] = (struct iovec){ buffers[i], size };
+		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &vectors[i], .msg_iovlen = 1 };
 	}
 	while (sent < count) {
 		__u64 now = now_ns(), next = start + sent * interval;
-		struct timespec until = {next / 1000000000, next % 1000000000};
+		struct timespec until = { next / 1000000000, next % 1000000000 };
 		int batch = 0, done;
 
 		if (now < next) {
 			clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 			continue;
 		}
-		for (; batch < BATCH && sent + batch < count && start + (sent + batch) * interval <= now; batch++) {
+		for (; batch < BATCH && sent + batch < count &&
+		       start + (sent + batch) * interval <= now;
+		     batch++) {
 			struct delay_header *header = (struct delay_header *)buffers[batch];
 
-			header->due[0] = now + delay - jitter + (jitter ? mix(sent + batch) % (2 * jitter) : 0);
+			header->due[0] = now + delay - jitter +
+					 (jitter ? mix(sent + batch) % (2 * jitter) : 0);
 		}
 		done = sendmmsg(fd, messages, batch, 0);
 		if (done < 0)

@@ -1,4 +1,5 @@
-/* The frames that a delay line holds, in memory of a fixed size, and the links whose frames they wait for. */
+/* The frames that a delay line holds, in memory of a fixed size, and the links whose frames they
+ * wait for. */
 #pragma once
 
 #include <err.h>
@@ -22,14 +23,16 @@ struct frame {
 static struct delay_line *line;
 static struct heap heap;
 static struct frame *frames;
-static char *memory;		/* `room` bytes a frame */
-static uint32_t *spare, spares; /* frames that are free; the last to come is the next to go: its memory is in the cache */
+static char *memory; /* `room` bytes a frame */
+/* frames that are free; the last to come is the next to go: its memory is in the cache */
+static uint32_t *spare, spares;
 static uint32_t *waiting, waits;
 static char *links;
 
 static void *map(size_t size, int fd, int protection, off_t offset)
 {
-	void *address = mmap(NULL, size, protection, fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, offset);
+	void *address = mmap(NULL, size, protection,
+			     fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, offset);
 
 	if (address == MAP_FAILED)
 		err(1, "mmap of %zu bytes", size);
@@ -82,7 +85,8 @@ static bool released(const struct delay_header *header)
 /* Let go of the frames whose link has moved on far enough. */
 static void release(uint64_t now)
 {
-	for (uint32_t i = waits; i--;) { /* downwards: the last one takes the place of one that goes */
+	/* downwards: the last one takes the place of one that goes */
+	for (uint32_t i = waits; i--;) {
 		uint32_t frame = waiting[i];
 		const struct delay_header *header = header_of(frame);
 
@@ -95,7 +99,8 @@ static void release(uint64_t now)
 
 static bool valid(const struct delay_header *header, uint32_t size)
 {
-	return size > sizeof(*header) && size <= line->room && header->copies && header->copies <= DELAY_COPIES &&
+	return size > sizeof(*header) && size <= line->room && header->copies &&
+	       header->copies <= DELAY_COPIES &&
 	       (!header->release || (links && header->link < line->links));
 }
 
@@ -117,13 +122,14 @@ static bool keep(uint32_t frame, uint32_t size, uint64_t now)
 			header->due[j] = header->due[j - 1];
 		header->due[j] = due;
 	}
-	frames[frame] = (struct frame){.length = size - sizeof(*header)};
+	frames[frame] = (struct frame){ .length = size - sizeof(*header) };
 	if (header->release) {
 		waiting[waits++] = frame;
 		frames[frame].waiting = waits;
 		heap_push(&heap, frame, MAX(header->due[0], header->latest));
 	} else {
-		heap_push(&heap, frame, header->due[0] ? header->due[0] : now); /* a time that is over, too: it is late, then */
+		/* a time that is over, too: it is late, then */
+		heap_push(&heap, frame, header->due[0] ? header->due[0] : now);
 	}
 	return true;
 }

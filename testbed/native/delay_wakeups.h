@@ -1,4 +1,5 @@
-/* The consumer's side of a BPF ring buffer (Documentation/bpf/ringbuf.rst) whose records only wake. */
+/* The consumer's side of a BPF ring buffer (Documentation/bpf/ringbuf.rst) whose records only wake.
+ */
 #pragma once
 
 #include <linux/bpf.h>
@@ -17,7 +18,7 @@ struct wakeups {
 
 static inline struct wakeups wakeups_open(int fd, uint64_t size)
 {
-	struct wakeups ring = {.fd = fd, .size = size};
+	struct wakeups ring = { .fd = fd, .size = size };
 	long page = sysconf(_SC_PAGESIZE);
 
 	if (fd >= 0) {

@@ -1,5 +1,5 @@
-/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Reference model: testbed/protocol/lanes.py, which says what the
- * numbers mean and is what the tests compare with.
+/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Reference model:
+ * testbed/protocol/lanes.py, which says what the numbers mean and is what the tests compare with.
  */
 #pragma once
 
@@ -14,7 +14,8 @@
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
-/* The largest magnitude as the bits of a float: for those, integer order is float order, with infinity and NaN on top. */
+/* The largest magnitude as the bits of a float: for those, integer order is float order, with
+ * infinity and NaN on top. */
 static inline uint32_t lanes_absmax(const float *x, size_t n)
 {
 	const uint32_t *bits = (const uint32_t *)x;
@@ -39,7 +40,8 @@ static inline int lanes_exponent_for(const struct lanes *lanes, uint32_t magnitu
 		return least;
 	frexpf(value, &exponent);
 	exponent = exponent > least ? exponent : least;
-	return rint(ldexp(value, lanes->fraction_bits - exponent)) <= lanes->limit ? exponent : exponent + 1;
+	return rint(ldexp(value, lanes->fraction_bits - exponent)) <= lanes->limit ? exponent
+										   : exponent + 1;
 }
 
 /* Index of the first infinity or NaN, or n. */
@@ -53,33 +55,35 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 	return n;
 }
 
-/* Rounding is to nearest, ties to even. Values beyond the limit are clamped, NaN is taken for the limit, so that no lane can carry: the
- * caller learns of both by the magnitude.
+/* Rounding is to nearest, ties to even. Values beyond the limit are clamped, NaN is taken for the
+ * limit, so that no lane can carry: the caller learns of both by the magnitude.
  */
-#define QUANTIZE(name, lane)                                                                           \
-	static inline uint32_t name(const float *restrict x, size_t n, lane *restrict out, float scale, float limit, int32_t bias) \
-	{                                                                                              \
-		uint32_t most = 0;                                                                     \
-                                                                                                       \
-		for (size_t i = 0; i < n; i++) {                                                       \
-			float scaled = x[i] * scale;                                                   \
-			uint32_t bits;                                                                 \
-                                                                                                       \
-			memcpy(&bits, &x[i], 4);                                                       \
-			bits &= 0x7fffffff;                                                            \
-			most = bits > most ? bits : most;                                              \
-			scaled = scaled < limit ? scaled : limit;                                      \
-			scaled = scaled > -limit ? scaled : -limit;                                    \
-			out[i] = (lane)((int32_t)rintf(scaled) + bias);                                \
-		}                                                                                      \
-		return most;                                                                           \
+#define QUANTIZE(name, lane)                                                               \
+	static inline uint32_t name(const float *restrict x, size_t n, lane *restrict out, \
+				    float scale, float limit, int32_t bias)                \
+	{                                                                                  \
+		uint32_t most = 0;                                                         \
+                                                                                           \
+		for (size_t i = 0; i < n; i++) {                                           \
+			float scaled = x[i] * scale;                                       \
+			uint32_t bits;                                                     \
+                                                                                           \
+			memcpy(&bits, &x[i], 4);                                           \
+			bits &= 0x7fffffff;                                                \
+			most = bits > most ? bits : most;                                  \
+			scaled = scaled < limit ? scaled : limit;                          \
+			scaled = scaled > -limit ? scaled : -limit;                        \
+			out[i] = (lane)((int32_t)rintf(scaled) + bias);                    \
+		}                                                                          \
+		return most;                                                               \
 	}
 
 QUANTIZE(quantize16, uint16_t)
 QUANTIZE(quantize32, uint32_t)
 
-/* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64: testbed/protocol/weights.py says what it sees. Like
- * the lanes it is summed over ranks by a plain add: lanes never carry from one half to the next.
+/* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64:
+ * testbed/protocol/weights.py says what it sees. Like the lanes it is summed over ranks by a plain
+ * add: lanes never carry from one half to the next.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {
@@ -90,8 +94,9 @@ static inline uint64_t weigh(const uint32_t *halves, size_t n)
 	return sum;
 }
 
-/* Write a chunk's check, its last word, and its checksum for the programs. A plain sum of words, which is what those can afford, does
- * not see two errors that cancel out, nor words that have changed places. The check does, and is looked at where the results are read.
+/* Write a chunk's check, its last word, and its checksum for the programs. A plain sum of words,
+ * which is what those can afford, does not see two errors that cancel out, nor words that have
+ * changed places. The check does, and is looked at where the results are read.
  */
 static inline void lanes_seal(char *chunk, size_t bytes, struct ring_chunk *record)
 {
@@ -106,14 +111,17 @@ static inline void lanes_seal(char *chunk, size_t bytes, struct ring_chunk *reco
 /* Is a sum of chunks what its check says? */
 static inline int lanes_verify(const char *chunk, size_t bytes)
 {
-	return weigh((const uint32_t *)chunk, bytes / 4 - 2) == ((const uint64_t *)chunk)[bytes / 8 - 1];
+	return weigh((const uint32_t *)chunk, bytes / 4 - 2) ==
+	       ((const uint64_t *)chunk)[bytes / 8 - 1];
 }
 
-/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each and a word for the check; the last may be filled in
- * part, and then is left without its seal. Returns the largest magnitude, as lanes_absmax.
+/* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each and a word for
+ * the check; the last may be filled in part, and then is left without its seal. Returns the largest
+ * magnitude, as lanes_absmax.
  */
-static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n, void *out, size_t per_chunk,
-				      struct ring_chunk *records, int exponent)
+static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n,
+				      void *out, size_t per_chunk, struct ring_chunk *records,
+				      int exponent)
 {
 	float scale = ldexpf(1.0f, lanes->fraction_bits - exponent);
 	size_t stride = per_chunk * lanes->bytes + 8;
@@ -125,9 +133,11 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 		uint32_t magnitude;
 
 		if (lanes->bytes == 2)
-			magnitude = quantize16(x + done, part, (uint16_t *)chunk, scale, lanes->clamp, lanes->bias);
+			magnitude = quantize16(x + done, part, (uint16_t *)chunk, scale,
+					       lanes->clamp, lanes->bias);
 		else
-			magnitude = quantize32(x + done, part, (uint32_t *)chunk, scale, lanes->clamp, lanes->bias);
+			magnitude = quantize32(x + done, part, (uint32_t *)chunk, scale,
+					       lanes->clamp, lanes->bias);
 		most = magnitude > most ? magnitude : most;
 		if (part == per_chunk)
 			lanes_seal(chunk, stride, records);
@@ -135,25 +145,29 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 	return most;
 }
 
-/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring is working on. The caller fences. */
-#define DEQUANTIZE(name, lane, widen)                                                                  \
-	static inline void name(const lane *restrict lanes, size_t n, float *restrict x, float step, int32_t bias, int stream) \
-	{                                                                                              \
-		size_t i = 0;                                                                          \
-		const __m256i biases = _mm256_set1_epi32(bias);                                        \
-		const __m256 steps = _mm256_set1_ps(step);                                             \
-                                                                                                       \
-		if (stream) {                                                                          \
-			for (; i < n && (uintptr_t)(x + i) % 32; i++)                                  \
-				x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;   \
-			for (; i + 8 <= n; i += 8) {                                                   \
-				__m256i value = _mm256_sub_epi32(widen(lanes + i), biases);            \
-                                                                                                       \
-				_mm256_stream_ps(x + i, _mm256_mul_ps(_mm256_cvtepi32_ps(value), steps)); \
-			}                                                                              \
-		}                                                                                      \
-		for (; i < n; i++)                                                                     \
-			x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;           \
+/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring
+ * is working on. The caller fences. */
+#define DEQUANTIZE(name, lane, widen)                                                              \
+	static inline void name(const lane *restrict lanes, size_t n, float *restrict x,           \
+				float step, int32_t bias, int stream)                              \
+	{                                                                                          \
+		size_t i = 0;                                                                      \
+		const __m256i biases = _mm256_set1_epi32(bias);                                    \
+		const __m256 steps = _mm256_set1_ps(step);                                         \
+                                                                                                   \
+		if (stream) {                                                                      \
+			for (; i < n && (uintptr_t)(x + i) % 32; i++)                              \
+				x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) *     \
+				       step;                                                       \
+			for (; i + 8 <= n; i += 8) {                                               \
+				__m256i value = _mm256_sub_epi32(widen(lanes + i), biases);        \
+                                                                                                   \
+				_mm256_stream_ps(x + i,                                            \
+						 _mm256_mul_ps(_mm256_cvtepi32_ps(value), steps)); \
+			}                                                                          \
+		}                                                                                  \
+		for (; i < n; i++)                                                                 \
+			x[i] = (float)(int32_t)((uint32_t)lanes[i] - (uint32_t)bias) * step;       \
 	}
 
 #define STREAM (1 << 20)
@@ -163,8 +177,10 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 DEQUANTIZE(dequantize16, uint16_t, WIDEN16)
 DEQUANTIZE(dequantize32, uint32_t, WIDEN32)
 
-/* Of chunks as lanes_quantize lays them out. Where one is not what its check says, stop: the number of chunks that are is returned. */
-static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n, size_t per_chunk, float *x, int exponent)
+/* Of chunks as lanes_quantize lays them out. Where one is not what its check says, stop: the number
+ * of chunks that are is returned. */
+static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n,
+				      size_t per_chunk, float *x, int exponent)
 {
 	float step = ldexpf(1.0f, exponent - lanes->fraction_bits);
 	/* Of 32-bit lanes this wraps; the subtraction wraps back. */
@@ -179,9 +195,11 @@ static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sum
 		if (part == per_chunk && !lanes_verify(chunk, stride))
 			break;
 		if (lanes->bytes == 2)
-			dequantize16((const uint16_t *)chunk, part, x + done, step, bias, n >= STREAM);
+			dequantize16((const uint16_t *)chunk, part, x + done, step, bias,
+				     n >= STREAM);
 		else
-			dequantize32((const uint32_t *)chunk, part, x + done, step, bias, n >= STREAM);
+			dequantize32((const uint32_t *)chunk, part, x + done, step, bias,
+				     n >= STREAM);
 	}
 	_mm_sfence();
 	return (chunk - (const char *)sums) / stride;

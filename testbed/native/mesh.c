@@ -1,9 +1,11 @@
-// One exchange of rows among ranks over connected TCP sockets: the loop of testbed/exchange/mesh.py.
+// One exchange of rows among ranks over connected TCP sockets: the loop of
+// testbed/exchange/mesh.py.
 //
-// A rank sends each peer the rows that the peer needs (push), or requests rows from each peer by the numbers of their vertices and answers
-// requests (pull). All peers are served at once, so that no two ranks wait for each other to read. A peer's rows go straight to their
-// place. Once the kernel has all data to send, only receiving is left: one system call per peer, which sleeps in the kernel until
-// everything has arrived.
+// A rank sends each peer the rows that the peer needs (push), or requests rows from each peer by
+// the numbers of their vertices and answers requests (pull). All peers are served at once, so that
+// no two ranks wait for each other to read. A peer's rows go straight to their place. Once the
+// kernel has all data to send, only receiving is left: one system call per peer, which sleeps in
+// the kernel until everything has arrived.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -38,8 +40,11 @@ static void enter_out(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 {
 	enter(&p->out, step, m->pull && p->needed, p->serves != 0);
 	p->out.header.exchange = m->exchange;
-	p->out.header.kind = p->out.step == MESH_REQUESTING ? MESH_REQUEST : m->nonfinite ? MESH_NONFINITE_ROWS : MESH_ROWS;
-	p->out.header.bytes = p->out.step == MESH_REQUESTING ? p->needed * sizeof(int64_t) : p->serves * m->row_bytes;
+	p->out.header.kind = p->out.step == MESH_REQUESTING ? MESH_REQUEST
+			     : m->nonfinite		    ? MESH_NONFINITE_ROWS
+							    : MESH_ROWS;
+	p->out.header.bytes = p->out.step == MESH_REQUESTING ? p->needed * sizeof(int64_t)
+							     : p->serves * m->row_bytes;
 }
 
 static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
@@ -49,7 +54,8 @@ static void enter_in(const struct mesh *m, struct mesh_peer *p, uint32_t step)
 
 static int has_to_send(const struct mesh_peer *p)
 {
-	return p->out.step == MESH_REQUESTING || (p->out.step == MESH_MOVING && p->in.step != MESH_REQUESTING);
+	return p->out.step == MESH_REQUESTING ||
+	       (p->out.step == MESH_MOVING && p->in.step != MESH_REQUESTING);
 }
 
 static int unfinished(const struct mesh_peer *p)
@@ -63,25 +69,29 @@ static void gather(const struct mesh *m, struct mesh_peer *p, const char *x)
 	uint64_t count = left < m->chunk_rows ? left : m->chunk_rows;
 
 	for (uint64_t i = 0; i < count; i++)
-		memcpy(p->chunk + i * m->row_bytes, x + p->rows[first + i] * m->row_bytes, m->row_bytes);
+		memcpy(p->chunk + i * m->row_bytes, x + p->rows[first + i] * m->row_bytes,
+		       m->row_bytes);
 	p->gathered += count * m->row_bytes;
 }
 
 // The rest of a message of which `done` bytes are finished, as far as `payload` goes.
-static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done, char *payload, uint64_t bytes)
+static struct msghdr rest_of(struct iovec parts[2], struct mesh_header *header, uint64_t done,
+			     char *payload, uint64_t bytes)
 {
 	uint64_t skip = done < sizeof(*header) ? done : sizeof(*header);
 
-	parts[0] = (struct iovec){(char *)header + skip, sizeof(*header) - skip};
-	parts[1] = (struct iovec){payload, bytes};
-	return (struct msghdr){.msg_iov = parts, .msg_iovlen = 2};
+	parts[0] = (struct iovec){ (char *)header + skip, sizeof(*header) - skip };
+	parts[1] = (struct iovec){ payload, bytes };
+	return (struct msghdr){ .msg_iov = parts, .msg_iovlen = 2 };
 }
 
 static int send_some(struct mesh *m, struct mesh_peer *p, const char *x)
 {
 	while (has_to_send(p) && !p->out.blocked) {
 		struct mesh_flow *out = &p->out;
-		uint64_t at = out->done < sizeof(struct mesh_header) ? 0 : out->done - sizeof(struct mesh_header);
+		uint64_t at = out->done < sizeof(struct mesh_header)
+				      ? 0
+				      : out->done - sizeof(struct mesh_header);
 		uint64_t chunk_bytes = m->chunk_rows * m->row_bytes, left = out->header.bytes - at;
 		char *payload = (char *)p->requests + at;
 		struct iovec parts[2];
@@ -123,7 +133,9 @@ static int look_up(const struct mesh *m, struct mesh_peer *p)
 static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 {
 	struct mesh_flow *in = &p->in;
-	uint64_t at = in->done < sizeof(struct mesh_header) ? 0 : in->done - sizeof(struct mesh_header), due = 0;
+	uint64_t at = in->done < sizeof(struct mesh_header) ? 0
+							    : in->done - sizeof(struct mesh_header),
+		 due = 0;
 	char *into = NULL;
 	struct iovec parts[2];
 	struct msghdr message;
@@ -151,8 +163,10 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 		return MESH_FINE;
 	if (in->header.kind == MESH_NOTE)
 		return MESH_NOTED;
-	if (in->step == MESH_DONE || (in->step == MESH_REQUESTING) != (in->header.kind == MESH_REQUEST) || in->header.kind > MESH_NONFINITE_ROWS ||
-	    in->header.exchange != m->exchange || in->header.bytes != due)
+	if (in->step == MESH_DONE ||
+	    (in->step == MESH_REQUESTING) != (in->header.kind == MESH_REQUEST) ||
+	    in->header.kind > MESH_NONFINITE_ROWS || in->header.exchange != m->exchange ||
+	    in->header.bytes != due)
 		return MESH_FOREIGN;
 	if (in->done < sizeof(struct mesh_header) + due)
 		return MESH_FINE;
@@ -173,8 +187,10 @@ static int wait_and_receive(struct mesh *m)
 	for (uint32_t i = 0; i < m->peers; i++) {
 		struct mesh_peer *p = &m->peer[i];
 
-		// Who is done may be in the next exchange already. Who is not sends nothing but what is due, or a note.
-		fds[i] = (struct pollfd){unfinished(p) ? p->fd : -1, has_to_send(p) ? POLLIN | POLLOUT : POLLIN, 0};
+		// Who is done may be in the next exchange already. Who is not sends nothing but
+		// what is due, or a note.
+		fds[i] = (struct pollfd){ unfinished(p) ? p->fd : -1,
+					  has_to_send(p) ? POLLIN | POLLOUT : POLLIN, 0 };
 	}
 	ready = poll(fds, m->peers, m->timeout_ms);
 	for (uint32_t i = 0; i < m->peers; i++) {

@@ -1,4 +1,5 @@
-/* The process's side of an exchange: its system calls, and the memory that it shares with the kernel (bpf/shared/pinch_abi.h). */
+/* The process's side of an exchange: its system calls, and the memory that it shares with the
+ * kernel (bpf/shared/pinch_abi.h). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -16,7 +17,8 @@ int pinch_kick(struct pinch *p)
 
 	memset(messages, 0, sizeof(messages));
 	for (uint32_t i = 0; i < p->kick_count; i++) {
-		parts[i] = (struct iovec){ (char *)p->kicks + (size_t)i * p->kick_length, p->kick_length };
+		parts[i] = (struct iovec){ (char *)p->kicks + (size_t)i * p->kick_length,
+					   p->kick_length };
 		messages[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
 	}
 	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
@@ -29,17 +31,20 @@ static int kick_handshakes(const struct pinch *p)
 }
 
 /* Reset words that carry neither of two sequence numbers. Programs may be running. */
-static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t seq, uint64_t empty)
+static void forget_words(__u64 *words, uint32_t count, uint32_t before, uint32_t seq,
+			 uint64_t empty)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		__u64 word = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
 
 		if (seq_of(word) != before && seq_of(word) != seq)
-			__atomic_compare_exchange_n(&words[i], &word, empty, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+			__atomic_compare_exchange_n(&words[i], &word, empty, false,
+						    __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
-/* Reset all that carries neither of two sequence numbers; must_forget of testbed/protocol/sequence.py says why and when. */
+/* Reset all that carries neither of two sequence numbers; must_forget of
+ * testbed/protocol/sequence.py says why and when. */
 static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 {
 	uint64_t empty = word_of(before, 0);
@@ -58,11 +63,13 @@ static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 
 /* Accept frames of a sequence number from here on; there is nothing to send yet.
  *
- * All frames of the exchange before have arrived and are acknowledged, so its counts are no longer needed. Frames of this one count from the moment
- * that `progress` names it, so all counts are reset before; but kicks must find no frame to send before they find `next` reset.
+ * All frames of the exchange before have arrived and are acknowledged, so its counts are no longer
+ * needed. Frames of this one count from the moment that `progress` names it, so all counts are
+ * reset before; but kicks must find no frame to send before they find `next` reset.
  *
- * A program that sends may have begun before. It could send data of the new exchange under the old sequence number, to a rank that is still in
- * the old one and would add it. So the process, which changes frames from here on, waits for that program to end, a few microseconds at most.
+ * A program that sends may have begun before. It could send data of the new exchange under the old
+ * sequence number, to a rank that is still in the old one and would add it. So the process, which
+ * changes frames from here on, waits for that program to end, a few microseconds at most.
  */
 void pinch_open(struct pinch *p, uint32_t seq)
 {
@@ -72,7 +79,7 @@ void pinch_open(struct pinch *p, uint32_t seq)
 	if (before >> 30 != seq >> 30)
 		forget(p, before, seq);
 	c->copies = PINCH_UNKNOWN;
-	c->unfit = 0; /* sequence numbers come again */
+	c->unfit = 0;	      /* sequence numbers come again */
 	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
@@ -86,7 +93,8 @@ void pinch_open(struct pinch *p, uint32_t seq)
 
 /* Enter the exchange: send handshakes to all partners. Returns 0 or an errno.
  *
- * exponent: of its largest value, as handshakes encode it; lowest, highest: bounds of the largest exponent of all ranks with which payloads can be sent.
+ * exponent: of its largest value, as handshakes encode it; lowest, highest: bounds of the largest
+ * exponent of all ranks with which payloads can be sent.
  */
 int pinch_enter(struct pinch *p, uint32_t exponent, uint32_t lowest, uint32_t highest)
 {
@@ -118,7 +126,8 @@ uint32_t pinch_highest(const struct pinch *p)
 }
 
 /* Fill all frames of `bundles` bundles, publish them, and kick. Returns 0 or an errno. */
-int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts, uint32_t bundles, double factor, int32_t *last)
+int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int64_t *starts,
+	       uint32_t bundles, double factor, int32_t *last)
 {
 	uint32_t frames = bundles * p->format.parts;
 	uint64_t began = now_ns(), filled;
@@ -126,9 +135,11 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 
 	pinch_fill(&p->format, x, order, starts, 0, frames, p->payloads, p->frames, factor, last);
 	filled = now_ns();
-	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames), __ATOMIC_SEQ_CST);
+	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames),
+			 __ATOMIC_SEQ_CST);
 	/* The last handshake is a kick, too, and arrives after this look. */
-	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) == seq_of(p->control->progress))
+	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) ==
+			      seq_of(p->control->progress))
 		error = pinch_kick(p);
 	p->quantize_ns += filled - began;
 	p->send_ns += now_ns() - filled;
@@ -140,7 +151,8 @@ bool pinch_done(const struct pinch *p)
 {
 	const volatile struct pinch_control *c = p->control;
 
-	return seq_of(c->met) == seq_of(c->progress) && c->received == (uint32_t)c->met && !c->owed && c->acked == c->copies;
+	return seq_of(c->met) == seq_of(c->progress) && c->received == (uint32_t)c->met &&
+	       !c->owed && c->acked == c->copies;
 }
 
 /* Have all ranks entered, and does the scale of the payloads not fit? */
@@ -159,8 +171,8 @@ static bool has_ended(const struct pinch *p)
 	return c->nonfinite || c->gone || c->late;
 }
 
-/* Tell all ranks that exchanges have ended. The ranks with values that are not finite, those that went silent, and those that are up but did not
- * enter in time, a bit each. Returns 0 or an errno.
+/* Tell all ranks that exchanges have ended. The ranks with values that are not finite, those that
+ * went silent, and those that are up but did not enter in time, a bit each. Returns 0 or an errno.
  */
 int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 {
@@ -170,7 +182,8 @@ int pinch_end(struct pinch *p, uint32_t nonfinite, uint32_t gone, uint32_t late)
 	return kick_handshakes(p);
 }
 
-/* Sleep until the exchange is complete (1), the scale does not fit (2), exchanges have ended (3), or time is up (0); negative: errno. */
+/* Sleep until the exchange is complete (1), the scale does not fit (2), exchanges have ended (3),
+ * or time is up (0); negative: errno. */
 int pinch_wait(struct pinch *p, int64_t timeout_ns)
 {
 	struct pollfd events = { .fd = p->events, .events = POLLIN };
@@ -187,8 +200,13 @@ int pinch_wait(struct pinch *p, int64_t timeout_ns)
 			result = -errno;
 			break;
 		}
-		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+		__atomic_store_n(p->consumer, __atomic_load_n(p->producer, __ATOMIC_ACQUIRE),
+				 __ATOMIC_RELEASE);
 	}
 	p->wait_ns += now_ns() - began;
-	return result ? result : pinch_done(p) ? PINCH_COMPLETE : has_ended(p) ? PINCH_OVER : is_unfit(p) ? PINCH_UNFIT : PINCH_TIME_UP;
+	return result	       ? result
+	       : pinch_done(p) ? PINCH_COMPLETE
+	       : has_ended(p)  ? PINCH_OVER
+	       : is_unfit(p)   ? PINCH_UNFIT
+			       : PINCH_TIME_UP;
 }

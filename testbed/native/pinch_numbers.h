@@ -1,5 +1,5 @@
-/* Embeddings from floats to payloads, aggregates from accumulators to floats. Reference model: testbed/exchange/pinch/numbers.py, which says what the
- * numbers mean.
+/* Embeddings from floats to payloads, aggregates from accumulators to floats. Reference model:
+ * testbed/exchange/pinch/numbers.py, which says what the numbers mean.
  */
 #pragma once
 
@@ -17,7 +17,8 @@ static inline int32_t quantize(const struct pinch_format *f, float x, double fac
 	return scaled > f->limit ? f->limit : scaled < -f->limit ? -f->limit : (int32_t)scaled;
 }
 
-static void quantize_row16(int16_t *restrict out, const float *restrict x, size_t n, float factor, float limit)
+static void quantize_row16(int16_t *restrict out, const float *restrict x, size_t n, float factor,
+			   float limit)
 {
 	for (size_t i = 0; i < n; i++) {
 		float scaled = x[i] * factor;
@@ -28,7 +29,8 @@ static void quantize_row16(int16_t *restrict out, const float *restrict x, size_
 	}
 }
 
-static void quantize_row32(int32_t *restrict out, const float *restrict x, size_t n, double factor, double limit)
+static void quantize_row32(int32_t *restrict out, const float *restrict x, size_t n, double factor,
+			   double limit)
 {
 	for (size_t i = 0; i < n; i++) {
 		double scaled = rint(x[i] * factor);
@@ -39,8 +41,10 @@ static void quantize_row32(int32_t *restrict out, const float *restrict x, size_
 	}
 }
 
-/* The row of a vertex: its lanes, or with `last` the differences to the lanes there, which are updated. */
-static void write_row(const struct pinch_format *f, void *out, const float *x, double factor, int32_t *last)
+/* The row of a vertex: its lanes, or with `last` the differences to the lanes there, which are
+ * updated. */
+static void write_row(const struct pinch_format *f, void *out, const float *x, double factor,
+		      int32_t *last)
 {
 	if (!last && f->bytes == 4) {
 		quantize_row32(out, x, f->dim, factor, f->limit);
@@ -62,11 +66,13 @@ static void write_row(const struct pinch_format *f, void *out, const float *x, d
 	}
 }
 
-/* Write the payloads of frames `from` to `to` and their checks. Bundle b has the vertices order[starts[b]] to order[starts[b + 1] - 1], and
- * takes `parts` frames. `last`: NULL, or dim lanes a position.
+/* Write the payloads of frames `from` to `to` and their checks. Bundle b has the vertices
+ * order[starts[b]] to order[starts[b + 1] - 1], and takes `parts` frames. `last`: NULL, or dim
+ * lanes a position.
  */
-void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *order, const int64_t *starts, uint32_t from, uint32_t to,
-		char *payloads, struct pinch_frame *frames, double factor, int32_t *last)
+void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *order,
+		const int64_t *starts, uint32_t from, uint32_t to, char *payloads,
+		struct pinch_frame *frames, double factor, int32_t *last)
 {
 	size_t row_bytes = 8ul * f->words * f->parts;
 	char row[row_bytes] __attribute__((aligned(8)));
@@ -88,12 +94,14 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 
 				numbers[i] = position;
 				if (!part)
-					write_row(f, f->parts > 1 ? row : out, x + position * f->dim, factor,
+					write_row(f, f->parts > 1 ? row : out,
+						  x + position * f->dim, factor,
 						  last ? last + position * f->dim : NULL);
 				if (f->parts > 1)
 					memcpy(out, row + 8ul * part * f->words, 8ul * f->words);
 				else if (f->dim * f->bytes % 8)
-					memset(out + f->dim * f->bytes, 0, 8ul * f->words - f->dim * f->bytes);
+					memset(out + f->dim * f->bytes, 0,
+					       8ul * f->words - f->dim * f->bytes);
 			}
 			if (f->parts > 1)
 				numbers[1] = part;
@@ -102,11 +110,13 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 	}
 }
 
-/* Of `n` positions, those whose lanes differ by more than `bound` from the last that were sent; or at all, if they were left out `staleness`
+/* Of `n` positions, those whose lanes differ by more than `bound` from the last that were sent; or
+ * at all, if they were left out `staleness`
  * - 1 times in a row, which `age` says. Returns their number.
  */
-uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32_t *positions, uint32_t n, double factor,
-		       const int32_t *last, int64_t bound, const uint32_t *age, uint32_t staleness, uint8_t *changed)
+uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32_t *positions,
+		       uint32_t n, double factor, const int32_t *last, int64_t bound,
+		       const uint32_t *age, uint32_t staleness, uint8_t *changed)
 {
 	uint32_t found = 0;
 
@@ -127,15 +137,16 @@ uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32
 	return found;
 }
 
-/* Words of two 32-bit lanes as high * 2^32 + low: the upper half is short of the high lane by what the low one has borrowed. So are words
- * 2i and 2i + 1 the lanes 4i, 4i + 2 and 4i + 1, 4i + 3.
+/* Words of two 32-bit lanes as high * 2^32 + low: the upper half is short of the high lane by what
+ * the low one has borrowed. So are words 2i and 2i + 1 the lanes 4i, 4i + 2 and 4i + 1, 4i + 3.
  */
 static inline __m256 lanes_of(__m256i words, __m256 step)
 {
 	__m256i borrowed = _mm256_slli_epi64(_mm256_srli_epi32(words, 31), 32);
 	__m256i lanes = _mm256_add_epi32(words, borrowed);
 
-	return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_shuffle_epi32(lanes, _MM_SHUFFLE(3, 1, 2, 0))), step);
+	return _mm256_mul_ps(
+		_mm256_cvtepi32_ps(_mm256_shuffle_epi32(lanes, _MM_SHUFFLE(3, 1, 2, 0))), step);
 }
 
 static inline void store_lanes(float *out, uint32_t lane, uint32_t dim, __m256 values)
@@ -152,25 +163,32 @@ static inline void store_lanes(float *out, uint32_t lane, uint32_t dim, __m256 v
 }
 
 /* Add up the banks of a target. */
-static inline void collect_sum16(uint64_t *const *banks, uint32_t count, size_t words, float *out, uint32_t dim, float step, bool clear)
+static inline void collect_sum16(uint64_t *const *banks, uint32_t count, size_t words, float *out,
+				 uint32_t dim, float step, bool clear)
 {
 	size_t i = 0;
 
 	for (; i < words; i += 4) {
-		/* Words come in pairs: where the last pair stands alone, the other half is none of this row's. */
-		const __m256i mask = words - i >= 4 ? _mm256_set1_epi64x(-1) : _mm256_set_epi64x(0, 0, -1, -1);
+		/* Words come in pairs: where the last pair stands alone, the other half is none of
+		 * this row's. */
+		const __m256i mask = words - i >= 4 ? _mm256_set1_epi64x(-1)
+						    : _mm256_set_epi64x(0, 0, -1, -1);
 		__m256i sum = _mm256_setzero_si256();
 
 		for (uint32_t b = 0; b < count; b++) {
-			sum = _mm256_add_epi64(sum, _mm256_maskload_epi64((const long long *)(banks[b] + i), mask));
+			sum = _mm256_add_epi64(
+				sum,
+				_mm256_maskload_epi64((const long long *)(banks[b] + i), mask));
 			if (clear)
-				_mm256_maskstore_epi64((long long *)(banks[b] + i), mask, _mm256_setzero_si256());
+				_mm256_maskstore_epi64((long long *)(banks[b] + i), mask,
+						       _mm256_setzero_si256());
 		}
 		store_lanes(out, 2 * i, dim, lanes_of(sum, _mm256_set1_ps(step)));
 	}
 }
 
-static inline void collect_sum32(uint64_t *const *banks, uint32_t count, size_t words, float *out, uint32_t dim, double step, bool clear)
+static inline void collect_sum32(uint64_t *const *banks, uint32_t count, size_t words, float *out,
+				 uint32_t dim, double step, bool clear)
 {
 	for (size_t i = 0; i < words; i++) {
 		int64_t sum = 0;
@@ -190,8 +208,8 @@ static inline float maximum_of(int64_t value, int64_t none, double step)
 	return value == none ? -INFINITY : (float)((double)value * step);
 }
 
-static inline void collect_maximum(const struct pinch_format *f, uint64_t *const *banks, uint32_t count, size_t words, float *out,
-				   double step)
+static inline void collect_maximum(const struct pinch_format *f, uint64_t *const *banks,
+				   uint32_t count, size_t words, float *out, double step)
 {
 	for (size_t i = 0; i < words; i++) {
 		int64_t most = INT64_MIN;
@@ -218,11 +236,11 @@ static inline void collect_maximum(const struct pinch_format *f, uint64_t *const
 	}
 }
 
-/* The contents of `count` accumulators as floats: row targets[i] of out, with dim values, is that of accumulator i. Sums stay as they are
- * unless `clear`; maxima are reset.
+/* The contents of `count` accumulators as floats: row targets[i] of out, with dim values, is that
+ * of accumulator i. Sums stay as they are unless `clear`; maxima are reset.
  */
-void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const int32_t *targets, uint32_t count, uint32_t banks, float *out,
-		   double step, bool clear)
+void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const int32_t *targets,
+		   uint32_t count, uint32_t banks, float *out, double step, bool clear)
 {
 	size_t words = 2ul * f->words * f->parts;
 	uint64_t *rows[banks];
@@ -242,7 +260,8 @@ void pinch_collect(const struct pinch_format *f, uint64_t *accumulators, const i
 }
 
 /* The largest magnitude in `n` rows, as the bits of a float; see lanes_absmax. */
-uint32_t pinch_absmax(const struct pinch_format *f, const float *x, const int32_t *positions, uint32_t n)
+uint32_t pinch_absmax(const struct pinch_format *f, const float *x, const int32_t *positions,
+		      uint32_t n)
 {
 	uint32_t most = 0;
 

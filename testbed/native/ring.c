@@ -1,5 +1,6 @@
-/* The ring's system calls and its side of the memory that it shares with the kernel (bpf/shared/ring_abi.h), which needs fences that
- * Python cannot express. Reference model: testbed/protocol/ring/process.py, which the tests compare with it.
+/* The ring's system calls and its side of the memory that it shares with the kernel
+ * (bpf/shared/ring_abi.h), which needs fences that Python cannot express. Reference model:
+ * testbed/protocol/ring/process.py, which the tests compare with it.
  */
 #define _GNU_SOURCE
 #include <string.h>
@@ -7,7 +8,8 @@
 
 #include "ring_wait.h"
 
-/* Kick the doorbell for all work requests that wait, including those whose kick was lost. Returns 0 or an errno. */
+/* Kick the doorbell for all work requests that wait, including those whose kick was lost. Returns 0
+ * or an errno. */
 int ring_flush(struct ring *r)
 {
 	struct ring_control *c = r->control;
@@ -24,8 +26,10 @@ int ring_flush(struct ring *r)
 	return 0;
 }
 
-/* Post a work request; the next flush kicks for it. If the queue is full the request is dropped: the timer posts it again. */
-void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra)
+/* Post a work request; the next flush kicks for it. If the queue is full the request is dropped:
+ * the timer posts it again. */
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt,
+	       uint32_t extra)
 {
 	struct ring_control *c = r->control;
 
@@ -47,12 +51,15 @@ void ring_replay(struct ring *r, uint32_t seq, uint32_t ready)
 		if (early->seq == seq && early->chunk < ready)
 			ring_post(r, RING_WR_REPLAY, seq, slot, 0, 0);
 		else if (seq_is_before(early->seq, seq))
-			__atomic_compare_exchange_n(&early->state, &expected, 0, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+			__atomic_compare_exchange_n(&early->state, &expected, 0, false,
+						    __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
 	}
 }
 
-/* Enter a new sequence number, with nothing ready yet. From here on the kernel adds no input of the one before. */
-void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag, uint32_t window)
+/* Enter a new sequence number, with nothing ready yet. From here on the kernel adds no input of the
+ * one before. */
+void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, uint16_t tag,
+		uint32_t window)
 {
 	struct ring_control *c = r->control;
 	uint32_t mine = total > r->rank ? (total - r->rank + r->ranks - 1) / r->ranks : 0;
@@ -66,18 +73,21 @@ void ring_begin(struct ring *r, uint32_t seq, uint32_t total, uint16_t length, u
 	c->tensors[seq & 1] = (struct ring_tensor){ total, length, tag };
 	c->wake_at = c->front = 0;
 	__atomic_store_n(&c->stored, 0, __ATOMIC_SEQ_CST);
-	/* In this order: a token of the last sequence number must not take a slot of this one, which it could not launch. */
+	/* In this order: a token of the last sequence number must not take a slot of this one,
+	 * which it could not launch. */
 	__atomic_exchange_n(&c->progress, word_of(seq, 0), __ATOMIC_SEQ_CST);
 	__atomic_store_n(&c->next, word_of(seq, window < mine ? window : mine), __ATOMIC_SEQ_CST);
 }
 
-/* Input is ready up to chunk `ready`: launch own chunks that waited for it, and replay early frames. */
+/* Input is ready up to chunk `ready`: launch own chunks that waited for it, and replay early
+ * frames. */
 int ring_publish(struct ring *r, uint32_t seq, uint32_t ready)
 {
 	struct ring_control *c = r->control;
 	uint64_t before = __atomic_exchange_n(&c->progress, word_of(seq, ready), __ATOMIC_SEQ_CST);
 	uint32_t slots = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST);
-	uint32_t was = (uint32_t)before, slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
+	uint32_t was = (uint32_t)before,
+		 slot = was > r->rank ? (was - r->rank + r->ranks - 1) / r->ranks : 0;
 
 	for (; slot < slots && r->rank + r->ranks * slot < ready; slot++)
 		ring_post(r, RING_WR_LAUNCH, seq, r->rank + r->ranks * slot, 0, 0);
@@ -95,7 +105,8 @@ int ring_wait(struct ring *r, uint32_t target, int64_t timeout_ns)
 }
 
 /* Copy the status to its place in the chunks, or from there. */
-static void copy_status(struct ring *r, const struct ring_layout *l, char *memory, char *status, bool in)
+static void copy_status(struct ring *r, const struct ring_layout *l, char *memory, char *status,
+			bool in)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, place = l->data;
 
@@ -107,7 +118,8 @@ static void copy_status(struct ring *r, const struct ring_layout *l, char *memor
 	}
 }
 
-/* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is ready. */
+/* What follows the last lane: zeros to the next word, the status, zeros to the check; then all is
+ * ready. */
 int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char *status)
 {
 	uint64_t usable = l->length - RING_CHECK_BYTES, lanes = l->count * r->lanes.bytes;
@@ -120,18 +132,22 @@ int ring_finish(struct ring *r, const struct ring_layout *l, uint32_t seq, char 
 	}
 	copy_status(r, l, r->inputs, status, true);
 	for (uint32_t chunk = whole; chunk < l->total; chunk++)
-		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length, &r->records[chunk]);
+		lanes_seal(r->inputs + (uint64_t)chunk * r->chunk_bytes, l->length,
+			   &r->records[chunk]);
 	return ring_publish(r, seq, l->total);
 }
 
-/* A collective up to the point where all input is published, unless a value is not finite: then the last block is not, and
- * ring_finish has to be called with a status that says so. `status` is this rank's, without its exponent; `base` is
- * the exponent of its first byte. Returns the largest magnitude (as lanes_absmax) and sets *error to 0 or an errno.
+/* A collective up to the point where all input is published, unless a value is not finite: then the
+ * last block is not, and ring_finish has to be called with a status that says so. `status` is this
+ * rank's, without its exponent; `base` is the exponent of its first byte. Returns the largest
+ * magnitude (as lanes_absmax) and sets *error to 0 or an errno.
  */
-uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, uint32_t most,
-		   int32_t exponent, uint8_t *status, int32_t base, int *error)
+uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag,
+		   const float *x, uint32_t most, int32_t exponent, uint8_t *status, int32_t base,
+		   int *error)
 {
-	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes, whole = l->count / per_chunk;
+	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes,
+		 whole = l->count / per_chunk;
 	uint64_t start = now_ns(), mark, spent;
 
 	ring_begin(r, seq, l->total, l->length, tag, r->window);
@@ -139,12 +155,14 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 	for (uint32_t first = 0; first < whole || (!first && l->count);) {
 		uint32_t last = first + l->block < whole ? first + l->block : whole;
 		/* What is behind the last whole chunk goes with it. */
-		uint64_t begin = (uint64_t)first * per_chunk, end = last < whole ? (uint64_t)last * per_chunk : l->count;
+		uint64_t begin = (uint64_t)first * per_chunk,
+			 end = last < whole ? (uint64_t)last * per_chunk : l->count;
 		uint32_t magnitude;
 
 		mark = now_ns();
-		magnitude = lanes_quantize(&r->lanes, x + begin, end - begin, r->inputs + (uint64_t)first * r->chunk_bytes,
-					   per_chunk, r->records + first, exponent);
+		magnitude = lanes_quantize(&r->lanes, x + begin, end - begin,
+					   r->inputs + (uint64_t)first * r->chunk_bytes, per_chunk,
+					   r->records + first, exponent);
 		most = magnitude > most ? magnitude : most;
 		spent = now_ns() - mark;
 		r->quantize_ns += spent;
@@ -167,8 +185,8 @@ uint32_t ring_send(struct ring *r, const struct ring_layout *l, uint32_t seq, ui
 	return most;
 }
 
-/* Read the reduced status: the exponent of the greatest magnitude, relative to that of the first byte, or -1 if it also tells of
- * something else.
+/* Read the reduced status: the exponent of the greatest magnitude, relative to that of the first
+ * byte, or -1 if it also tells of something else.
  */
 int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t exponents)
 {
@@ -186,26 +204,32 @@ int32_t ring_status(struct ring *r, const struct ring_layout *l, uint32_t expone
 	return faults || ranks != r->ranks ? -1 : greatest;
 }
 
-/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. The next result to be stored must find that it is the last one. */
+/* Refuse a result that fails its check, and start the chunk's reduce-scatter phase over. The next
+ * result to be stored must find that it is the last one. */
 void ring_refuse(struct ring *r, uint32_t chunk)
 {
 	struct ring_control *c = r->control;
 	struct ring_chunk *record = &r->records[chunk];
 	uint32_t seq = seq_of(c->progress);
-	__u64 word = read_word(&record->result), done = word_of(seq, (word & 0xff00) | RING_RESULT_DONE);
+	__u64 word = read_word(&record->result),
+	      done = word_of(seq, (word & 0xff00) | RING_RESULT_DONE);
 
 	r->front = MIN(r->front, chunk);
 	__atomic_fetch_sub(&c->stored, 1, __ATOMIC_SEQ_CST);
-	if (word != done || !__atomic_compare_exchange_n(&record->result, &word, done + RING_RESULT_REFUSED - RING_RESULT_DONE, false, __ATOMIC_SEQ_CST,
-							 __ATOMIC_SEQ_CST)) {
-		__atomic_fetch_add(&c->stored, 1, __ATOMIC_SEQ_CST); /* another has come meanwhile */
+	if (word != done ||
+	    !__atomic_compare_exchange_n(&record->result, &word,
+					 done + RING_RESULT_REFUSED - RING_RESULT_DONE, false,
+					 __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+		/* another has come meanwhile */
+		__atomic_fetch_add(&c->stored, 1, __ATOMIC_SEQ_CST);
 		return;
 	}
 	r->refused++;
 	ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(done >> 8));
 }
 
-/* Are all results of the collective stored? *version changes whenever one of them is replaced by that of a later round. */
+/* Are all results of the collective stored? *version changes whenever one of them is replaced by
+ * that of a later round. */
 static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_t *version)
 {
 	*version = 0;
@@ -219,10 +243,11 @@ static bool is_whole(const struct ring *r, uint32_t total, uint32_t seq, uint64_
 	return true;
 }
 
-/* All results are verified: from here on they serve ranks that have refused theirs. Return the outcome, unless a result was replaced while it was
- * being verified.
+/* All results are verified: from here on they serve ranks that have refused theirs. Return the
+ * outcome, unless a result was replaced while it was being verified.
  */
-static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome, uint64_t version)
+static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_outcome outcome,
+			 uint64_t version)
 {
 	uint32_t seq = seq_of(r->control->progress);
 	uint64_t now;
@@ -234,12 +259,13 @@ static int mark_verified(struct ring *r, const struct ring_layout *l, enum ring_
 	return RING_LATE;
 }
 
-/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into floats. The outcome is "late" again if a result
- * fails its check.
+/* All results are stored: read the status, and if it agrees with the exponent, turn the sums into
+ * floats. The outcome is "late" again if a result fails its check.
  */
 int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32_t exponent)
 {
-	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes, whole = l->count / per_chunk, good = whole;
+	uint32_t per_chunk = (l->length - RING_CHECK_BYTES) / r->lanes.bytes,
+		 whole = l->count / per_chunk, good = whole;
 	uint64_t start = now_ns(), refused = r->refused, version;
 	int32_t found;
 
@@ -267,16 +293,17 @@ int ring_complete(struct ring *r, const struct ring_layout *l, float *out, int32
 	return r->error ? RING_FAILED : RING_LATE;
 }
 
-/* A whole collective, if nothing goes wrong. `out` may be `x`: it is written only when no other pass can follow. `most` is a
- * magnitude that the status counts in addition to those of `x`.
+/* A whole collective, if nothing goes wrong. `out` may be `x`: it is written only when no other
+ * pass can follow. `most` is a magnitude that the status counts in addition to those of `x`.
  */
-int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag, const float *x, float *out,
-		uint32_t most, int32_t exponent)
+int ring_reduce(struct ring *r, const struct ring_layout *l, uint32_t seq, uint16_t tag,
+		const float *x, float *out, uint32_t most, int32_t exponent)
 {
 	uint8_t status[RING_MAX_STATUS] = {};
 	int stored;
 
-	r->magnitude = ring_send(r, l, seq, tag, x, most, exponent, status, r->least_exponent, &r->error);
+	r->magnitude =
+		ring_send(r, l, seq, tag, x, most, exponent, status, r->least_exponent, &r->error);
 	if (r->error)
 		return RING_FAILED;
 	if (r->magnitude >= 0x7f800000)

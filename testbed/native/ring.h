@@ -1,4 +1,5 @@
-/* What all of the ring's process needs; what it shares with its programs and with Python is in bpf/shared. */
+/* What all of the ring's process needs; what it shares with its programs and with Python is in
+ * bpf/shared. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,8 +11,12 @@
 
 #define NEVER 0xffffffff /* more results than there ever are */
 #define REACH 8 /* times window and ranks: chunks looked at, from the first that is missing */
-#define PATIENCE 4 /* stalls in a row after which a chunk is nacked without evidence, if there have been no losses lately */
-#define BLIND 4 /* chunks that are nacked without a sign of loss, when nothing else explains the silence */
+#define PATIENCE                                                                                   \
+	4 /* stalls in a row after which a chunk is nacked without evidence, if there have been no \
+	     losses lately */
+#define BLIND                                                                                      \
+	4 /* chunks that are nacked without a sign of loss, when nothing else explains the silence \
+	   */
 
 static inline uint64_t read_word(const __u64 *word)
 {
@@ -21,7 +26,8 @@ static inline uint64_t read_word(const __u64 *word)
 /* Does a result word say that the whole result is stored, for this sequence number? */
 static inline bool is_done(uint64_t word, uint32_t seq)
 {
-	return seq_of(word) == seq && ((uint8_t)word == RING_RESULT_DONE || (uint8_t)word == RING_RESULT_VERIFIED);
+	return seq_of(word) == seq &&
+	       ((uint8_t)word == RING_RESULT_DONE || (uint8_t)word == RING_RESULT_VERIFIED);
 }
 
 /* Frames that made progress, on all CPUs, since the start. */
@@ -36,4 +42,5 @@ static inline uint64_t ring_progress(const struct ring *r)
 
 int ring_flush(struct ring *r);
 void ring_refuse(struct ring *r, uint32_t chunk);
-void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt, uint32_t extra);
+void ring_post(struct ring *r, uint32_t kind, uint32_t seq, uint32_t chunk, uint32_t attempt,
+	       uint32_t extra);

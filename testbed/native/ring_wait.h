@@ -1,4 +1,5 @@
-/* Waiting for results, and recovery of what is missing. Reference model: Process.stall of testbed/protocol/ring/process.py. */
+/* Waiting for results, and recovery of what is missing. Reference model: Process.stall of
+ * testbed/protocol/ring/process.py. */
 #pragma once
 
 #include <errno.h>
@@ -8,17 +9,20 @@
 #include "clock.h"
 #include "ring.h"
 
-/* How long a CPU may make no progress before a probe is sent; the time doubles with each probe. Probes are cheap and retransmit nothing that is
- * not lost, so this need not follow round trips, which on a busy machine are mostly the time that ranks wait for a CPU.
+/* How long a CPU may make no progress before a probe is sent; the time doubles with each probe.
+ * Probes are cheap and retransmit nothing that is not lost, so this need not follow round trips,
+ * which on a busy machine are mostly the time that ranks wait for a CPU.
  */
 #define LEAST_TIMEOUT_NS 500000
 #define MOST_TIMEOUT_NS 16000000
 #define DOUBLINGS 5
-#define RECOVERY_DOUBLINGS 1 /* while a loss is known: a retransmission may be lost again, with `origin` on any of its hops */
+#define RECOVERY_DOUBLINGS                                                                      \
+	1 /* while a loss is known: a retransmission may be lost again, with `origin` on any of \
+	     its hops */
 
-/* How many chunks may be nacked at once. Silence may mean that all is lost, or that all waits in a queue, which nacks would make
- * longer. So the number halves each time until there is progress, and then grows by the frames that made it (RFC 5681: slow start
- * after a timeout).
+/* How many chunks may be nacked at once. Silence may mean that all is lost, or that all waits in a
+ * queue, which nacks would make longer. So the number halves each time until there is progress, and
+ * then grows by the frames that made it (RFC 5681: slow start after a timeout).
  */
 static uint32_t allowance(struct ring *r, uint32_t most)
 {
@@ -52,22 +56,27 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 	const struct ring_chunk *record = &r->records[chunk];
 	bool begun = chunk % r->ranks == r->rank || seq_of(read_word(&record->reduced)) == seq;
 
-	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL], __ATOMIC_RELAXED) == seq;
+	return __atomic_load_n(&record->lost[begun ? RING_STAGE_RESULT : RING_STAGE_PARTIAL],
+			       __ATOMIC_RELAXED) == seq;
 }
 
-/* Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived before the answer is lost. */
+/* Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived before the
+ * answer is lost. */
 void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
-	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff, r->cpu_count > 1 ? cpu : RING_ANYWHERE);
+	ring_post(r, RING_WR_PROBE, seq, (r->rank + r->ranks - 1) % r->ranks, r->probes++ & 0xffff,
+		  r->cpu_count > 1 ? cpu : RING_ANYWHERE);
 }
 
-/* Verify results before all are stored, each once, from where the last call stopped. A verified result serves ranks that have refused theirs. If no
- * rank had one, only those that lack the result would have a reason to start its sum over, and a loss on the way there might never be nacked.
+/* Verify results before all are stored, each once, from where the last call stopped. A verified
+ * result serves ranks that have refused theirs. If no rank had one, only those that lack the result
+ * would have a reason to start its sum over, and a loss on the way there might never be nacked.
  */
 static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
 {
-	uint32_t length = r->control->tensors[seq & 1].length, most = MIN(REACH * r->window * r->ranks, total);
+	uint32_t length = r->control->tensors[seq & 1].length,
+		 most = MIN(REACH * r->window * r->ranks, total);
 
 	for (uint32_t looked = 0; looked < most; looked++, r->to_verify++) {
 		uint32_t chunk = r->to_verify = r->to_verify < total ? r->to_verify : 0;
@@ -76,24 +85,30 @@ static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
 		if (seq_of(word) != seq || (uint8_t)word != RING_RESULT_DONE)
 			continue;
 		if (lanes_verify(r->results + (uint64_t)chunk * r->chunk_bytes, length))
-			__atomic_compare_exchange_n(result, &word, word - RING_RESULT_DONE + RING_RESULT_VERIFIED, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+			__atomic_compare_exchange_n(result, &word,
+						    word - RING_RESULT_DONE + RING_RESULT_VERIFIED,
+						    false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 		else
 			ring_refuse(r, chunk);
 	}
 }
 
-/* A CPU has made no progress for a while. Launch what should have been launched, and nack what is known to be lost and has not been nacked lately.
- * If no CPU makes progress (`still`) although the rank before has answered on all of them, verify what is stored, and nack a few missing
- * chunks without evidence, because the evidence may have been lost. Each call goes on behind the last chunk that was nacked, so that a chunk
- * that nobody can send yet does not block the others.
+/* A CPU has made no progress for a while. Launch what should have been launched, and nack what is
+ * known to be lost and has not been nacked lately. If no CPU makes progress (`still`) although the
+ * rank before has answered on all of them, verify what is stored, and nack a few missing chunks
+ * without evidence, because the evidence may have been lost. Each call goes on behind the last
+ * chunk that was nacked, so that a chunk that nobody can send yet does not block the others.
  */
 void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 {
 	struct ring_control *c = r->control;
 	uint64_t all = r->cpu_count >= 64 ? ~0ull : (1ull << r->cpu_count) - 1;
-	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress, most = r->window * r->ranks;
-	uint32_t allowed = allowance(r, most), next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind;
-	bool flushed = still && r->stalls && (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
+	uint32_t seq = seq_of(c->progress), ready = (uint32_t)c->progress,
+		 most = r->window * r->ranks;
+	uint32_t allowed = allowance(r, most),
+		 next = (uint32_t)__atomic_load_n(&c->next, __ATOMIC_SEQ_CST), end, chunk, blind;
+	bool flushed = still && r->stalls &&
+		       (__atomic_load_n(&c->flushed, __ATOMIC_SEQ_CST) & all) == all;
 	bool complete = flushed && is_complete(r, seq);
 
 	blind = flushed && r->stalls >= (is_lossy(c, seq) ? 1 : PATIENCE) ? BLIND : 0;
@@ -105,7 +120,8 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 	end = MIN(MIN(total, ready), r->front + REACH * most);
 	chunk = r->next >= r->front && r->next < end ? r->next : r->front;
 	r->in_recovery = false;
-	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed; left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
+	for (uint32_t left = end > r->front ? end - r->front : 0; left && allowed;
+	     left--, chunk = chunk + 1 < end ? chunk + 1 : r->front) {
 		const struct ring_chunk *record = &r->records[chunk];
 		uint64_t result = read_word(&record->result);
 		bool known, refused;
@@ -117,14 +133,16 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 				ring_post(r, RING_WR_LAUNCH, seq, chunk, 0, 0);
 			continue;
 		}
-		if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) < c->nack_holdoff_us)
+		if (now_us - __atomic_load_n(&record->nacked_us, __ATOMIC_RELAXED) <
+		    c->nack_holdoff_us)
 			continue;
 		refused = seq_of(result) == seq && (uint8_t)result == RING_RESULT_REFUSED;
 		known = complete || refused || is_lost(r, chunk, seq);
 		if (!known && !blind)
 			continue;
 		blind -= !known;
-		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8))) /* no later round has been seen here */
+		/* no later round has been seen here */
+		if (refused && read_word(&record->reduced) <= word_of(seq, (uint8_t)(result >> 8)))
 			ring_post(r, RING_WR_RESTART, seq, chunk, 0, (uint8_t)(result >> 8));
 		ring_post(r, RING_WR_NACK, seq, chunk, 0, 0);
 		r->in_recovery |= known;
@@ -137,10 +155,12 @@ void ring_stall(struct ring *r, uint32_t total, uint32_t now_us, bool still)
 /* How long a CPU may make no progress before a probe is sent. */
 static int64_t timeout_of(const struct ring *r, const struct ring_quiet *quiet)
 {
-	return (int64_t)LEAST_TIMEOUT_NS << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
+	return (int64_t)LEAST_TIMEOUT_NS
+	       << MIN(quiet->probes, r->in_recovery ? RECOVERY_DOUBLINGS : DOUBLINGS);
 }
 
-/* Has a CPU made progress since the last look? *left is cut to the time until its next probe is due. */
+/* Has a CPU made progress since the last look? *left is cut to the time until its next probe is
+ * due. */
 static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 {
 	uint64_t progress = __atomic_load_n(&r->cpus[cpu].progress, __ATOMIC_RELAXED);
@@ -156,7 +176,8 @@ static bool has_moved(struct ring *r, uint32_t cpu, uint64_t now, int64_t *left)
 	return moved;
 }
 
-/* Look at all CPUs' streams, and probe where one is due; *left is cut to the time until the next look. 0, or an errno. */
+/* Look at all CPUs' streams, and probe where one is due; *left is cut to the time until the next
+ * look. 0, or an errno. */
 static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 {
 	uint32_t seq = seq_of(r->control->progress);
@@ -186,8 +207,9 @@ static int look(struct ring *r, uint32_t target, uint64_t now, int64_t *left)
 	return ring_flush(r);
 }
 
-/* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno. First yield
- * the CPU to the other ranks a few times: if all are about to finish, that is faster than a sleep and an interrupt.
+/* Sleep until `target` results are stored or time is up. 1: stored; 0: not yet; negative: errno.
+ * First yield the CPU to the other ranks a few times: if all are about to finish, that is faster
+ * than a sleep and an interrupt.
  */
 static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 {
@@ -223,6 +245,7 @@ static int wait_for(struct ring *r, uint32_t target, int64_t timeout_ns)
 		r->syscalls++;
 		if (ppoll(&events, 1, &pause, NULL) < 0 && errno != EINTR)
 			return -errno;
-		__atomic_store_n(r->consumer, __atomic_load_n(r->producer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+		__atomic_store_n(r->consumer, __atomic_load_n(r->producer, __ATOMIC_ACQUIRE),
+				 __ATOMIC_RELEASE);
 	}
 }

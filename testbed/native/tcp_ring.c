@@ -1,11 +1,14 @@
-// Ring all-reduce over two connected TCP sockets: the inner loop of testbed/collectives/tcp_ring.py.
+// Ring all-reduce over two connected TCP sockets: the inner loop of
+// testbed/collectives/tcp_ring.py.
 //
-// The tensor is cut into slices of n blocks. A slice takes 2n-2 steps: in step s a rank sends block (rank - s) mod n
-// to the right and receives block (rank - 1 - s) mod n from the left. The first n-1 steps reduce, the others gather
-// (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009).
-// What is received in a step is what is sent in the next, so a rank is a filter between two byte streams: whatever
-// part of a block has arrived is added to and sent on, and the next slice's first send waits for nothing. Slices are
-// small, so that what the ring holds stays in the cache: partial sums live in `scratch` and only full sums are stored.
+// The tensor is cut into slices of n blocks. A slice takes 2n-2 steps: in step s a rank sends block
+// (rank - s) mod n to the right and receives block (rank - 1 - s) mod n from the left. The first
+// n-1 steps reduce, the others gather (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+// for clusters of workstations", JPDC 2009). What is received in a step is what is sent in the
+// next, so a rank is a filter between two byte streams: whatever part of a block has arrived is
+// added to and sent on, and the next slice's first send waits for nothing. Slices are small, so
+// that what the ring holds stays in the cache: partial sums live in `scratch` and only full sums
+// are stored.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,10 +24,10 @@
 // A place in one of the two streams.
 struct cursor {
 	uint64_t first, length; // the slice: its first element, its elements
-	uint64_t turn;          // steps of all slices so far
-	uint32_t step;          // 0..2n-3
-	uint64_t begin, size;   // the step's block: first element, bytes
-	uint64_t done;          // bytes of the block behind us
+	uint64_t turn;		// steps of all slices so far
+	uint32_t step;		// 0..2n-3
+	uint64_t begin, size;	// the step's block: first element, bytes
+	uint64_t done;		// bytes of the block behind us
 	int finished;
 };
 
@@ -45,7 +48,8 @@ static void enter_slice(struct cursor *c, const struct tcp_ring *r, uint64_t cou
 	c->finished = c->length == 0;
 }
 
-// Step over finished (and empty) blocks. `lead` is 0 for the sending stream, 1 for the receiving one.
+// Step over finished (and empty) blocks. `lead` is 0 for the sending stream, 1 for the receiving
+// one.
 static void advance(struct cursor *c, const struct tcp_ring *r, uint64_t count, uint32_t lead)
 {
 	uint32_t n = r->ranks;
@@ -65,7 +69,7 @@ static void start(struct cursor *c, const struct tcp_ring *r, uint64_t count, ui
 {
 	uint32_t n = r->ranks;
 
-	*c = (struct cursor){0};
+	*c = (struct cursor){ 0 };
 	enter_slice(c, r, count);
 	find_block(c, (r->rank + n - lead) % n, n);
 	advance(c, r, count, lead);
@@ -84,15 +88,16 @@ static void add_to(float *sum, const float *a, const float *restrict b, uint64_t
 		sum[i] = a[i] + b[i];
 }
 
-// The scratch block of a step that receives a partial sum to be sent on: steps 0..n-3 of each slice, in turns.
+// The scratch block of a step that receives a partial sum to be sent on: steps 0..n-3 of each
+// slice, in turns.
 static uint64_t scratch_turn(const struct cursor *c, uint32_t n, uint32_t step)
 {
 	return c->turn / (2 * n - 2) * (n - 2) + step;
 }
 
 // Bytes of the sender's block that can go out now, and where they are.
-static uint64_t sendable(const struct tcp_ring *r, const struct cursor *tx, const struct cursor *rx, const float *in,
-			 const float *out, const char **from)
+static uint64_t sendable(const struct tcp_ring *r, const struct cursor *tx, const struct cursor *rx,
+			 const float *in, const float *out, const char **from)
 {
 	uint32_t n = r->ranks;
 	uint64_t ready;
@@ -108,16 +113,18 @@ static uint64_t sendable(const struct tcp_ring *r, const struct cursor *tx, cons
 	if (tx->step == 0)
 		*from = (const char *)(in + tx->begin);
 	else if (tx->step < n - 1)
-		*from = (const char *)(r->scratch + scratch_turn(tx, n, tx->step - 1) % r->slots * r->block);
+		*from = (const char *)(r->scratch +
+				       scratch_turn(tx, n, tx->step - 1) % r->slots * r->block);
 	else
 		*from = (const char *)(out + tx->begin);
 	*from += tx->done;
 	return ready - tx->done;
 }
 
-// Where the next bytes go, and how many may come: 0 while the scratch block still holds what is not sent.
-static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx, const struct cursor *rx, float *out,
-			   char **to)
+// Where the next bytes go, and how many may come: 0 while the scratch block still holds what is not
+// sent.
+static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx,
+			   const struct cursor *rx, float *out, char **to)
 {
 	uint32_t n = r->ranks;
 	uint64_t room = rx->size - rx->done, segment = r->segment * sizeof(float);
@@ -129,13 +136,15 @@ static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx, co
 		return room;
 	}
 	if (rx->step == n - 2) {
-		// The full sum goes to `out`; its last addend only passes through, in the segment behind the blocks.
+		// The full sum goes to `out`; its last addend only passes through, in the segment
+		// behind the blocks.
 		*to = (char *)(r->scratch + r->slots * r->block) + rx->done % segment;
 		segment -= rx->done % segment;
 	} else {
 		uint64_t mine = scratch_turn(rx, n, rx->step);
 
-		// Sent in the step after it was received; an earlier slice's last use may be turns back.
+		// Sent in the step after it was received; an earlier slice's last use may be turns
+		// back.
 		if (mine >= (uint64_t)r->slots && !tx->finished) {
 			uint64_t old = mine - r->slots;
 			uint64_t sent_in = old / (n - 2) * (2 * n - 2) + old % (n - 2) + 1;
@@ -149,8 +158,8 @@ static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx, co
 }
 
 // Add the tensor's part to the `got` bytes that have come to `at`.
-static void reduce(const struct tcp_ring *r, const struct cursor *rx, const float *in, float *out, char *at,
-		   uint64_t got)
+static void reduce(const struct tcp_ring *r, const struct cursor *rx, const float *in, float *out,
+		   char *at, uint64_t got)
 {
 	uint64_t first = rx->done / sizeof(float), end = (rx->done + got) / sizeof(float);
 	float *partial = (float *)(at - rx->done % sizeof(float));
@@ -167,7 +176,8 @@ static int again(void)
 	return errno == EAGAIN || errno == EINTR;
 }
 
-// Sum `in` over all ranks into `out` (which may be `in`). Returns an outcome; errno says more about the failed ones.
+// Sum `in` over all ranks into `out` (which may be `in`). Returns an outcome; errno says more about
+// the failed ones.
 int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_t count);
 
 int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_t count)
@@ -197,14 +207,17 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 		}
 		coming = receivable(r, &tx, &rx, out, &to);
 		if (coming) {
-			// With nothing to send there is nothing to poll for: after some turns, sleep in recv itself.
-			sleep = !moved && !leaving && idle_since && now_ns() - idle_since > r->spin_ns;
+			// With nothing to send there is nothing to poll for: after some turns,
+			// sleep in recv itself.
+			sleep = !moved && !leaving && idle_since &&
+				now_ns() - idle_since > r->spin_ns;
 			bytes = recv(r->left, to, coming, sleep ? 0 : MSG_DONTWAIT);
 			if (bytes == 0)
 				errno = 0;
 			if (bytes == 0 || (bytes < 0 && !again()))
 				return TCP_RING_LEFT_FAILED;
-			// A process that was stopped and continued gets EINTR from a recv with a timeout, see signal(7).
+			// A process that was stopped and continued gets EINTR from a recv with a
+			// timeout, see signal(7).
 			if (bytes < 0 && sleep && errno != EINTR)
 				return TCP_RING_LEFT_SILENT;
 			if (bytes > 0) {
@@ -225,7 +238,7 @@ int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_
 		if (now_ns() - idle_since < r->spin_ns) {
 			sched_yield();
 		} else if (leaving) {
-			struct pollfd fds[2] = {{r->right, POLLOUT, 0}, {r->left, POLLIN, 0}};
+			struct pollfd fds[2] = { { r->right, POLLOUT, 0 }, { r->left, POLLIN, 0 } };
 			int ready = poll(fds, coming ? 2 : 1, r->timeout_ms);
 
 			if (ready == 0)

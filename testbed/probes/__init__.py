@@ -20,7 +20,9 @@ def qdisc(options: str, purpose: str) -> Probe:
     """Return the probe of a queueing discipline, named by the first word of its options."""
     kind = options.split()[0]
     remedy = f"modprobe sch_{kind}, or a kernel with CONFIG_NET_SCH_{kind.upper()}"
-    return Probe(f"qdisc {kind}", functools.partial(wires.qdisc, options), remedy, purpose, ("root",))
+    return Probe(
+        f"qdisc {kind}", functools.partial(wires.qdisc, options), remedy, purpose, ("root",)
+    )
 
 
 PROBES = {
@@ -30,7 +32,12 @@ PROBES = {
         Probe("BTF", bpf.btf, "a kernel with CONFIG_DEBUG_INFO_BTF, as Debian's and Ubuntu's own"),
         Probe("clang", bpf.clang, INSTALL),
         Probe("libbpf", bpf.library, INSTALL),
-        Probe("verifier", bpf.verifier, "a kernel with CONFIG_BPF_SYSCALL", needs=("root", "clang", "libbpf")),
+        Probe(
+            "verifier",
+            bpf.verifier,
+            "a kernel with CONFIG_BPF_SYSCALL",
+            needs=("root", "clang", "libbpf"),
+        ),
         Probe("memlock", machine.memlock, "ulimit -l unlimited", needs=IN_KERNEL),
         Probe(
             "XDP redirect",
@@ -48,12 +55,17 @@ PROBES = {
             "tcx",
             wires.tcx,
             "Linux 6.6 or later, with CONFIG_NET_XGRESS",
-            "faults at bridge ports that end with their process; a filter that is removed takes its place",
+            "faults at bridge ports that end with their process; a filter that is removed takes its"
+            " place",
             IN_KERNEL,
         ),
         qdisc("htb default 1", "Mininet's links of limited rate"),
-        qdisc("tbf rate 1gbit burst 64kb latency 10ms", "limits of rate and queue on links of sockets"),
-        qdisc("netem delay 1ms", "faults by netem in place of our own engine, which does not need it"),
+        qdisc(
+            "tbf rate 1gbit burst 64kb latency 10ms", "limits of rate and queue on links of sockets"
+        ),
+        qdisc(
+            "netem delay 1ms", "faults by netem in place of our own engine, which does not need it"
+        ),
         qdisc("fq", "pacing of TCP baselines"),
         qdisc("fq_codel", "baselines behind the queue that distributions set by default"),
         qdisc("sfq", "experiments with fair queueing on links"),

@@ -31,7 +31,10 @@ def clang() -> str:
     """Compile a program for the bpf target with libbpf's and the kernel's headers."""
     # asm/types.h lies there; clang leaves it out for the bpf target.
     include = f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}"
-    command(["clang", "-target", "bpf", "-O2", "-g", include, "-x", "c", "-c", "-", "-o", "/dev/null"], SOURCE)
+    command(
+        ["clang", "-target", "bpf", "-O2", "-g", include, "-x", "c", "-c", "-", "-o", "/dev/null"],
+        SOURCE,
+    )
     return "compiles for the bpf target, with libbpf's headers"
 
 

@@ -25,8 +25,10 @@ class Finding:
 
     :param name: The capability.
     :param level: How it stands.
-    :param detail: What was seen; where it is missing the kernel's, compiler's or library's own words.
-    :param remedy: The command, or the kernel's configuration, that fixes it; empty where nothing is to fix.
+    :param detail: What was seen; where it is missing the kernel's, compiler's or library's own
+        words.
+    :param remedy: The command, or the kernel's configuration, that fixes it; empty where nothing is
+        to fix.
     """
 
     name: str
@@ -57,7 +59,8 @@ class Probe:
     :param name: The capability.
     :param check: Uses the capability; returns what to say about it, or raises what hindered it.
     :param remedy: What fixes it.
-    :param purpose: What is lost without it, where the main job can do without; empty where it cannot.
+    :param purpose: What is lost without it, where the main job can do without; empty where it
+        cannot.
     :param needs: Names of the probes without which this one cannot even be tried.
     """
 
@@ -74,7 +77,9 @@ class Probe:
         """
         blocked = [name for name in self.needs if earlier[name].level is not Level.OK]
         if blocked:
-            return self._missing(f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first")
+            return self._missing(
+                f"not tried, because it needs {', '.join(blocked)}", f"fix {blocked[0]} first"
+            )
         try:
             return Finding(self.name, Level.OK, self.check())
         except Missing as missing:
@@ -89,19 +94,31 @@ class Probe:
 
 
 def summary(text: str) -> str:
-    """Return a long message's first and last lines as one line: what was tried, and what it ended with."""
+    """Return a long message's first and last lines as one line: what was tried, and what it ended
+    with.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
-def command(arguments: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> str:
+def command(
+    arguments: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
+) -> str:
     """Run a command in the calling thread's namespaces and return its standard output.
 
     :raises Missing: There is no such command, or it failed; the text is its own.
     """
     if shutil.which(arguments[0]) is None:
         raise Missing(f"{arguments[0]} is not installed", "make apt")
-    done = subprocess.run(arguments, input=stdin, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        arguments,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     if done.returncode:
         raise Missing(summary(done.stderr or f"{arguments[0]} exited with {done.returncode}"))
     return done.stdout

@@ -19,11 +19,17 @@ def root() -> str:
     """Have user id 0 and the capabilities that containers often take away."""
     if os.geteuid() != 0:
         raise Missing(f"effective user id is {os.geteuid()}, not 0")
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":\t" in line
+    )
     effective = int(status["CapEff"], 16)
     lacking = [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
     if lacking:
-        raise Missing(f"user id 0 without {', '.join(lacking)}", "start the container with --privileged")
+        raise Missing(
+            f"user id 0 without {', '.join(lacking)}", "start the container with --privileged"
+        )
     return f"user id 0 with {', '.join(CAPABILITIES)}"
 
 
@@ -39,7 +45,10 @@ def cgroup() -> str:
         controllers = (group / "cgroup.controllers").read_text().split()
     finally:
         group.rmdir()
-    return f"{mount} is writable, controllers: {' '.join(controllers) or 'none (version 1 holds them)'}"
+    return (
+        f"{mount} is writable, controllers:"
+        f" {' '.join(controllers) or 'none (version 1 holds them)'}"
+    )
 
 
 def tracefs() -> str:

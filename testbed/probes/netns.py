@@ -1,4 +1,6 @@
-"""Network namespaces without a name: they vanish with their last descriptor, and so leave nothing behind."""
+"""Network namespaces without a name: they vanish with their last descriptor, and so leave nothing
+behind.
+"""
 
 import contextlib
 import ctypes
@@ -45,7 +47,9 @@ class Namespace(Closing):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Put the calling thread, and the processes that it starts, into the namespace for a while."""
+        """Put the calling thread, and the processes that it starts, into the namespace
+        for a while.
+        """
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             checked(libc.setns(self.fd, CLONE_NEWNET), "setns")
@@ -66,7 +70,9 @@ class Namespace(Closing):
                 command(line.split())
 
     def close(self) -> None:
-        """Let go of the namespace; the kernel removes it and its devices when nothing else holds it."""
+        """Let go of the namespace; the kernel removes it and its devices when nothing else holds
+        it.
+        """
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

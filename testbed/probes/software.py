@@ -1,4 +1,6 @@
-"""Probes of larger software: BCC, Mininet, Open MPI, torch. Each is used in a process of its own."""
+"""Probes of larger software: BCC, Mininet, Open MPI, torch. Each is used in a process
+of its own.
+"""
 
 import os
 import sys
@@ -34,7 +36,9 @@ print(torch.ones(2).sum().item())
 
 def python(source: str, *launcher: str, environment: dict[str, str] | None = None) -> str:
     """Run a script with this interpreter, so that it finds the same packages."""
-    return command([*launcher, sys.executable, "-c", source], environment={**os.environ, **(environment or {})})
+    return command(
+        [*launcher, sys.executable, "-c", source], environment={**os.environ, **(environment or {})}
+    )
 
 
 def bcc() -> str:

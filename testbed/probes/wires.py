@@ -1,4 +1,6 @@
-"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC programs, qdiscs."""
+"""Probes of devices, inside namespaces of their own: XDP redirect over veth, TC
+programs, qdiscs.
+"""
 
 import contextlib
 import socket
@@ -13,7 +15,9 @@ __all__ = ["clsact", "qdisc", "tcx", "xdp_redirect"]
 
 ETHERTYPE = 0x88B5  # IEEE 802: for local experiments; nothing else sends it
 FRAMES = 50
-DEADLINE = 2.0  # seconds from the first frame to the last; on an idle machine it takes one millisecond
+DEADLINE = (
+    2.0  # seconds from the first frame to the last; on an idle machine it takes one millisecond
+)
 MARK = 0x5A  # what probe_mark writes
 
 
@@ -25,7 +29,9 @@ def frame(number: int) -> bytes:
 def packet_socket(namespace: Namespace, device: str) -> socket.socket:
     """Return a packet socket on a device of a namespace, where it stays."""
     with namespace.entered(), contextlib.ExitStack() as stack:
-        opened = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE)))
+        opened = stack.enter_context(
+            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
+        )
         opened.bind((device, ETHERTYPE))
         stack.pop_all()
         return opened
@@ -46,7 +52,9 @@ def exchange(sender: socket.socket, receiver: socket.socket) -> list[bytes]:
 
 
 def xdp_redirect() -> str:
-    """Send frames from one host to another through a port whose native XDP program redirects them."""
+    """Send frames from one host to another through a port whose native XDP program
+    redirects them.
+    """
     with contextlib.ExitStack() as stack:
         hosts, switch = stack.enter_context(Namespace()), stack.enter_context(Namespace())
         probe = stack.enter_context(BpfObject("probe"))
@@ -55,14 +63,19 @@ def xdp_redirect() -> str:
                 f"ip link add port_{port} type veth peer name host_{port} netns {hosts.path}",
                 f"ip link set port_{port} up",
             )
-        # The sender last: its device is ready when the command returns, others become so a little later.
+        # The sender last: its device is ready when the command returns, others become so a little
+        # later.
         hosts.run("ip link set host_b up", "ip link set host_a up")
         with switch.entered():
             out = socket.if_nametoindex("port_b")
             probe.maps["ports"].update(0, out)
-            stack.enter_context(probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("port_a")))
+            stack.enter_context(
+                probe.programs["probe_redirect"].attach_xdp(socket.if_nametoindex("port_a"))
+            )
         with hosts.entered():
-            stack.enter_context(probe.programs["probe_pass"].attach_xdp(socket.if_nametoindex("host_b")))
+            stack.enter_context(
+                probe.programs["probe_pass"].attach_xdp(socket.if_nametoindex("host_b"))
+            )
         receiver = stack.enter_context(packet_socket(hosts, "host_b"))
         sender = stack.enter_context(packet_socket(hosts, "host_a"))
         count = len(exchange(sender, receiver))
@@ -92,11 +105,17 @@ def clsact() -> str:
 
 
 def tcx() -> str:
-    """Send frames through a TC program that a link holds on a device's ingress, and see that it changed them."""
+    """Send frames through a TC program that a link holds on a device's ingress, and see that it
+    changed them.
+    """
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
         probe = stack.enter_context(BpfObject("probe"))
-        hosts.run("ip link add host_a type veth peer name host_b", "ip link set host_b up", "ip link set host_a up")
+        hosts.run(
+            "ip link add host_a type veth peer name host_b",
+            "ip link set host_b up",
+            "ip link set host_a up",
+        )
         with hosts.entered():
             ifindex = socket.if_nametoindex("host_b")
             attached = stack.enter_context(probe.programs["probe_mark"].attach_tc_ingress(ifindex))
@@ -113,8 +132,12 @@ def tcx() -> str:
 def qdisc(options: str) -> str:
     """Put a queueing discipline on a device.
 
-    :param options: As one types it behind ``tc qdisc add dev DEV root``, such as ``netem delay 1ms``.
+    :param options: As one types it behind ``tc qdisc add dev DEV root``, such as ``netem delay
+        1ms``.
     """
     with Namespace() as namespace:
-        namespace.run("ip link add host_a type veth peer name host_b", f"tc qdisc add dev host_a root {options}")
+        namespace.run(
+            "ip link add host_a type veth peer name host_b",
+            f"tc qdisc add dev host_a root {options}",
+        )
     return f"tc qdisc add ... {options}"

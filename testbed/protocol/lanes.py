@@ -1,14 +1,16 @@
-"""Carry-free lanes: float32 values as biased unsigned integers, several to a 64-bit word, that one plain add sums.
+"""Carry-free lanes: float32 values as biased unsigned integers, several to a 64-bit word, that one
+plain add sums.
 
-With N ranks and lanes of b bits, a value becomes ``u = rint(x * scale) + bias`` with ``bias = 2**b // (2 * N)``, so that
-``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane carries into its neighbour. The scale is a power of
-two, hence the product exact, and rounding the only error::
+With N ranks and lanes of b bits, a value becomes ``u = rint(x * scale) + bias`` with ``bias = 2**b
+// (2 * N)``, so that ``0 < u < 2 * bias`` and N of them add up to less than ``2**b``: no lane
+carries into its neighbour. The scale is a power of two, hence the product exact, and rounding the
+only error::
 
     step = 2**(E - h),  h = floor(log2(bias)),  E: exponent that the group has agreed on
     |sum of x - result| <= N * step / 2 + rounding of the result to float32
 
-The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7). Reference model:
-``testbed/native/lanes.h``, which `testbed.comm.lanes` calls.
+The group agrees on the exponent of its largest magnitude (SwitchML, NSDI 2021, section 3.7).
+Reference model: ``testbed/native/lanes.h``, which `testbed.comm.lanes` calls.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class Lanes:
 
     @cached_property
     def least_exponent(self) -> int:
-        """Below this the scale would overflow float32; such values lose bits as subnormals do anyway."""
+        """Below this the scale would overflow float32; such values lose bits as subnormals do
+        anyway.
+        """
         return self.fraction_bits - 126
 
     def exponent_for(self, absmax: float) -> int:
@@ -93,8 +97,12 @@ class Lanes:
         rounding = self.ranks * self.step(exponent) / 2
         return rounding + (self.ranks * absmax + rounding) * 2.0**-24
 
-    def surely_overflows(self, sums: NDArray[np.unsignedinteger], exponent: int) -> NDArray[np.bool_]:
-        """Whether a sum exceeds float32 whatever the rounding of its summands, half a step each, has added to it."""
+    def surely_overflows(
+        self, sums: NDArray[np.unsignedinteger], exponent: int
+    ) -> NDArray[np.bool_]:
+        """Whether a sum exceeds float32 whatever the rounding of its summands, half a step each,
+        has added to it.
+        """
         integers = np.abs(sums.astype(np.int64) - self.ranks * self.bias)
         least = (integers - self.ranks / 2) * self.step(exponent)
         found: NDArray[np.bool_] = least > _FLOAT32_MAX
@@ -108,9 +116,12 @@ class Lanes:
         """float32 to lanes, clamped at the limit, which NaN is taken for; the same shape."""
         with np.errstate(over="ignore"):  # what is beyond float32 is clamped like the rest
             scaled = values * np.float32(self.scale(exponent))
-        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what the reference model uses.
+        # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what
+        # the reference model uses.
         clamped = np.clip(np.where(np.isnan(scaled), self.clamp, scaled), -self.clamp, self.clamp)
-        lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(self.dtype)
+        lanes: NDArray[np.unsignedinteger] = (np.rint(clamped).astype(np.int64) + self.bias).astype(
+            self.dtype
+        )
         return lanes
 
     @cached_property

@@ -9,10 +9,11 @@ __all__ = ["RetransmissionTimer"]
 
 @dataclass
 class RetransmissionTimer:
-    """Smoothed round-trip time and its variation make the timeout; every expiry without progress doubles it.
+    """Smoothed round-trip time and its variation make the timeout; every expiry without progress
+    doubles it.
 
-    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip is tens of microseconds, and
-        what delays it is a rank that waits for a CPU, so a few scheduler ticks.
+    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip is tens of
+        microseconds, and what delays it is a rank that waits for a CPU, so a few scheduler ticks.
     :param ceiling: Greatest timeout after doubling.
     """
 

@@ -1,6 +1,8 @@
-"""Which exponent to quantize with: a guess from the collective before, checked by what this one's status says.
+"""Which exponent to quantize with: a guess from the collective before, checked by what this one's
+status says.
 
-Every rank sees the same statuses, so all come to the same guess and the same verdict without a word more.
+Every rank sees the same statuses, so all come to the same guess and the same verdict without a word
+more.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ from dataclasses import dataclass
 __all__ = ["PATIENCE", "SLACK", "ScaleGuess"]
 
 SLACK = 2
-"""Bits of precision that a guess may waste before the collective is done again. The error bound counts with them."""
+"""Bits of precision that a guess may waste before the collective is done again. The error bound
+counts with them.
+"""
 
 PATIENCE = 32
-"""Collectives in a row that must have left the guess too high before it is lowered: gradients' maxima jitter."""
+"""Collectives in a row that must have left the guess too high before it is lowered: gradients'
+maxima jitter.
+"""
 
 
 @dataclass
@@ -32,7 +38,9 @@ class ScaleGuess:
     _highest: int = 0
 
     def holds(self, seen: int) -> bool:
-        """Was the guess good enough for a collective whose largest magnitude had exponent ``seen``?"""
+        """Was the guess good enough for a collective whose largest magnitude had
+        exponent ``seen``?
+        """
         return self.exponent is not None and 0 <= self.exponent - seen <= self.slack
 
     def learn(self, seen: int) -> None:

@@ -1,4 +1,5 @@
-"""The ring's header for scapy: with this module imported, captures are dissected and frames can be built layer by layer.
+"""The ring's header for scapy: with this module imported, captures are dissected and frames can be
+built layer by layer.
 
 >>> from testbed.protocol.scapy_layers import RingHeader
 >>> for packet in rdpcap("h1.pcap"): packet.show()
@@ -8,7 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from scapy.fields import ByteEnumField, ByteField, Field, FlagsField, LEIntField, LEShortField, XLELongField, XLEShortField
+from scapy.fields import (
+    ByteEnumField,
+    ByteField,
+    Field,
+    FlagsField,
+    LEIntField,
+    LEShortField,
+    XLELongField,
+    XLEShortField,
+)
 from scapy.layers.inet import UDP
 from scapy.packet import Packet, bind_layers
 
@@ -21,7 +31,9 @@ __all__ = ["RingHeader"]
 _DEFAULTS = {"magic": MAGIC, "version": VERSION, "kind": Kind.REDUCE, "prev": NOTHING}
 _HEXADECIMAL = {"magic": XLEShortField, "tag": XLEShortField}
 _BY_SIZE = {1: ByteField, 2: LEShortField, 4: LEIntField, 8: XLELongField}
-_KINDS = {kind.value: kind.name for kind in Kind} | {kind.value: f"PINCH_{kind.name}" for kind in PinchKind}
+_KINDS = {kind.value: kind.name for kind in Kind} | {
+    kind.value: f"PINCH_{kind.name}" for kind in PinchKind
+}
 _FLAGS = {flag.value: flag.name.removeprefix("RING_FLAG_").lower() for flag in enum("ring_flag")}
 
 

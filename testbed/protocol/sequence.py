@@ -1,4 +1,6 @@
-"""Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only ever go forward."""
+"""Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only
+ever go forward.
+"""
 
 __all__ = ["NEWEST", "is_before", "is_forward", "must_forget", "seq_after", "seq_of", "word_of"]
 
@@ -6,7 +8,9 @@ NEWEST = 0xFFFFFFFF
 
 
 def seq_after(seq: int) -> int:
-    """The next number. 0 means "none", so it is left out, and 1 with it: neighbours differ in their lowest bit."""
+    """The next number. 0 means "none", so it is left out, and 1 with it: neighbours differ in their
+    lowest bit.
+    """
     return 2 if seq == NEWEST else seq + 1
 
 
@@ -18,9 +22,9 @@ def is_before(seq: int, other: int) -> bool:
 def must_forget(before: int, after: int) -> bool:
     """Whether all that carries a number has to be looked through when ``after`` follows ``before``.
 
-    What has not been used for half of the range passes for something of the future (`is_before`), and for something of this
-    very sequence number when numbers come round. So at each fourth of the range what is of neither ``before`` nor ``after`` is
-    reset.
+    What has not been used for half of the range passes for something of the future (`is_before`),
+    and for something of this very sequence number when numbers come round. So at each fourth of the
+    range what is of neither ``before`` nor ``after`` is reset.
     """
     return before >> 30 != after >> 30
 

@@ -1,8 +1,9 @@
 """What the ranks tell each other with every collective, in lanes of its own behind the tensor's.
 
-The status is summed by the same ring as the tensor, which costs no collective of its own. A histogram has a byte for each
-exponent, in which every rank counts itself once: the highest byte that is not zero is the exponent of the group's largest
-magnitude, since what a sum can do, a maximum can be made of. Behind it each rank has a record that no other rank writes.
+The status is summed by the same ring as the tensor, which costs no collective of its own. A
+histogram has a byte for each exponent, in which every rank counts itself once: the highest byte
+that is not zero is the exponent of the group's largest magnitude, since what a sum can do, a
+maximum can be made of. Behind it each rank has a record that no other rank writes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from numpy.typing import NDArray
 
 from testbed.protocol.lanes import EXPONENTS
 
-__all__ = ["Fault", "Kind", "Status", "decode", "encode", "finite_absmax", "inspect", "status_bytes"]
+__all__ = [
+    "Fault",
+    "Kind",
+    "Status",
+    "decode",
+    "encode",
+    "finite_absmax",
+    "inspect",
+    "status_bytes",
+]
 
 _RECORD = struct.Struct("<B3xIQ")
 
@@ -70,7 +80,13 @@ def encode(ranks: int, rank: int, exponent: int, fault: Fault | None = None) -> 
     data = bytearray(status_bytes(ranks))
     data[exponent - EXPONENTS.start] = 1
     if fault is not None:
-        _RECORD.pack_into(data, len(EXPONENTS) + rank * _RECORD.size, fault.kind, min(fault.count, 0xFFFFFFFF), fault.index)
+        _RECORD.pack_into(
+            data,
+            len(EXPONENTS) + rank * _RECORD.size,
+            fault.kind,
+            min(fault.count, 0xFFFFFFFF),
+            fault.index,
+        )
     return bytes(data)
 
 

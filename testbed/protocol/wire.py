@@ -6,8 +6,9 @@ A frame is Ethernet, IPv4, UDP, the ring's header of 46 bytes, and a payload of 
 
     0  Ethernet 14 | 14 IPv4 20 | 34 UDP 8 | 42 ring 46 | 88 payload
 
-The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian as everywhere. UDP's
-checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words and the header's `seal`, modulo 2**64.
+The ring's fields are little endian, as the lanes in the payload are; what lies below is big endian
+as everywhere. UDP's checksum is 0 (RFC 768: none); the ring's own is the sum of the payload's words
+and the header's `seal`, modulo 2**64.
 """
 
 from __future__ import annotations
@@ -80,13 +81,17 @@ ROUND_SHIFT, CHUNK_SHIFT = constant("RING_ROUND_SHIFT"), constant("RING_CHUNK_SH
 RESULT = constant("RING_FLAG_RESULT")
 """Flag of a request: what is missing is the result, not the partial sum."""
 VERIFIED = constant("RING_FLAG_VERIFIED")
-"""Flag of a probe and its answer: the sender's process has verified all results of this sequence number."""
+"""Flag of a probe and its answer: the sender's process has verified all results of this sequence
+number.
+"""
 VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 """Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` is of the sequence number before."""
 RESTART = constant("RING_FLAG_RESTART")
-"""Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter phase has to start over."""
+"""Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter
+phase has to start over.
+"""
 
 _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
@@ -98,7 +103,9 @@ WEIGHTS = np.array(weights.WEIGHTS, np.uint64)
 _FRAME = dtype("ring_frame")
 _ETHERNET, _IPV4 = dtype("net_eth"), dtype("net_ipv4")
 _ETHERTYPE, _PROTOCOL = constant("NET_ETHERTYPE_IPV4"), constant("NET_PROTOCOL_UDP")
-_VERSION_IHL, _DONT_FRAGMENT, _TTL = (constant(f"NET_IPV4_{name}") for name in ("VERSION_IHL", "DONT_FRAGMENT", "TTL"))
+_VERSION_IHL, _DONT_FRAGMENT, _TTL = (
+    constant(f"NET_IPV4_{name}") for name in ("VERSION_IHL", "DONT_FRAGMENT", "TTL")
+)
 #: What follows magic, as `Header` names it.
 _FIELDS = (_FRAME.names or ())[4:]
 
@@ -149,7 +156,8 @@ NOBODY = Endpoint("00:00:00:00:00:00", "0.0.0.0")
 
 @dataclass(slots=True)
 class Header:
-    """The ring's header, in the order of the wire but for magic and version; meanings in ``struct ring_frame``.
+    """The ring's header, in the order of the wire but for magic and version; meanings in ``struct
+    ring_frame``.
 
     :param kind: A `Kind`, or any byte that has come in.
     :param length: Of the payload, bytes; zero for probes, else a multiple of `BLOCK`.
@@ -178,8 +186,9 @@ class Header:
 class Frame:
     """A whole frame.
 
-    :param payload: All whole words behind the header: ``header.length`` bytes in a frame that is what it says, but more where a
-        frame shorter than its buffer carries the rest along, and fewer where it was cut.
+    :param payload: All whole words behind the header: ``header.length`` bytes in a frame that is
+        what it says, but more where a frame shorter than its buffer carries the rest along, and
+        fewer where it was cut.
     :param trailer: Up to 7 bytes behind those.
     """
 
@@ -222,11 +231,13 @@ def checksum(words: Words) -> int:
 
 
 def weigh(words: Words) -> int:
-    """The check of some words: each half, lower ones first, times its place's weight, modulo 2**64; see `weights`.
+    """The check of some words: each half, lower ones first, times its place's weight, modulo 2**64;
+    see `weights`.
 
-    A chunk of the ring's has it as its last word, of those before it: halves of lanes never carry, so checks add up as lanes
-    do. Unlike `checksum` it sees errors that cancel out, and words that have changed places. The ring's programs carry it like
-    any other word, and the process looks at it; those of an exchange verify it in each frame.
+    A chunk of the ring's has it as its last word, of those before it: halves of lanes never carry,
+    so checks add up as lanes do. Unlike `checksum` it sees errors that cancel out, and words that
+    have changed places. The ring's programs carry it like any other word, and the process looks at
+    it; those of an exchange verify it in each frame.
     """
     halves = words.astype("<u8", copy=False).view("<u4").astype(np.uint64)
     return int((halves * WEIGHTS[: halves.size]).sum(dtype=np.uint64))
@@ -235,42 +246,60 @@ def weigh(words: Words) -> int:
 def frame_seal(header: Header) -> int:
     """What a checksum begins with: all of the header but the checksum (``frame_seal``).
 
-    For each of its words a bijection, so an error within one word is always seen. Multipliers: splitmix64 (Steele, Lea, Flood,
-    OOPSLA 2014).
+    For each of its words a bijection, so an error within one word is always seen. Multipliers:
+    splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
     """
     x = (header.chunk << 32 | header.seq) * 0xBF58476D1CE4E5B9
     x += header.length << 48 | header.round << 40 | header.flags << 32
     x += header.receiver << 24 | header.sender << 16 | header.hop << 8 | header.stream
     x &= _U64
-    x = (x ^ x >> 30) * 0x94D049BB133111EB + (header.prev << 32 | header.attempt << 16 | header.tag) & _U64
-    x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (header.kind << 16 | header.group) & _U64
+    x = (x ^ x >> 30) * 0x94D049BB133111EB + (
+        header.prev << 32 | header.attempt << 16 | header.tag
+    ) & _U64
+    x = (x ^ x >> 27) * 0x9E3779B97F4A7C15 + header.cookie + (
+        header.kind << 16 | header.group
+    ) & _U64
     return x ^ x >> 31
 
 
 def encode(frame: Frame) -> bytes:
     """A frame's bytes, from the Ethernet header on."""
     source, destination, header = frame.source, frame.destination, frame.header
-    total = FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF  # a length that is a lie may be too long
+    total = (
+        FRAME_BYTES - _ETHERNET.itemsize + header.length & 0xFFFF
+    )  # a length that is a lie may be too long
     # The sum is that of memory's order, in which the total length lies swapped.
     check = ~_fold(ip_sum(source.ip, destination.ip) + _swap(total)) & 0xFFFF
     ethernet = (list(destination.mac_bytes), list(source.mac_bytes), _ETHERTYPE)
     udp = (PORT, PORT, total - _IPV4.itemsize & 0xFFFF, 0)
     fields = (getattr(header, name) for name in _FIELDS)
-    head = np.array((ethernet, _ipv4(source.ip, destination.ip, total, check), udp, MAGIC, *fields), _FRAME)
-    return b"".join((head.tobytes(), frame.payload.astype("<u8", copy=False).tobytes(), frame.trailer))
+    head = np.array(
+        (ethernet, _ipv4(source.ip, destination.ip, total, check), udp, MAGIC, *fields), _FRAME
+    )
+    return b"".join(
+        (head.tobytes(), frame.payload.astype("<u8", copy=False).tobytes(), frame.trailer)
+    )
 
 
 def decode(data: bytes) -> Frame | None:
-    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of the reference model.
+    """The frame that stands in ``data``, or None if it is none of the ring's: ``frame_parse`` of
+    the reference model.
 
-    Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank that it reaches.
+    Nothing is checked beyond that: cookie, version, kind and lengths are the business of the rank
+    that it reaches.
     """
     if len(data) < FRAME_BYTES:
         return None
     ethernet, ip, udp, magic, *fields = np.frombuffer(data, _FRAME, 1).item()
     destination_mac, source_mac, ethertype = ethernet
     version_ihl, *_, protocol, _check, source_ip, destination_ip = ip
-    if (ethertype, version_ihl, protocol, udp[1], magic) != (_ETHERTYPE, _VERSION_IHL, _PROTOCOL, PORT, MAGIC):
+    if (ethertype, version_ihl, protocol, udp[1], magic) != (
+        _ETHERTYPE,
+        _VERSION_IHL,
+        _PROTOCOL,
+        PORT,
+        MAGIC,
+    ):
         return None
     words = (len(data) - FRAME_BYTES) // 8
     return Frame(
@@ -283,7 +312,8 @@ def decode(data: bytes) -> Frame | None:
 
 
 def ip_sum(source: str, destination: str) -> int:
-    """One's complement sum of the IPv4 header between two hosts, without its total length (RFC 1071).
+    """One's complement sum of the IPv4 header between two hosts, without its total length (RFC
+    1071).
 
     In the byte order of memory, so that the kernel adds the length as it stands in the frame.
     """

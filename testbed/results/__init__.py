@@ -1,8 +1,20 @@
-"""A run's folder: what was measured (``results.parquet``), in which environment (``manifest.json``)."""
+"""A run's folder: what was measured (``results.parquet``), in which environment
+(``manifest.json``).
+"""
 
 from testbed.results.environment import digest, environment
 from testbed.results.fault_log import FAULT_COLUMNS, FaultLog
 from testbed.results.folder import RunFolder
 from testbed.results.table import COLUMNS, Run, Table, load_run
 
-__all__ = ["COLUMNS", "FAULT_COLUMNS", "FaultLog", "Run", "RunFolder", "Table", "digest", "environment", "load_run"]
+__all__ = [
+    "COLUMNS",
+    "FAULT_COLUMNS",
+    "FaultLog",
+    "Run",
+    "RunFolder",
+    "Table",
+    "digest",
+    "environment",
+    "load_run",
+]

@@ -58,4 +58,6 @@ class FaultLog:
 
     def write(self, folder: RunFolder) -> Path:
         """Write ``faults.parquet``; atomic."""
-        return folder.write("faults.parquet", lambda place: self.frame().to_parquet(place, index=False))
+        return folder.write(
+            "faults.parquet", lambda place: self.frame().to_parquet(place, index=False)
+        )

@@ -1,4 +1,6 @@
-"""What the doctor finds, for a run's manifest: installed software is tried once a boot, all else before every run."""
+"""What the doctor finds, for a run's manifest: installed software is tried once a boot, all else
+before every run.
+"""
 
 import datetime
 import json
@@ -26,8 +28,9 @@ PACKAGES: Final = Path("/var/lib/dpkg/status")  # written whenever apt installs 
 def findings(versions: Mapping[str, str], folder: Path | None = None) -> list[dict[str, Any]]:
     """Return what ``testbed doctor`` finds, each with when it was tried (``tried``, UTC, ISO 8601).
 
-    A success is cached until the machine reboots, packages change, or another user or
-    interpreter asks; what was missing is tried again. Devices, file systems and the kernel's parts are always tried.
+    A success is cached until the machine reboots, packages change, or another user or interpreter
+    asks; what was missing is tried again. Devices, file systems and the kernel's parts are always
+    tried.
 
     :param versions: Versions of the Python packages.
     :param folder: Where to keep what was found; without one, `cache_folder`.
@@ -38,8 +41,14 @@ def findings(versions: Mapping[str, str], folder: Path | None = None) -> list[di
     key = list(identity(versions))
     kept = read(place, key)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = [kept[name] if name in kept else {**asdict(find(name)), "tried": now} for name in PROBES]
-    lasting = {entry["name"]: entry for entry in found if entry["name"] in SOFTWARE and entry["level"] == Level.OK}
+    found = [
+        kept[name] if name in kept else {**asdict(find(name)), "tried": now} for name in PROBES
+    ]
+    lasting = {
+        entry["name"]: entry
+        for entry in found
+        if entry["name"] in SOFTWARE and entry["level"] == Level.OK
+    }
     if lasting != kept:
         write(place, {"key": key, "findings": lasting})
     return found
@@ -54,7 +63,9 @@ def identity(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def read(place: Path, key: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the findings that are kept under a key, by name; none where there are none, or they cannot be read."""
+    """Return the findings that are kept under a key, by name; none where there are none, or they
+    cannot be read.
+    """
     try:
         kept = json.loads(place.read_text())
         return dict(kept["findings"]) if kept["key"] == key else {}

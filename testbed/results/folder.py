@@ -1,7 +1,8 @@
 """The folder of one run: taken early, by one run at a time, and written atomically.
 
-A run that replaces another is written beside it, into ``<name>.partial``, and takes its place when it is complete, by a rename
-that exchanges the two folders: at any time there is a whole run. Files that are no run's come along.
+A run that replaces another is written beside it, into ``<name>.partial``, and takes its place when
+it is complete, by a rename that exchanges the two folders: at any time there is a whole run. Files
+that are no run's come along.
 """
 
 import contextlib
@@ -29,7 +30,12 @@ __all__ = ["RunFolder", "read_manifest"]
 SCHEMA: Final = "collective-testbed/run/1"
 LEAST_FREE: Final = 64 << 20  # bytes; a run writes a few MB
 LARGEST_MANIFEST: Final = 16 << 20  # bytes
-NO_LOCKS: Final = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # NFS takes the first, of a folder
+NO_LOCKS: Final = (
+    errno.EBADF,
+    errno.ENOLCK,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+)  # NFS takes the first, of a folder
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 OWN = ("manifest.json", "results.parquet", "faults.parquet", "report.html", "figures")
 
@@ -37,12 +43,14 @@ log = logging.getLogger(__name__)
 
 
 class RunFolder(Closing):
-    """A folder that a run may fill, and no other at the time: it is locked until it is closed, or this process ends.
+    """A folder that a run may fill, and no other at the time: it is locked until it is closed, or
+    this process ends.
 
     A `TestbedError` that leaves the context says what is left, and where.
 
     :param out: Made where it does not exist; then it goes again on closing, if nothing has come in.
-    :param overwrite: Replace a previous run there, once :meth:`publish` is called. Files that are no run's stay.
+    :param overwrite: Replace a previous run there, once :meth:`publish` is called. Files that are
+        no run's stay.
     :ivar path: Where to write: `out`, or as long as a previous run is there, a folder beside it.
     :raises SpecError: It holds something, or another run is being written there.
     :raises StorageError: It cannot be written, or its disk is full.
@@ -63,10 +71,15 @@ class RunFolder(Closing):
                     probe.write(bytes(4096))
                 free = shutil.disk_usage(self.path).free
                 if free < LEAST_FREE:
-                    raise StorageError(f"--out {out}: its disk has {free >> 20} MiB left: needed are {LEAST_FREE >> 20} MiB")
+                    raise StorageError(
+                        f"--out {out}: its disk has {free >> 20} MiB left: needed are"
+                        f" {LEAST_FREE >> 20} MiB"
+                    )
                 undo.pop_all()
         except OSError as error:
-            raise StorageError(f"--out {out}: cannot be written: {reason(error)}; choose another folder") from error
+            raise StorageError(
+                f"--out {out}: cannot be written: {reason(error)}; choose another folder"
+            ) from error
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
@@ -85,7 +98,8 @@ class RunFolder(Closing):
     def publish(self) -> None:
         """Replace the previous run, if there is one, with this complete one; atomic.
 
-        :raises StorageError: The disk does not take it. One of the two runs is in its place, the other beside it.
+        :raises StorageError: The disk does not take it. One of the two runs is in its place, the
+            other beside it.
         """
         if not self.replaces:
             return
@@ -106,14 +120,18 @@ class RunFolder(Closing):
             raise StorageError(f"--out {self.out}: cannot be replaced: {reason(error)}") from error
 
     def remains(self) -> str:
-        """Say what a run that did not come to its end has left, and where; nothing where it has measured nothing."""
+        """Say what a run that did not come to its end has left, and where; nothing where it has
+        measured nothing.
+        """
         words = [f"results so far are in {self.path}"] if self._measured() else []
         if self.replaces:
             words.append(f"the previous run is still in {self.out}")
         return "; ".join(words)
 
     def close(self) -> None:
-        """Unlock it. Where it was made for this run, it goes again if nothing was measured, or nothing has come in."""
+        """Unlock it. Where it was made for this run, it goes again if nothing was measured, or
+        nothing has come in.
+        """
         with contextlib.suppress(OSError):  # it holds something, or is gone
             if self.replaces and not self._measured():
                 (self.path / "manifest.json").unlink(missing_ok=True)
@@ -122,7 +140,12 @@ class RunFolder(Closing):
                 self.path.rmdir()
         self._locks.close()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if isinstance(error, TestbedError) and (left := self.remains()):
             error.also(left)
         super().__exit__(kind, error, trace)
@@ -139,7 +162,8 @@ class RunFolder(Closing):
     def _take(self, path: Path) -> bool:
         """Lock a folder, made if it is not there; return whether it was.
 
-        By flock(2) of the folder itself: it ends with the process, however that ends, and leaves no file behind.
+        By flock(2) of the folder itself: it ends with the process, however that ends, and leaves no
+        file behind.
         """
         while True:
             try:
@@ -153,12 +177,20 @@ class RunFolder(Closing):
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise SpecError(f"--out {self.out}: another run is being written there: choose another folder") from None
+                    raise SpecError(
+                        f"--out {self.out}: another run is being written there: choose another"
+                        " folder"
+                    ) from None
                 except OSError as error:
                     if error.errno not in NO_LOCKS:
                         raise
-                    log.warning("%s: cannot be locked, so nothing keeps another run out: %s", path, error.strerror)
-                # Who had the lock before may have removed the folder, or put another in its place, since it was opened.
+                    log.warning(
+                        "%s: cannot be locked, so nothing keeps another run out: %s",
+                        path,
+                        error.strerror,
+                    )
+                # Who had the lock before may have removed the folder, or put another in its place,
+                # since it was opened.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(lock), os.stat(path)):
                         self._locks.push(stack.pop_all())
@@ -171,18 +203,29 @@ class RunFolder(Closing):
         except (SpecError, KeyError):
             is_run = False
         if not is_run:
-            raise SpecError(f"--out {self.out}: holds files that are no run's: choose another folder")
+            raise SpecError(
+                f"--out {self.out}: holds files that are no run's: choose another folder"
+            )
         if not overwrite:
-            raise SpecError(f"--out {self.out}: holds a previous run: choose another folder, or add --overwrite")
+            raise SpecError(
+                f"--out {self.out}: holds a previous run: choose another folder, or add --overwrite"
+            )
         real = self.out.resolve()
         if (mounted := os.path.ismount(real)) or Path.cwd().is_relative_to(real):
             what = "a mount point" if mounted else "the current folder"
-            raise SpecError(f"--out {self.out}: is {what}, which no other can take the place of: choose another folder")
+            raise SpecError(
+                f"--out {self.out}: is {what}, which no other can take the place of: choose another"
+                " folder"
+            )
 
     def _beside(self) -> Path:
-        """Make and lock a folder beside the one that is to be replaced; what earlier runs have left there stays."""
+        """Make and lock a folder beside the one that is to be replaced; what earlier runs have left
+        there stays.
+        """
         for number in itertools.count(1):
-            beside = self._place.with_name(f"{self._place.name}.partial" + f"-{number}" * (number > 1))
+            beside = self._place.with_name(
+                f"{self._place.name}.partial" + f"-{number}" * (number > 1)
+            )
             with contextlib.suppress(FileExistsError):
                 beside.mkdir()
                 self._take(beside)
@@ -195,7 +238,8 @@ class RunFolder(Closing):
         self.write("manifest.json", lambda place: place.write_text(text))
 
     def write(self, name: str, writer: Callable[[Path], Any]) -> Path:
-        """Write a file under another name first, then move it into place: readers see all of it or none.
+        """Write a file under another name first, then move it into place: readers see all of it or
+        none.
 
         :param writer: Writes the path that it is given.
         :raises StorageError: The disk is full, or does not take it for another reason.
@@ -232,11 +276,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def foreign(path: Path) -> list[Path]:
     """Return what a run's folder holds that is not the run's."""
-    return [entry for entry in path.iterdir() if entry.name.removeprefix(".").removesuffix(".partial") not in OWN]
+    return [
+        entry
+        for entry in path.iterdir()
+        if entry.name.removeprefix(".").removesuffix(".partial") not in OWN
+    ]
 
 
 def bring(source: Path, target: Path) -> None:
-    """Copy a file, or a folder with its content, to another place: as hard links where the file system has them."""
+    """Copy a file, or a folder with its content, to another place: as hard links where the file
+    system has them.
+    """
 
     def link(entry: str | Path, copy: str | Path) -> None:
         try:
@@ -253,7 +303,9 @@ def bring(source: Path, target: Path) -> None:
 def exchange(one: Path, other: Path) -> None:
     """Exchange two folders of one disk; atomic, where its file system can (renameat2(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if not libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+    if not libc.renameat2(
+        AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE
+    ):
         return
     number = ctypes.get_errno()
     if number not in (errno.EINVAL, errno.ENOSYS):

@@ -30,11 +30,14 @@ COLUMNS = {
 class Table:
     """Collects a run's measurements.
 
-    :param scenario: The scenario as plain tables; each key becomes a column with the same value in all rows.
+    :param scenario: The scenario as plain tables; each key becomes a column with the same value in
+        all rows.
     :param engine: ``emulation`` or ``simulation``.
     """
 
-    def __init__(self, scenario: Mapping[str, Mapping[str, Any]], engine: str = "emulation") -> None:
+    def __init__(
+        self, scenario: Mapping[str, Mapping[str, Any]], engine: str = "emulation"
+    ) -> None:
         self.engine = engine
         self.parameters = {
             f"{table}.{key}": json.dumps(value) if isinstance(value, list | tuple) else value
@@ -67,7 +70,9 @@ class Table:
         :param unit: ``s``, ``B``, or what is counted; ``1`` for a ratio.
         :param labels: What else tells it from others, as columns that other rows leave empty.
         """
-        self._rows.append((trial, self.engine, backend, self.hosts, rank, epoch, metric, value, unit))
+        self._rows.append(
+            (trial, self.engine, backend, self.hosts, rank, epoch, metric, value, unit)
+        )
         self._labels.append(dict(labels or {}))
 
     def __len__(self) -> int:
@@ -81,7 +86,9 @@ class Table:
 
     def write(self, folder: RunFolder) -> Path:
         """Write ``results.parquet``; atomic."""
-        return folder.write("results.parquet", lambda place: self.frame().to_parquet(place, index=False))
+        return folder.write(
+            "results.parquet", lambda place: self.frame().to_parquet(place, index=False)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,9 @@ class Run:
 
     @property
     def backends(self) -> list[str]:
-        """The backends that were measured, in the scenario's order, which is that of their first turns."""
+        """The backends that were measured, in the scenario's order, which is that of their first
+        turns.
+        """
         return list(dict.fromkeys(self.frame["backend"]))
 
     def metric(self, name: str) -> pd.DataFrame:
@@ -110,13 +119,16 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run's folder.
 
-    :raises SpecError: It is no run's, or the run did not come to its end; then the table holds but a part.
+    :raises SpecError: It is no run's, or the run did not come to its end; then the table holds but
+        a part.
     """
     manifest = read_manifest(path)
     try:
         frame = pd.read_parquet(path / "results.parquet")
     except FileNotFoundError as error:
-        raise SpecError(f"{path}: is not the folder of a finished run: {error.filename} is missing") from error
+        raise SpecError(
+            f"{path}: is not the folder of a finished run: {error.filename} is missing"
+        ) from error
     except (OSError, ValueError) as error:
         raise SpecError(f"{path}: cannot be read: {error}") from error
     if (status := manifest.get("status")) != "complete":

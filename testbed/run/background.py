@@ -34,7 +34,8 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
 
 
 def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
-    """:func:`hold` in a daemon process. If an error ends it later, ``testbed status`` shows the error.
+    """:func:`hold` in a daemon process. If an error ends it later, ``testbed status`` shows the
+    error.
 
     :return: What it announces.
     :raises SpecError: The run id is not a short name.
@@ -81,7 +82,11 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
     except SystemExit:
         status = 0  # told to end
     except BaseException as error:
-        text = str(error) if isinstance(error, TestbedError) else limit_reached(error) or traceback.format_exc()
+        text = (
+            str(error)
+            if isinstance(error, TestbedError)
+            else limit_reached(error) or traceback.format_exc()
+        )
         with contextlib.suppress(OSError):  # there is no other place to report it
             if announced is None:
                 os.write(writer, json.dumps({"error": text}).encode())

@@ -1,4 +1,6 @@
-"""A scenario's faults: applies the same ones in each turn, and records them for ``results.parquet`` and ``faults.parquet``."""
+"""A scenario's faults: applies the same ones in each turn, and records them for ``results.parquet``
+and ``faults.parquet``.
+"""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ class Faults:
     :param log: Takes a row for each frame that met a rule.
     """
 
-    def __init__(self, scenario: Scenario, fabric: Fabric, workers: Workers, table: Table, log: FaultLog) -> None:
+    def __init__(
+        self, scenario: Scenario, fabric: Fabric, workers: Workers, table: Table, log: FaultLog
+    ) -> None:
         self._scenario, self._fabric, self._workers = scenario, fabric, workers
         self._table, self._log = table, log
         rules = rules_of(scenario.faults)
@@ -40,8 +44,12 @@ class Faults:
         self._emulated = [rule for rule in rules if rule.backend == "netem"]
         self._limits = limits_of(scenario.faults)
         self._events = events_of(scenario.faults)
-        self._rule_numbers = [number for number, fault in enumerate(scenario.faults) if fault in self._rules]
-        self._event_numbers = [number for number, fault in enumerate(scenario.faults) if isinstance(fault, Event)]
+        self._rule_numbers = [
+            number for number, fault in enumerate(scenario.faults) if fault in self._rules
+        ]
+        self._event_numbers = [
+            number for number, fault in enumerate(scenario.faults) if isinstance(fault, Event)
+        ]
         self._blockade: Blockade | None = None
         self._started = 0.0
 
@@ -49,7 +57,8 @@ class Faults:
     def in_force(self, turn: Turn) -> Iterator[None]:
         """Put rules and limits in force on the datapath that is set, until the end of the context.
 
-        Without faults, no program is attached. All turns of an epoch draw from the same seed; each epoch has another.
+        Without faults, no program is attached. All turns of an epoch draw from the same seed; each
+        epoch has another.
 
         :raises FaultError: The kernel refused a queueing discipline; the text is its own.
         """
@@ -61,7 +70,9 @@ class Faults:
             with Netem(self._fabric, self._emulated) as netem:
                 yield
                 for receiver, counters in netem.counters().items():
-                    self._add(turn, "fault_frames_netem", counters.dropped, {"link": f"*->{receiver}"})
+                    self._add(
+                        turn, "fault_frames_netem", counters.dropped, {"link": f"*->{receiver}"}
+                    )
 
     @contextmanager
     def _injected(self, turn: Turn) -> Iterator[None]:
@@ -77,7 +88,11 @@ class Faults:
             with ExitStack() as stack:
                 stack.enter_context(injector)
                 self._blockade = stack.enter_context(Blockade(self._fabric)) if partitions else None
-                count = stack.enter_context(limited(self._fabric, self._limits, injector)) if self._limits else None
+                count = (
+                    stack.enter_context(limited(self._fabric, self._limits, injector))
+                    if self._limits
+                    else None
+                )
                 yield
                 self._add(turn, "fault_frames_limited", count() if count else 0)
         except BaseException:
@@ -88,7 +103,9 @@ class Faults:
 
     @contextmanager
     def happening(self, turn: Turn) -> Iterator[None]:
-        """Run events: their times count from here, and the end of the context undoes what is in force."""
+        """Run events: their times count from here, and the end of the context undoes what is in
+        force.
+        """
         timeline = Timeline(self._fabric, self._workers, self._events, self._blockade)
         try:
             with timeline:
@@ -97,20 +114,32 @@ class Faults:
         except TestbedError as error:
             for entry in timeline.log():
                 if isinstance(entry.event, Kill):
-                    error.also(f"the fault '{format_fault(entry.event)}' had killed {' and '.join(entry.event.names)}")
+                    error.also(
+                        f"the fault '{format_fault(entry.event)}' had killed"
+                        f" {' and '.join(entry.event.names)}"
+                    )
             raise
         finally:
             entries = timeline.log()
             happened = [entry.number for entry in entries]
             for number, event in enumerate(self._events):
-                self._add(turn, "fault_events", happened.count(number), {"fault": format_fault(event)}, unit="events")
+                self._add(
+                    turn,
+                    "fault_events",
+                    happened.count(number),
+                    {"fault": format_fault(event)},
+                    unit="events",
+                )
             self._keep(
                 turn,
                 {
                     "fault": [self._event_numbers[entry.number] for entry in entries],
                     "action": [entry.event.action for entry in entries],
                     "time": [entry.begun - timeline.started for entry in entries],
-                    "duration": [None if entry.ended is None else entry.ended - entry.begun for entry in entries],
+                    "duration": [
+                        None if entry.ended is None else entry.ended - entry.begun
+                        for entry in entries
+                    ],
                     "hosts": [",".join(entry.event.names) for entry in entries],
                 },
             )
@@ -118,7 +147,10 @@ class Faults:
     def _record(self, turn: Turn, injector: Injector) -> None:
         names = [host.name for host in self._fabric.plan.hosts]
         for (rule, sender, receiver), count in injector.counters().items():
-            labels = {"fault": format_fault(self._rules[rule]), "link": f"{names[sender]}->{names[receiver]}"}
+            labels = {
+                "fault": format_fault(self._rules[rule]),
+                "link": f"{names[sender]}->{names[receiver]}",
+            }
             self._add(turn, "faults_fired", count, labels)
         links = injector.links()
         self._add(turn, "fault_frames", int(links["frames"].sum()))
@@ -139,8 +171,17 @@ class Faults:
             },
         )
 
-    def _add(self, turn: Turn, metric: str, value: float, labels: dict[str, str] | None = None, unit: str = "frames") -> None:
-        self._table.add(turn.trial, turn.backend, metric, value, unit, epoch=turn.epoch, labels=labels)
+    def _add(
+        self,
+        turn: Turn,
+        metric: str,
+        value: float,
+        labels: dict[str, str] | None = None,
+        unit: str = "frames",
+    ) -> None:
+        self._table.add(
+            turn.trial, turn.backend, metric, value, unit, epoch=turn.epoch, labels=labels
+        )
 
     def _keep(self, turn: Turn, columns: dict[str, Any]) -> None:
         self._log.add(turn.trial, turn.backend, turn.epoch, columns)

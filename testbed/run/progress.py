@@ -1,4 +1,6 @@
-"""What a user sees of a run: a bar on a terminal, else a line per epoch; on stderr: stdout is for results."""
+"""What a user sees of a run: a bar on a terminal, else a line per epoch; on stderr: stdout is for
+results.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -6,7 +8,14 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 __all__ = ["Display"]
 
@@ -34,7 +43,12 @@ class Display:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._bars.stop()
 
     def say(self, text: str) -> None:

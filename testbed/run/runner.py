@@ -63,12 +63,15 @@ def run_scenario(
     return out
 
 
-def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, command: Sequence[str] = ()) -> None:
+def run_into(
+    folder: RunFolder, scenario: Scenario, *, quiet: bool = False, command: Sequence[str] = ()
+) -> None:
     """Run a scenario and write ``manifest.json`` and ``results.parquet``.
 
     :param quiet: Show no progress.
     :param command: The command line that asked for this, for the manifest.
-    :raises TestbedError: The run could not be made; the manifest's status says so as well, and what had been measured is kept.
+    :raises TestbedError: The run could not be made; the manifest's status says so as well, and what
+        had been measured is kept.
     """
     plan = plan_of(scenario)
     session = scenario.workload.begin(scenario)
@@ -78,11 +81,23 @@ def run_into(folder: RunFolder, scenario: Scenario, *, quiet: bool = False, comm
         table, log = Table(scenario.model_dump(mode="json")), FaultLog()
         outputs = (table, log) if scenario.faults else (table,)
         display.say("finding out what this machine can do")
-        with manifested(folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs):
-            display.say(f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}")
-            with Fabric(plan) as fabric, Workers(fabric, scenario.system.affinity, session.modules) as workers:
+        with manifested(
+            folder, {**facts(scenario, plan, command), **prepared, **environment()}, outputs
+        ):
+            display.say(
+                f"building {len(plan.hosts)} hosts, {plan.topology}, switch {plan.switch_kind}"
+            )
+            with (
+                Fabric(plan) as fabric,
+                Workers(fabric, scenario.system.affinity, session.modules) as workers,
+            ):
                 faults = Faults(scenario, fabric, workers, table, log)
-                take_turns(session, Stage(fabric, workers, table, display.say, display.step), faults, display)
+                take_turns(
+                    session,
+                    Stage(fabric, workers, table, display.say, display.step),
+                    faults,
+                    display,
+                )
 
 
 def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[str, Any]:
@@ -96,7 +111,9 @@ def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[
 
 
 @contextmanager
-def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]) -> Iterator[None]:
+def manifested(
+    folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]
+) -> Iterator[None]:
     """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted.
 
     Whatever the end, the measurements so far are kept.
@@ -107,7 +124,9 @@ def manifested(folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Ta
 
     def end(status: str, error: str | None = None) -> None:
         seconds = round(time.monotonic() - started, 3)
-        folder.write_manifest({**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds})
+        folder.write_manifest(
+            {**manifest, "status": status, "error": error, "finished": now(), "seconds": seconds}
+        )
 
     try:
         yield

@@ -1,4 +1,6 @@
-"""A scenario on a fabric that is up: in each trial, backends take turns at what the workload does."""
+"""A scenario on a fabric that is up: in each trial, backends take turns at what the
+workload does.
+"""
 
 from typing import Any
 
@@ -16,7 +18,9 @@ def take_turns(session: Session[Any], stage: Stage, faults: Faults, display: Dis
 
 
 class _Trial:
-    def __init__(self, session: Session[Any], stage: Stage, faults: Faults, display: Display, trial: int) -> None:
+    def __init__(
+        self, session: Session[Any], stage: Stage, faults: Faults, display: Display, trial: int
+    ) -> None:
         self._session, self._stage, self._faults, self._display = session, stage, faults, display
         self._trial = trial
 
@@ -36,7 +40,12 @@ class _Trial:
     def _turn(self, turn: Turn, names: list[str]) -> None:
         session, scenario, backend = self._session, self._session.scenario, turn.backend
         end = min(turn.epoch + scenario.epochs_a_turn, scenario.epochs)
-        with session.opened(self._stage, backend, names, self._faults.in_force(turn)), self._faults.happening(turn):
+        with (
+            session.opened(self._stage, backend, names, self._faults.in_force(turn)),
+            self._faults.happening(turn),
+        ):
             for epoch in range(turn.epoch, end):
                 note = session.train(self._stage, Turn(turn.trial, backend, epoch), names)
-                self._display.epoch(backend, epoch + 1, scenario.epochs, (epoch + 1) * session.steps, note)
+                self._display.epoch(
+                    backend, epoch + 1, scenario.epochs, (epoch + 1) * session.steps, note
+                )

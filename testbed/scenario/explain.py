@@ -1,4 +1,6 @@
-"""Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest known key."""
+"""Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest
+known key.
+"""
 
 from collections.abc import Iterator
 
@@ -27,7 +29,9 @@ def _line(detail: ErrorDetails, workload: str) -> str:
     place = detail["loc"]
     if len(place) >= 2 and place[0] == "faults":
         return _fault_line(detail)
-    if detail["type"] == "extra_forbidden" and (others := [name for name in _others(workload) if _has(name, place)]):
+    if detail["type"] == "extra_forbidden" and (
+        others := [name for name in _others(workload) if _has(name, place)]
+    ):
         what = path_of(place) if len(place) > 1 else f"table [{path_of(place)}]"
         return f"{what}: belongs to workload {options(others)}, not to {workload}: leave it out"
     return explain_table(detail, WORKLOADS[workload].scenario)
@@ -63,9 +67,15 @@ def _fault_line(detail: ErrorDetails) -> str:
         return wrong(f"{path}.action =", context["tag"], options(list(FAULTS)), list(FAULTS))
     if not rest:  # neither a table nor words
         allowed = "a table, or words such as drop p=0.01"
-        return f"{path}: {context['error']}" if kind == "value_error" else wrong(f"{path} =", value, allowed)
+        return (
+            f"{path}: {context['error']}"
+            if kind == "value_error"
+            else wrong(f"{path} =", value, allowed)
+        )
     action, *keys = rest
-    fields = {field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()}
+    fields = {
+        field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()
+    }
     if not keys:  # our own validators: their texts start with the key
         return f"{path}.{context['error']}"
     path = path_of(["faults", index, keys[0]])
@@ -73,4 +83,8 @@ def _fault_line(detail: ErrorDetails) -> str:
         known = [key for key in fields if key != "action"]
         return unknown(["faults", index, keys[0]], known)
     allowed = fields[str(keys[0])].description or ""
-    return f"{path} is missing: must be {allowed}" if kind == "missing" else wrong(f"{path} =", value, allowed)
+    return (
+        f"{path} is missing: must be {allowed}"
+        if kind == "missing"
+        else wrong(f"{path} =", value, allowed)
+    )

@@ -1,4 +1,6 @@
-"""Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one `Scenario`."""
+"""Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one
+`Scenario`.
+"""
 
 import re
 import tomllib
@@ -24,7 +26,8 @@ LARGEST = 64 << 10  # bytes of a scenario file; tomllib takes time that grows wi
 def read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
-    :raises SpecError: It is no regular file of at most :data:`LARGEST` bytes, cannot be read, or is no TOML.
+    :raises SpecError: It is no regular file of at most :data:`LARGEST` bytes, cannot be read, or is
+        no TOML.
     """
     try:
         return tomllib.loads(read_regular(path, LARGEST).decode())
@@ -41,19 +44,24 @@ def read_table(path: Path) -> dict[str, Any]:
 def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply overrides of the form ``table.key=value`` and return the changed copy.
 
-    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a string, so
-    that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which is no table, is replaced as a whole:
-    ``faults=[]`` clears it.
+    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a
+    string, so that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which is no
+    table, is replaced as a whole: ``faults=[]`` clears it.
 
     :raises SpecError: A setting has not this form.
     """
-    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    changed = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in table.items()
+    }
     for setting in settings:
         target, equals, text = setting.partition("=")
         name, dot, key = target.strip().partition(".")
         whole = name == "faults" and not dot
         if not equals or not name or not (key or whole):
-            raise SpecError(f"--set {shown(setting)}: must be table.key=value, such as training.epochs=2, or faults=[...]")
+            raise SpecError(
+                f"--set {shown(setting)}: must be table.key=value, such as training.epochs=2, or"
+                " faults=[...]"
+            )
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
         except RecursionError as error:
@@ -62,7 +70,10 @@ def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             value = text.strip()
         if whole:
             if not isinstance(value, list):
-                raise SpecError(f"--set {shown(setting)}: must be an array of faults, such as [] or ['drop p=0.01']")
+                raise SpecError(
+                    f"--set {shown(setting)}: must be an array of faults, such as [] or ['drop"
+                    " p=0.01']"
+                )
             changed[name] = value
             continue
         section = changed.setdefault(name, {})
@@ -96,7 +107,8 @@ def load_scenario(
 ) -> Scenario:
     """Read, override and validate a scenario file.
 
-    A relative `dataset.path` is taken from the file's folder, or where an override gives it, from the current one.
+    A relative `dataset.path` is taken from the file's folder, or where an override gives it, from
+    the current one.
 
     :param settings: Overrides, ``table.key=value``.
     :param seed: Overrides ``scenario.seed``.
@@ -118,8 +130,8 @@ def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str])
 
     :param table: What the scenario was made from; it is valid.
     :param faults: In words.
-    :raises SpecError: Faults are wrong, or do not fit the scenario or those before them; one line or more each, all of which
-        name it.
+    :raises SpecError: Faults are wrong, or do not fit the scenario or those before them; one line
+        or more each, all of which name it.
     """
     taken = list(table.get("faults", []))
     wrong: list[str] = []

@@ -1,4 +1,6 @@
-"""A controller to be killed: ``python -m testbed.soak SEED NUMBER RUN_ID`` plays a scenario over and over."""
+"""A controller to be killed: ``python -m testbed.soak SEED NUMBER RUN_ID`` plays a scenario over
+and over.
+"""
 
 import sys
 

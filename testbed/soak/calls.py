@@ -1,4 +1,6 @@
-"""What a soak does in the ranks' workers: groups and exchanges opened, put to work at the same time, and closed."""
+"""What a soak does in the ranks' workers: groups and exchanges opened, put to work at the same
+time, and closed.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,18 @@ def prepare(context: WorkerContext) -> None:
     context.resources.callback(_close, context)
 
 
-def open_tasks(context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]) -> None:
+def open_tasks(
+    context: WorkerContext, scenario: Scenario, specs: Mapping[int, Sequence[Spec]]
+) -> None:
     """Draw what this rank works on, and open and connect what is opened only once.
 
     :param specs: By index of the task: one per round.
     """
     ranks = context.keep(_Ranks())
     for index, rounds in specs.items():
-        ranks[index] = _Rank(rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times)
+        ranks[index] = _Rank(
+            rounds, _inputs(scenario, index, rounds[0]), scenario.tasks[index].times
+        )
     for rank in ranks.values():
         if len(rank.specs) == 1:
             rank.end = _open(context, scenario, rank.specs[0])
@@ -88,7 +94,9 @@ def work(context: WorkerContext, scenario: Scenario) -> dict[int, Work]:
     """
     ranks = context.get(_Ranks)
     with ThreadPoolExecutor(len(ranks)) as pool:
-        works = {index: pool.submit(_work, context, scenario, rank) for index, rank in ranks.items()}
+        works = {
+            index: pool.submit(_work, context, scenario, rank) for index, rank in ranks.items()
+        }
         return {index: done.result() for index, done in works.items()}
 
 
@@ -116,7 +124,10 @@ def trim(_context: WorkerContext) -> None:
 def _inputs(scenario: Scenario, index: int, spec: Spec) -> list[Tensor]:
     """What a rank puts into each collective of a round."""
     if isinstance(spec, GroupSpec):
-        return [make_input(scenario, index, number, spec.rank) for number in range(len(scenario.groups[index].summands))]
+        return [
+            make_input(scenario, index, number, spec.rank)
+            for number in range(len(scenario.groups[index].summands))
+        ]
     number = index - len(scenario.groups)
     turns = range(len(scenario.exchanges[number].magnitudes))
     return [make_embeddings(scenario, number, turn)[spec.halo.owned] for turn in turns]
@@ -147,7 +158,9 @@ def _work(context: WorkerContext, scenario: Scenario, rank: _Rank) -> Work:
 
 
 def _round(rank: _Rank, end: Backend | Exchange, done: Work) -> None:
-    collective: Callable[[Tensor], Tensor] = end.all_reduce if isinstance(end, Backend) else end.aggregate
+    collective: Callable[[Tensor], Tensor] = (
+        end.all_reduce if isinstance(end, Backend) else end.aggregate
+    )
     for _ in range(rank.times):
         for values in rank.inputs:
             result = collective(values)

@@ -26,7 +26,8 @@ SMALL = 1024  # elements of a tensor of which there are thousands: 4 KiB
 MOST_IN_A_ROW = 6000
 MOST_RANKS = 16  # of most fabrics; more take long to open
 BUDGET = 12.0  # seconds for a task's collectives, by the model
-TIMEOUT = 10.0  # seconds; on a busy machine ranks take a while to load their programs, before they can meet
+# seconds; on a busy machine ranks take a while to load their programs, before they can meet
+TIMEOUT = 10.0
 LONG_TIMEOUT = 30.0  # of more than MOST_RANKS
 OPENING = 0.25  # seconds that a rank takes to open a group, a core each
 LANES: tuple[Lanes, ...] = ("int16", "int32")
@@ -39,8 +40,9 @@ MAGNITUDES = [0, 0, 1, 3, -4, 20, -60]
 RING = tuple(kind.name.lower() for kind in Kind if kind < Kind.DOORBELL)
 PINCH = tuple(kind.name.lower() for kind in PinchKind if kind < Kind.DOORBELL)
 
-#: What is at work, and how likely: tensors of all sizes; thousands of small ones; groups that are opened and closed in a row;
-#: exchanges; both at once; and backends over sockets, which check the faults themselves.
+#: What is at work, and how likely: tensors of all sizes; thousands of small ones; groups that are
+#: opened and closed in a row; exchanges; both at once; and backends over sockets, which check the
+#: faults themselves.
 WORK = {"mixed": 6, "many": 5, "brief": 2, "pinch": 2, "both": 3, "tcp-ring": 1, "gloo": 1}
 
 Ending = Literal["whole", "kill", "cut"]
@@ -67,7 +69,9 @@ def draw(seed: int, number: int) -> Scenario:
     ending: Ending = "whole"
     killed_after = None
     if backend == "xdp-ring":
-        what = random.choices(["whole", "kill", "cut", "controller"], [16, 1 if shape.hosts > 2 else 0, 1, 1])[0]
+        what = random.choices(
+            ["whole", "kill", "cut", "controller"], [16, 1 if shape.hosts > 2 else 0, 1, 1]
+        )[0]
         if what == "controller":
             killed_after = random.uniform(0.3, 4.0)
         elif work not in ("many", "brief"):
@@ -84,7 +88,9 @@ def draw(seed: int, number: int) -> Scenario:
         shape=shape,
         backend=backend,
         groups=() if work == "pinch" else _groups(random, shape, work, faults),
-        exchanges=_exchanges(random, shape, work, faults, ending) if work in ("pinch", "both") else (),
+        exchanges=(
+            _exchanges(random, shape, work, faults, ending) if work in ("pinch", "both") else ()
+        ),
         faults=faults,
         ending=ending,
         timeout=TIMEOUT if shape.hosts <= MOST_RANKS else LONG_TIMEOUT,
@@ -116,7 +122,9 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
             terms=CollectiveOptions(
                 lanes=random.choice(LANES),
                 window=random.choice(WINDOWS),
-                recovery=random.choice(WAYS) if odds.phase(len(members)) >= LEAST_PHASE else "upstream",
+                recovery=(
+                    random.choice(WAYS) if odds.phase(len(members)) >= LEAST_PHASE else "upstream"
+                ),
                 reorder_threshold=random.choice([0, 1, 2, 4, 16]),
             ),
             summands=(),
@@ -127,26 +135,41 @@ def _groups(random: Random, shape: Shape, work: str, faults: Sequence[str]) -> t
         count = random.randint(1, 3) if work == "brief" else None
         group = replace(group, summands=_summands(random, most, count))
         if work == "brief":
-            group = replace(group, rounds=random.randint(2, max(2, min(12, int(BUDGET / OPENING / shape.hosts)))))
+            group = replace(
+                group,
+                rounds=random.randint(2, max(2, min(12, int(BUDGET / OPENING / shape.hosts)))),
+            )
         found.append(_affordable(shape, group, odds))
     return tuple(found)
 
 
 def _summands(random: Random, most: int, count: int | None) -> tuple[Summand, ...]:
-    """All-reduces, of which some have the same size, as the guess of the exponent goes by sizes; many, if they are small."""
-    sizes = [random.choice([0, 1, 2, most, *(int(most ** random.random()) for _ in range(8))]) for _ in range(3)]
+    """All-reduces, of which some have the same size, as the guess of the exponent goes by sizes;
+    many, if they are small.
+    """
+    sizes = [
+        random.choice([0, 1, 2, most, *(int(most ** random.random()) for _ in range(8))])
+        for _ in range(3)
+    ]
     if count is None:
         count = random.randint(20, 60) if sum(sizes) < most >> 3 else random.randint(2, 7)
     return tuple(Summand(random.choice(sizes), random.choice(MAGNITUDES)) for _ in range(count))
 
 
 def _affordable(shape: Shape, group: Group, odds: Odds) -> Group:
-    """The group with smaller tensors, and then with fewer, until the model says that they take no longer than the budget."""
+    """The group with smaller tensors, and then with fewer, until the model says that they take no
+    longer than the budget.
+    """
     while True:
-        seconds = sum(odds.all_reduce(group, summand.elements, shape.mtu) for summand in group.summands)
+        seconds = sum(
+            odds.all_reduce(group, summand.elements, shape.mtu) for summand in group.summands
+        )
         if group.rounds * seconds <= BUDGET or group.capacity <= SMALL:
             break
-        summands = [replace(s, elements=s.elements // 2) if s.elements > SMALL else s for s in group.summands]
+        summands = [
+            replace(s, elements=s.elements // 2) if s.elements > SMALL else s
+            for s in group.summands
+        ]
         group = replace(group, summands=tuple(summands))
     if group.rounds * seconds > BUDGET:
         count = max(1, int(len(group.summands) * BUDGET / seconds / group.rounds))
@@ -157,23 +180,38 @@ def _affordable(shape: Shape, group: Group, odds: Odds) -> Group:
 def _many(random: Random, shape: Shape, group: Group, odds: Odds) -> Group:
     """Small all-reduces, as many in a row as the budget allows."""
     sizes = [SMALL, SMALL, SMALL, random.randint(1, SMALL), random.randint(0, 8)]
-    summands = tuple(Summand(random.choice(sizes), random.choice(MAGNITUDES)) for _ in range(random.randint(4, 16)))
+    summands = tuple(
+        Summand(random.choice(sizes), random.choice(MAGNITUDES))
+        for _ in range(random.randint(4, 16))
+    )
     seconds = sum(odds.all_reduce(group, summand.elements, shape.mtu) for summand in summands)
     count = min(BUDGET / seconds, MOST_IN_A_ROW / len(summands)) * random.uniform(0.5, 1)
     return replace(group, summands=summands, times=max(1, int(count)))
 
 
-def _exchanges(random: Random, shape: Shape, work: str, faults: Sequence[str], ending: Ending) -> tuple[Exchange, ...]:
+def _exchanges(
+    random: Random, shape: Shape, work: str, faults: Sequence[str], ending: Ending
+) -> tuple[Exchange, ...]:
     odds = Odds.of(faults, PINCH)
-    members = random.sample(range(shape.hosts), random.randint(2, shape.hosts)) if random.random() < 0.5 else None
+    members = (
+        random.sample(range(shape.hosts), random.randint(2, shape.hosts))
+        if random.random() < 0.5
+        else None
+    )
     found = []
     for chosen in [members] if members else _sets(random, shape, several=work == "pinch"):
         dim = random.choice([1, 3, 16, 64, 200, 512])
-        vertices = random.randint(2, 20) if random.random() < 0.1 else int(random.uniform(50, 3000) / dim**0.4)
+        vertices = (
+            random.randint(2, 20)
+            if random.random() < 0.1
+            else int(random.uniform(50, 3000) / dim**0.4)
+        )
         exchange = Exchange(
             members=tuple(chosen),
             terms=ExchangeOptions(
-                lanes=random.choice(LANES), window=random.choice(WINDOWS), processing=random.choice(PROCESSING)
+                lanes=random.choice(LANES),
+                window=random.choice(WINDOWS),
+                processing=random.choice(PROCESSING),
             ),
             aggregation=random.choice(AGGREGATIONS),
             dim=dim,
@@ -186,7 +224,10 @@ def _exchanges(random: Random, shape: Shape, work: str, faults: Sequence[str], e
         seconds = len(exchange.magnitudes) * odds.aggregation(exchange)
         most = int(min(BUDGET / seconds, 50))
         if ending == "whole" and random.random() < 0.25:
-            exchange = replace(exchange, rounds=random.randint(2, max(2, min(8, most, int(BUDGET / OPENING / shape.hosts)))))
+            exchange = replace(
+                exchange,
+                rounds=random.randint(2, max(2, min(8, most, int(BUDGET / OPENING / shape.hosts)))),
+            )
         elif ending == "whole":
             exchange = replace(exchange, times=random.randint(1, max(1, most)))
         found.append(exchange)
@@ -195,7 +236,14 @@ def _exchanges(random: Random, shape: Shape, work: str, faults: Sequence[str], e
 
 def _faults(random: Random, shape: Shape, kinds: Sequence[str], ending: Ending) -> tuple[str, ...]:
     """Draw what happens to frames of these kinds; none: those of sockets."""
-    drawers: list[Callable[[Random, Shape, Sequence[str]], str]] = [_drop, _duplicate, _corrupt, _delay, _reorder, _burst]
+    drawers: list[Callable[[Random, Shape, Sequence[str]], str]] = [
+        _drop,
+        _duplicate,
+        _corrupt,
+        _delay,
+        _reorder,
+        _burst,
+    ]
     if ending == "whole":
         drawers += [_limit, _link_down, _partition, _pause, _slow, _flood]
     count = random.choices(range(5), [1, 3, 3, 2, 2] if kinds else [1, 3, 1, 0, 0])[0]
@@ -205,7 +253,9 @@ def _faults(random: Random, shape: Shape, kinds: Sequence[str], ending: Ending) 
     elif ending == "cut":
         host = _host(random, shape)
         others = [f"h{rank + 1}" for rank in range(shape.hosts) if f"h{rank + 1}" != host]
-        faults.append(random.choice([f"link-down hosts={host}", f"partition sets={host}|{','.join(others)}"]))
+        faults.append(
+            random.choice([f"link-down hosts={host}", f"partition sets={host}|{','.join(others)}"])
+        )
     return tuple(faults)
 
 
@@ -233,7 +283,16 @@ def _match(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     if kinds and random.random() < 0.3:
         words.append("kind=" + random.choice([*kinds, ",".join(random.sample(kinds, 2))]))
     if kinds and random.random() < 0.15:
-        words.append(random.choice(["attempt=0", "attempt=1..65535", f"hop={random.randint(1, shape.hosts)}", "chunk=0..31"]))
+        words.append(
+            random.choice(
+                [
+                    "attempt=0",
+                    "attempt=1..65535",
+                    f"hop={random.randint(1, shape.hosts)}",
+                    "chunk=0..31",
+                ]
+            )
+        )
     return "".join(f" {word}" for word in words)
 
 
@@ -247,7 +306,9 @@ def _drop(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 
 
 def _duplicate(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
-    return f"duplicate {_p(random, 0.3)} copies={random.randint(1, 7)}{_match(random, shape, kinds)}"
+    return (
+        f"duplicate {_p(random, 0.3)} copies={random.randint(1, 7)}{_match(random, shape, kinds)}"
+    )
 
 
 def _corrupt(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
@@ -262,12 +323,18 @@ def _delay(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     shape_of = random.choice(["constant", "uniform", "normal", "pareto"])
     delay = random.randint(10, 3000)
     jitter = "" if shape_of == "constant" else f" jitter={random.randint(1, delay)}us"
-    return f"delay {_p(random, 0.2)} delay={delay}us{jitter} distribution={shape_of}{_match(random, shape, kinds)}"
+    return (
+        f"delay {_p(random, 0.2)} delay={delay}us{jitter}"
+        f" distribution={shape_of}{_match(random, shape, kinds)}"
+    )
 
 
 def _reorder(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     within = random.randint(1, 20)
-    return f"reorder {_p(random, 0.2)} behind={random.randint(1, 64)} within={within}ms{_match(random, shape, kinds)}"
+    return (
+        f"reorder {_p(random, 0.2)} behind={random.randint(1, 64)}"
+        f" within={within}ms{_match(random, shape, kinds)}"
+    )
 
 
 def _burst(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
@@ -282,7 +349,10 @@ def _limit(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
     # Under XDP a receiver's rate needs all senders at one switch.
     direction = random.choice(["up", "down", "both"]) if shape.topology == "star" else "up"
     queue = random.choice([16, 64, 256, 1024])
-    return f"limit hosts={_host(random, shape)} direction={direction} rate={random.randint(200, 5000)}mbit queue={queue}KiB"
+    return (
+        f"limit hosts={_host(random, shape)} direction={direction}"
+        f" rate={random.randint(200, 5000)}mbit queue={queue}KiB"
+    )
 
 
 def _when(random: Random) -> str:
@@ -306,7 +376,9 @@ def _pause(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
 
 
 def _slow(random: Random, shape: Shape, kinds: Sequence[str]) -> str:
-    return f"slow hosts={_host(random, shape)} share={random.uniform(0.05, 0.5):.2f} {_when(random)}"
+    return (
+        f"slow hosts={_host(random, shape)} share={random.uniform(0.05, 0.5):.2f} {_when(random)}"
+    )
 
 
 def _flood(random: Random, shape: Shape, kinds: Sequence[str]) -> str:

@@ -18,17 +18,23 @@ class Finding(TestbedError):
 
 _RANKS = r"((?:rank \d+ \(\w+\)(?:, )?)+)"
 _GONE = re.compile(
-    rf"{_RANKS} (?:was )?silent|{_RANKS} has closed|(?:in vain for|nothing comes from|no answer from) {_RANKS}",
+    rf"{_RANKS} (?:was )?silent|{_RANKS} has closed|(?:in vain for|nothing comes from|no answer"
+    rf" from) {_RANKS}",
 )
 
 
 def accused(error: str) -> set[str]:
-    """Names of the hosts that an error says are gone, not of those that are up, but elsewhere or behind."""
-    return {name for found in _GONE.findall(error) for name in re.findall(r"\((\w+)\)", "".join(found))}
+    """Names of the hosts that an error says are gone, not of those that are up, but elsewhere or
+    behind.
+    """
+    return {
+        name for found in _GONE.findall(error) for name in re.findall(r"\((\w+)\)", "".join(found))
+    }
 
 
 def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
-    """Keep the remains of a failed scenario: its description, the error, and the logs of its fabric.
+    """Keep the remains of a failed scenario: its description, the error, and the logs of its
+    fabric.
 
     :param folder: Where to; what is there of an earlier failure is replaced.
     :param run: The fabric's directory.

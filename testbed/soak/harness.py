@@ -38,10 +38,14 @@ from testbed.worker import Workers
 __all__ = ["Harness"]
 
 OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
-DEADLINE = 120.0  # seconds for a scenario's collectives: many times what they take, as others may keep the machine busy
+# seconds for a scenario's collectives: many times what they take, as others may keep the machine
+# busy
+DEADLINE = 120.0
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
 GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
-MOST_RECORDS = 100_000  # of the faults' log are judged again, evenly spaced: some three seconds' work
+MOST_RECORDS = (
+    100_000  # of the faults' log are judged again, evenly spaced: some three seconds' work
+)
 
 
 AnyTask = TypeVar("AnyTask", Group, Exchange)
@@ -69,7 +73,8 @@ class Harness:
             self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
             self._workers.call_all(calls.prepare, list(self._workers))
             for switch in self.fabric.switches:
-                # Made, and mapped, when it is first asked for, and then it lasts: before anything is compared.
+                # Made, and mapped, when it is first asked for, and then it lasts: before anything
+                # is compared.
                 self.fabric.flooding(switch).view()
             self._stack = stack.pop_all()
         return self
@@ -102,11 +107,17 @@ class Harness:
         injector = Injector(self.fabric, rules_of(faults), scenario.fault_seed)
         with ExitStack() as stack:
             stack.enter_context(injector)
-            blockade = stack.enter_context(Blockade(self.fabric)) if any(isinstance(e, Partition) for e in events) else None
+            blockade = (
+                stack.enter_context(Blockade(self.fabric))
+                if any(isinstance(e, Partition) for e in events)
+                else None
+            )
             limits = stack.enter_context(limited(self.fabric, limits_of(faults), injector))
             strays = None
             if scenario.strays:
-                strays = stack.enter_context(Strays(self.fabric, scenario.strays, scenario.fault_seed))
+                strays = stack.enter_context(
+                    Strays(self.fabric, scenario.strays, scenario.fault_seed)
+                )
             phase = Phase(self, scenario)
             phase.open()
             timeline = Timeline(self.fabric, self._workers, events, blockade)
@@ -140,11 +151,21 @@ class Harness:
 
     def _regrouped(self, scenario: Scenario, events: Sequence[Event]) -> Scenario:
         """The same work by new groups of the hosts that are left."""
-        dead = {self.fabric.plan.host(name).rank for event in events if isinstance(event, Kill) for name in event.names}
+        dead = {
+            self.fabric.plan.host(name).rank
+            for event in events
+            if isinstance(event, Kill)
+            for name in event.names
+        }
         self.spent = bool(dead)
 
         def left(tasks: Sequence[AnyTask]) -> tuple[AnyTask, ...]:
-            found = [replace(task, members=tuple(member for member in task.members if member not in dead)) for task in tasks]
+            found = [
+                replace(
+                    task, members=tuple(member for member in task.members if member not in dead)
+                )
+                for task in tasks
+            ]
             return tuple(task for task in found if len(task.members) > 1)
 
         return replace(
@@ -172,7 +193,9 @@ class Harness:
         return [name for name, worker in self._workers.items() if not worker.may_die]
 
     def _holdings(self) -> dict[str, Holdings]:
-        """What the processes hold that are there: the nodes' workers and this one, the controller."""
+        """What the processes hold that are there: the nodes' workers and this one, the
+        controller.
+        """
         found = {name: Holdings.of(self._workers[name].pid) for name in self._alive}
         return found | {"the controller": Holdings.of(os.getpid())}
 
@@ -182,8 +205,8 @@ class Harness:
     def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
         """Look for resources that a scenario should have released.
 
-        A datapath holds what it needs, and what works for the first time loads what it needs: scenarios are compared with the
-        first on the same datapath since then.
+        A datapath holds what it needs, and what works for the first time loads what it needs:
+        scenarios are compared with the first on the same datapath since then.
 
         :param objects: BPF objects that processes held in between.
         :returns: Bytes by which a process has grown at most.
@@ -212,7 +235,11 @@ class Phase:
     def __post_init__(self) -> None:
         hosts = self.harness.fabric.plan.hosts
         #: Names of the hosts that have anything to do.
-        self.names = list(dict.fromkeys(hosts[member].name for task in self.scenario.tasks for member in task.members))
+        self.names = list(
+            dict.fromkeys(
+                hosts[member].name for task in self.scenario.tasks for member in task.members
+            )
+        )
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
 
     def open(self) -> None:
@@ -230,27 +257,38 @@ class Phase:
         """Do all collectives, in bounded time."""
         deadline = DEADLINE if self.scenario.ending == "whole" else 2 * self.scenario.timeout
         arguments = {name: {"scenario": self.scenario} for name in self.names}
-        self.works = self.harness.workers.call_all(calls.work, arguments, timeout=deadline, errors="return")
+        self.works = self.harness.workers.call_all(
+            calls.work, arguments, timeout=deadline, errors="return"
+        )
 
     def close(self, report: Report) -> None:
         """Check the results, and close everything that is open, in bounded time.
 
-        :raises Finding: A result is wrong, or a rank gave up that should not have, or names one that is not gone.
+        :raises Finding: A result is wrong, or a rank gave up that should not have, or names one
+            that is not gone.
         """
         for index in range(len(self.scenario.tasks)):
             self._check(index, report)
-        # The victim may have been killed during its work, or after it. If all was done before the kill was due, it is alive,
-        # and closes as the others do.
+        # The victim may have been killed during its work, or after it. If all was done before the
+        # kill was due, it is alive, and closes as the others do.
         workers = self.harness.workers
-        alive = [name for name in self.names if not (workers[name].may_die or isinstance(self.works[name], Exception))]
+        alive = [
+            name
+            for name in self.names
+            if not (workers[name].may_die or isinstance(self.works[name], Exception))
+        ]
         timeout = self.scenario.timeout + GRACE
-        closed: dict[str, Counters] = self.harness.workers.call_all(calls.close_tasks, alive, timeout=timeout)
+        closed: dict[str, Counters] = self.harness.workers.call_all(
+            calls.close_tasks, alive, timeout=timeout
+        )
         report.sent = sum(closed.values(), report.sent)
 
     def _specs(self, index: int) -> Sequence[Spec]:
         """What each rank of a task has to know to open it."""
         scenario, fabric, task = self.scenario, self.harness.fabric, self.scenario.tasks[index]
-        terms: dict[str, Any] = {name: getattr(task.terms, name) for name in GroupOptions.model_fields}
+        terms: dict[str, Any] = {
+            name: getattr(task.terms, name) for name in GroupOptions.model_fields
+        }
         terms |= {
             "group_id": self.harness.next_group(),
             "mtu": fabric.plan.mtu,
@@ -266,18 +304,25 @@ class Phase:
         groups: Sequence[GroupSpec] = make_groups(members, **terms)
         halos = make_graph(scenario, number).halos
         return [
-            ExchangeSpec(group, halo, task.dim, task.aggregation, **common) for group, halo in zip(groups, halos, strict=True)
+            ExchangeSpec(group, halo, task.dim, task.aggregation, **common)
+            for group, halo in zip(groups, halos, strict=True)
         ]
 
     def _check(self, index: int, report: Report) -> None:
-        task, hosts, label = self.scenario.tasks[index], self.harness.fabric.plan.hosts, self.scenario.label(index)
+        task, hosts, label = (
+            self.scenario.tasks[index],
+            self.harness.fabric.plan.hosts,
+            self.scenario.label(index),
+        )
         names = [hosts[member].name for member in task.members]
         expected = list(answers(self.scenario, index)) * task.rounds
         done = [len(expected)]
         for number, name in enumerate(names):
             works = self.works[name]
             if isinstance(works, Exception):
-                if self._victim not in names or not (isinstance(works, WorkerDied) and name == self._victim):
+                if self._victim not in names or not (
+                    isinstance(works, WorkerDied) and name == self._victim
+                ):
                     raise Finding(f"{label}: {name}: {works}") from works
                 continue
             found = works[index]
@@ -317,4 +362,7 @@ class Phase:
             return
         found = self.harness.workers[name].call(calls.fetch, task=task, digest=digest)
         if difference := describe_difference(found, answer.value, answer.bound):
-            raise Finding(f"{self.scenario.label(task)}, collective {turn}: {name} has a wrong result: {difference}")
+            raise Finding(
+                f"{self.scenario.label(task)}, collective {turn}: {name} has a wrong result:"
+                f" {difference}"
+            )

@@ -1,4 +1,6 @@
-"""What a process holds: memory, descriptors, mappings, BPF objects. What it goes on holding when nothing needs it is a leak."""
+"""What a process holds: memory, descriptors, mappings, BPF objects. What it goes on holding when
+nothing needs it is a leak.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ Object = tuple[str, int]
 """A BPF object: ``map`` or ``prog``, and the kernel's number of it."""
 
 MOST_GROWTH = 16 << 20
-"""Bytes: what is free between blocks in use cannot be given back; some of the largest tensors (4 MiB), leaked, are more."""
+"""Bytes: what is free between blocks in use cannot be given back; some of the largest tensors (4
+MiB), leaked, are more.
+"""
 
 _M_ARENA_MAX = -8  # malloc.h
-_GRACE = 10.0  # seconds until the kernel has freed what nobody holds: it waits for readers on all CPUs
+_GRACE = (
+    10.0  # seconds until the kernel has freed what nobody holds: it waits for readers on all CPUs
+)
 _PAUSE = 0.05  # seconds between looks
 
 
@@ -34,9 +40,10 @@ _PAUSE = 0.05  # seconds between looks
 class Holdings:
     """What a process holds at a moment.
 
-    :param memory: Bytes of its resident set that are its own (``RssAnon``): not of files, nor of maps of the kernel.
-    :param descriptors: By kind, such as ``socket``, ``anon_inode:bpf-map`` or a file's path; mappings of such a thing count
-        besides, as ``mapping of`` it.
+    :param memory: Bytes of its resident set that are its own (``RssAnon``): not of files, nor of
+        maps of the kernel.
+    :param descriptors: By kind, such as ``socket``, ``anon_inode:bpf-map`` or a file's path;
+        mappings of such a thing count besides, as ``mapping of`` it.
     :param objects: BPF objects that it has a descriptor of.
     """
 
@@ -50,7 +57,9 @@ class Holdings:
         process = Path("/proc", str(pid))
         descriptors, objects = Counter[str](), set[Object]()
         for entry in (process / "fd").iterdir():
-            with suppress(FileNotFoundError):  # the one that this directory is read by, where it is our own
+            with suppress(
+                FileNotFoundError
+            ):  # the one that this directory is read by, where it is our own
                 descriptors[_kind(str(entry.readlink()))] += 1
                 objects |= _objects((process / "fdinfo" / entry.name).read_text())
         for line in (process / "maps").read_text().splitlines():
@@ -62,18 +71,26 @@ class Holdings:
         """Bytes by which a process has grown since its steady state.
 
         :param who: Its name.
-        :raises Finding: It holds descriptors or mappings that it did not, or more memory than what may remain of arrays.
+        :raises Finding: It holds descriptors or mappings that it did not, or more memory than what
+            may remain of arrays.
         """
         if more := self.descriptors - before.descriptors:
-            raise Finding(f"{who} goes on holding {', '.join(f'{count} {kind}' for kind, count in sorted(more.items()))}")
+            raise Finding(
+                f"{who} goes on holding"
+                f" {', '.join(f'{count} {kind}' for kind, count in sorted(more.items()))}"
+            )
         grown = self.memory - before.memory
         if grown > MOST_GROWTH:
-            raise Finding(f"{who} has grown by {grown / 2**20:.1f} MiB since earlier scenarios, more than {MOST_GROWTH >> 20}")
+            raise Finding(
+                f"{who} has grown by {grown / 2**20:.1f} MiB since earlier scenarios, more than"
+                f" {MOST_GROWTH >> 20}"
+            )
         return max(0, grown)
 
 
 def outlived(objects: Iterable[Object]) -> list[Object]:
-    """BPF objects that no process has a descriptor of, and that are still in the kernel after a grace period.
+    """BPF objects that no process has a descriptor of, and that are still in the kernel after a
+    grace period.
 
     What keeps one is an entry in another map, an attachment or a mapping.
     """
@@ -84,7 +101,9 @@ def outlived(objects: Iterable[Object]) -> list[Object]:
 
 
 def one_arena() -> None:
-    """Make all threads of this process allocate from one arena: `trim` does not return free memory at the end of others."""
+    """Make all threads of this process allocate from one arena: `trim` does not return free memory
+    at the end of others.
+    """
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
@@ -95,13 +114,18 @@ def trim() -> None:
 
 
 def _kind(target: str) -> str:
-    """What kind of thing a descriptor stands for, by the link in ``/proc``: those of one kind differ in number only."""
+    """What kind of thing a descriptor stands for, by the link in ``/proc``: those of one kind
+    differ in number only.
+    """
     return re.sub(r":\[\d+\]$", "", target)
 
 
 def _objects(information: str) -> set[Object]:
     """The BPF object that a descriptor is of, if it is of one."""
-    return {(kind, int(number)) for kind, number in re.findall(r"^(map|prog)_id:\s*(\d+)$", information, re.MULTILINE)}
+    return {
+        (kind, int(number))
+        for kind, number in re.findall(r"^(map|prog)_id:\s*(\d+)$", information, re.MULTILINE)
+    }
 
 
 def _exists(kind: str, number: int) -> bool:

@@ -1,7 +1,7 @@
 """The mean time that a scenario takes under its faults, so that no draw takes minutes. Pure.
 
-The model is coarse: it counts the hops of a collective that nothing overlaps with, and what a loss costs on one of them. Its
-constants were fitted to what soaks took on the reference machine.
+The model is coarse: it counts the hops of a collective that nothing overlaps with, and what a loss
+costs on one of them. Its constants were fitted to what soaks took on the reference machine.
 """
 
 import math
@@ -17,8 +17,9 @@ from testbed.testing.reference import lanes_of
 __all__ = ["LEAST_PHASE", "Odds"]
 
 LEAST_PHASE = 0.02
-"""With ``origin`` a reduce-scatter phase that breaks starts over at the chunk's owner, so it takes (1-p)^-(N-1) attempts on
-average, each at least a round trip. It always ends; in time for a soak if a phase succeeds at least once in fifty attempts."""
+"""With ``origin`` a reduce-scatter phase that breaks starts over at the chunk's owner, so it takes
+(1-p)^-(N-1) attempts on average, each at least a round trip. It always ends; in time for a soak if
+a phase succeeds at least once in fifty attempts."""
 
 _RANK = 60e-6  # seconds per rank and collective: two cores serve all ranks
 _FRAME = 3e-6  # seconds per frame and hop
@@ -46,7 +47,11 @@ class Odds:
         passes = once = 1.0
         waits = 0.0
         for fault in map(parse_fault, faults):
-            if not isinstance(fault, Rule) or (fault.kind and not set(fault.kind) & set(kinds)) or fault.attempt.last == 0:
+            if (
+                not isinstance(fault, Rule)
+                or (fault.kind and not set(fault.kind) & set(kinds))
+                or fault.attempt.last == 0
+            ):
                 continue
             if isinstance(fault, Delay):
                 waits += fault.p * (fault.delay + fault.jitter)
@@ -69,7 +74,9 @@ class Odds:
     def all_reduce(self, group: Group, elements: int, mtu: int) -> float:
         """Seconds that an all-reduce takes."""
         ranks = len(group.members)
-        chunks: int = Layout.plan(elements, lanes_of(group.terms.lanes, ranks), chunk_bytes_for(mtu)).total
+        chunks: int = Layout.plan(
+            elements, lanes_of(group.terms.lanes, ranks), chunk_bytes_for(mtu)
+        ).total
         in_a_row = max(1.0, chunks / min(group.terms.window * ranks, _TOKENS))
         hops = 2 * (ranks - 1)
         lost = hops * (1 / self.passes - 1) + 2 * (1 / self.once - 1)
@@ -77,14 +84,18 @@ class Odds:
         if group.terms.recovery == "upstream":
             way += lost * _LOSS / self.passes
         else:
-            way += (1 / self.phase(ranks) - 1) * (_TRY + ranks * self.waits) + lost / 2 * _LOSS / self.passes
+            way += (1 / self.phase(ranks) - 1) * (
+                _TRY + ranks * self.waits
+            ) + lost / 2 * _LOSS / self.passes
         return in_a_row * way + chunks * hops * _FRAME
 
     def aggregation(self, exchange: Exchange) -> float:
         """Seconds that an exchange takes."""
         ranks = len(exchange.members)
         rows = min(exchange.vertices * (ranks - 1), exchange.entries)  # that are sent
-        frames = rows * exchange.dim * (2 if exchange.terms.lanes == "int16" else 4) / 1000 + ranks * (ranks - 1)
+        frames = rows * exchange.dim * (
+            2 if exchange.terms.lanes == "int16" else 4
+        ) / 1000 + ranks * (ranks - 1)
         flights = max(1.0, frames / ranks / _TOKENS)
         lost = 1 / (self.passes * self.once) - 1
         way = _RANK * ranks + 4 * self.waits + 4 * lost * _LOSS / self.passes

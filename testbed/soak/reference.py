@@ -1,4 +1,6 @@
-"""What a scenario's collectives have to give: in-kernel ones bit for bit, others within a bound. Pure."""
+"""What a scenario's collectives have to give: in-kernel ones bit for bit, others within a bound.
+Pure.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,15 @@ from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_in
 from testbed.testing.aggregates import Format, exact, magnitude, sent
 from testbed.testing.reference import agree, exact_sum, lanes_of
 
-__all__ = ["Answer", "RingReference", "answers", "describe_difference", "digest", "float_reference", "known_exponent"]
+__all__ = [
+    "Answer",
+    "RingReference",
+    "answers",
+    "describe_difference",
+    "digest",
+    "float_reference",
+    "known_exponent",
+]
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,16 @@ def answers(scenario: Scenario, task: int) -> Iterator[Sequence[Answer]]:
 
 def _sums(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     group = scenario.groups[index]
-    ranks, ring, seen = len(group.members), RingReference(group.terms.lanes), dict[tuple[int, int], Answer]()
+    ranks, ring, seen = (
+        len(group.members),
+        RingReference(group.terms.lanes),
+        dict[tuple[int, int], Answer](),
+    )
     kept: dict[int, list[Tensor]] = {}
     for number in list(range(len(group.summands))) * group.times:
-        inputs = kept.get(number) or [make_input(scenario, index, number, rank) for rank in range(ranks)]
+        inputs = kept.get(number) or [
+            make_input(scenario, index, number, rank) for rank in range(ranks)
+        ]
         if group.times > 1:  # small ones, which come again
             kept[number] = inputs
         if scenario.backend != "xdp-ring":
@@ -75,7 +91,9 @@ def _aggregates(scenario: Scenario, index: int) -> Iterator[Sequence[Answer]]:
     form, senders = Format(16 if exchange.terms.lanes == "int16" else 32), sent(graph)
     guess = ScaleGuess(slack=SLACK)
     known = known_exponent(scenario, index) if exchange.known else None
-    embeddings = [make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))]
+    embeddings = [
+        make_embeddings(scenario, index, number) for number in range(len(exchange.magnitudes))
+    ]
     seen: dict[tuple[int, int], list[Answer]] = {}
     for number in list(range(len(embeddings))) * exchange.times:
         x = embeddings[number]
@@ -96,7 +114,8 @@ def known_exponent(scenario: Scenario, exchange: int) -> int:
 
 
 class RingReference:
-    """A group of ``xdp-ring`` from its first all-reduce on: integer sums at the exponents that it agrees on.
+    """A group of ``xdp-ring`` from its first all-reduce on: integer sums at the exponents that it
+    agrees on.
 
     :param lanes: The group's.
     """
@@ -112,7 +131,9 @@ class RingReference:
         """
         if inputs[0].size == 0:
             return 0
-        seen = lanes_of(self._lanes, len(inputs)).exponent_for(max(finite_absmax(values) for values in inputs))
+        seen = lanes_of(self._lanes, len(inputs)).exponent_for(
+            max(finite_absmax(values) for values in inputs)
+        )
         return agree(self._guesses.setdefault(inputs[0].size, ScaleGuess()), seen)
 
     def sum_at(self, inputs: Sequence[Tensor], exponent: int) -> Tensor:
@@ -125,7 +146,9 @@ class RingReference:
 
 
 def float_reference(inputs: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """Return sums in double precision, shape (n,), and how far sums in single precision may be from them."""
+    """Return sums in double precision, shape (n,), and how far sums in single precision may be from
+    them.
+    """
     absmax = max((finite_absmax(values) for values in inputs if values.size), default=0.0)
     total: Tensor = np.stack(inputs).sum(axis=0, dtype=np.float64).astype(np.float32)
     return total, 2 * float32_sum_bound(absmax, len(inputs))

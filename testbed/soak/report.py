@@ -21,7 +21,8 @@ class Report:
     :param sent: By all ranks.
     :param fired: Frames that met a fault, and events that happened, by action.
     :param records: Of the faults' log, judged again.
-    :param growth: Bytes by which a rank's memory has grown at most since earlier scenarios on its fabric.
+    :param growth: Bytes by which a rank's memory has grown at most since earlier scenarios on its
+        fabric.
     """
 
     scenario: Scenario
@@ -69,7 +70,10 @@ class Coverage:
         self.growth = max(self.growth, report.growth)
         self.longest = max(self.longest, report.seconds)
         self.fired += report.fired
-        self.drawn.update({fault.partition(" ")[0] for fault in scenario.faults} | ({"strays"} if scenario.strays else set()))
+        self.drawn.update(
+            {fault.partition(" ")[0] for fault in scenario.faults}
+            | ({"strays"} if scenario.strays else set())
+        )
         for name, values in _factors(scenario).items():
             self.factors.setdefault(name, Counter()).update(set(values))
 
@@ -83,10 +87,15 @@ class Coverage:
         yield "frames sent", f"{self.sent.packets:,} ({self.sent.wire_bytes / 1e9:.1f} GB)"
         yield "retransmitted", f"{self.sent.retransmissions:,}"
         yield "fates judged again", f"{self.records:,}"
-        yield "growth of a rank's memory", f"{self.growth / 2**20:.1f} MiB at most, from scenario to scenario"
+        yield (
+            "growth of a rank's memory",
+            f"{self.growth / 2**20:.1f} MiB at most, from scenario to scenario",
+        )
 
     def faults(self) -> Iterator[tuple[str, int, int]]:
-        """Action, scenarios that it was drawn for, and frames that met it or events that happened."""
+        """Action, scenarios that it was drawn for, and frames that met it or events
+        that happened.
+        """
         for action in sorted(self.drawn | self.fired):
             yield action, self.drawn[action], self.fired[action]
 
@@ -104,7 +113,10 @@ class Coverage:
             "retransmissions": self.sent.retransmissions,
             "records_judged": self.records,
             "growth_bytes": self.growth,
-            "faults": {action: {"scenarios": drawn, "fired": fired} for action, drawn, fired in self.faults()},
+            "faults": {
+                action: {"scenarios": drawn, "fired": fired}
+                for action, drawn, fired in self.faults()
+            },
             "factors": {name: dict(_ordered(values)) for name, values in self.factors.items()},
         }
 
@@ -112,7 +124,9 @@ class Coverage:
         """The tables, for a terminal."""
         lines = [f"{name:<26} {value}" for name, value in self.totals()]
         lines += ["", f"{'fault':<26} {'scenarios':>9} {'fired':>12}"]
-        lines += [f"{action:<26} {drawn:>9,} {fired:>12,}" for action, drawn, fired in self.faults()]
+        lines += [
+            f"{action:<26} {drawn:>9,} {fired:>12,}" for action, drawn, fired in self.faults()
+        ]
         lines += ["", "scenarios by factor"]
         lines += [f"{name:<26} " + _values(values) for name, values in self.factors.items()]
         return "\n".join(lines)
@@ -142,8 +156,14 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
         "opened and closed": [str(task.rounds) for task in scenario.tasks],
     }
     if scenario.backend == "xdp-ring":
-        factors |= {name: [str(getattr(task.terms, name)) for task in scenario.tasks] for name in ("lanes", "window")}
-        factors |= {name: [str(getattr(group.terms, name)) for group in groups] for name in ("recovery", "reorder_threshold")}
+        factors |= {
+            name: [str(getattr(task.terms, name)) for task in scenario.tasks]
+            for name in ("lanes", "window")
+        }
+        factors |= {
+            name: [str(getattr(group.terms, name)) for group in groups]
+            for name in ("recovery", "reorder_threshold")
+        }
     sizes = [summand.elements * 4 for group in groups for summand in group.summands]
     factors["bytes of a tensor"] = [_class(size, _SIZES) for size in sizes]
     factors["aggregation"] = [exchange.aggregation for exchange in exchanges]
@@ -152,7 +172,14 @@ def _factors(scenario: Scenario) -> dict[str, list[str]]:
 
 
 _COUNTS = {1: "1", 10: "to 10", 100: "to 100", 1000: "to 1,000", 10_000: "to 10,000"}
-_SIZES = {0: "0", 1 << 10: "to 1K", 1 << 14: "to 16K", 1 << 17: "to 128K", 1 << 20: "to 1M", 1 << 22: "to 4M"}
+_SIZES = {
+    0: "0",
+    1 << 10: "to 1K",
+    1 << 14: "to 16K",
+    1 << 17: "to 128K",
+    1 << 20: "to 1M",
+    1 << 22: "to 4M",
+}
 
 
 def _class(value: int, bounds: dict[int, str]) -> str:
@@ -162,12 +189,18 @@ def _class(value: int, bounds: dict[int, str]) -> str:
 
 def _parts(counts: Counter[str]) -> str:
     """A total and what it is made of."""
-    return f"{counts.total():,} (" + ", ".join(f"{name} {n:,}" for name, n in counts.most_common()) + ")"
+    return (
+        f"{counts.total():,} ("
+        + ", ".join(f"{name} {n:,}" for name, n in counts.most_common())
+        + ")"
+    )
 
 
 def _ordered(values: Counter[str]) -> list[tuple[str, int]]:
     """By value where values are numbers, else by name."""
-    return sorted(values.items(), key=lambda item: (int(item[0]) if item[0].isdigit() else -1, item[0]))
+    return sorted(
+        values.items(), key=lambda item: (int(item[0]) if item[0].isdigit() else -1, item[0])
+    )
 
 
 def _values(values: Counter[str]) -> str:

@@ -1,4 +1,6 @@
-"""One scenario of a soak: a fabric's shape, groups and exchanges with their work, faults, and its ending. Pure."""
+"""One scenario of a soak: a fabric's shape, groups and exchanges with their work, faults, and its
+ending. Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -38,8 +40,12 @@ class Shape:
     mtu: int
 
     def plan(self) -> FabricPlan:
-        """The fabric's plan; offloads are off, so that socket baselines send frames as a wire carries them."""
-        return plan_fabric(self.topology, self.hosts, self.switch, self.mtu, offload=False, k=self.k)
+        """The fabric's plan; offloads are off, so that socket baselines send frames as a wire
+        carries them.
+        """
+        return plan_fabric(
+            self.topology, self.hosts, self.switch, self.mtu, offload=False, k=self.k
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Summand:
     """One all-reduce's tensors.
 
     :param elements: float32 elements of each rank's.
-    :param magnitude: Power of two that normal deviates are scaled by, so that ranks have to agree on a new exponent each time.
+    :param magnitude: Power of two that normal deviates are scaled by, so that ranks have to agree
+        on a new exponent each time.
     """
 
     elements: int
@@ -61,8 +68,8 @@ class Group:
     :param members: Ranks of its hosts in the fabric, in the group's rank order.
     :param summands: Its all-reduces, one after the other.
     :param times: How often it goes through them.
-    :param rounds: 1: all ranks open it before any works, and close it when all have. More: so often each rank opens it, works
-        and closes it at once, waiting for nobody.
+    :param rounds: 1: all ranks open it before any works, and close it when all have. More: so often
+        each rank opens it, works and closes it at once, waiting for nobody.
     """
 
     members: tuple[int, ...]
@@ -123,9 +130,14 @@ class Exchange:
         scale = "known" if self.known else "agreed"
         lanes, window, processing = self.terms.lanes, self.terms.window, self.terms.processing
         terms = f"pinch, {lanes}, window {window}, {processing}, {self.aggregation}, scale {scale}"
-        graph = f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of {self.hub}"
+        graph = (
+            f"{self.vertices} vertices of {self.dim} elements, {self.entries} entries and a hub of"
+            f" {self.hub}"
+        )
         ranks = ",".join(map(str, self.members))
-        return f"ranks {ranks} ({terms}): {graph}, {len(self.magnitudes)} aggregations{_often(self)}"
+        return (
+            f"ranks {ranks} ({terms}): {graph}, {len(self.magnitudes)} aggregations{_often(self)}"
+        )
 
     @property
     def kind(self) -> str:
@@ -153,13 +165,15 @@ class Scenario:
     :param backend: Of the groups.
     :param groups: At work at the same time.
     :param faults: In the words of ``--fault``.
-    :param ending: ``whole``: all results are exact. ``kill``: a host's worker is killed; the others' results are exact or there
-        is an error that names it, and the others form new groups. ``cut``: a host is cut off for good; all ranks end with an
-        error in time, and form new groups once it is back.
+    :param ending: ``whole``: all results are exact. ``kill``: a host's worker is killed; the
+        others' results are exact or there is an error that names it, and the others form new
+        groups. ``cut``: a host is cut off for good; all ranks end with an error in time, and form
+        new groups once it is back.
     :param timeout: The groups', seconds.
     :param killed_after: Seconds after its start at which the controller is killed; None: it is not.
     :param exchanges: At work at the same time as the groups.
-    :param strays: Frames that come again from somewhere else, per second; see `testbed.soak.strays`.
+    :param strays: Frames that come again from somewhere else, per second; see
+        `testbed.soak.strays`.
     """
 
     seed: int
@@ -201,15 +215,24 @@ class Scenario:
     def to_dict(self) -> dict[str, Any]:
         """The scenario in types that JSON knows."""
         return {
-            name: [task | {"terms": task["terms"].model_dump()} for task in value] if name in ("groups", "exchanges") else value
+            name: (
+                [task | {"terms": task["terms"].model_dump()} for task in value]
+                if name in ("groups", "exchanges")
+                else value
+            )
             for name, value in asdict(self).items()
         }
 
     def __str__(self) -> str:
         shape = self.shape
-        where = f"{self.system}, {shape.hosts} hosts, {shape.topology}, switch {shape.switch}, mtu {shape.mtu}"
+        where = (
+            f"{self.system}, {shape.hosts} hosts, {shape.topology}, switch {shape.switch}, mtu"
+            f" {shape.mtu}"
+        )
         strays = [f"{self.strays} strays a second"] * bool(self.strays)
-        return "; ".join([f"scenario {self.number}: {where}", *map(str, self.tasks), *self.faults, *strays])
+        return "; ".join(
+            [f"scenario {self.number}: {where}", *map(str, self.tasks), *self.faults, *strays]
+        )
 
 
 def make_input(scenario: Scenario, group: int, summand: int, rank: int) -> Tensor:
@@ -231,7 +254,9 @@ def make_graph(scenario: Scenario, exchange: int) -> Partitioned:
     :param exchange: Its index.
     """
     what = scenario.exchanges[exchange]
-    return draw_partitioned(scenario.fault_seed + exchange, what.vertices, what.entries, len(what.members), hub=what.hub)
+    return draw_partitioned(
+        scenario.fault_seed + exchange, what.vertices, what.entries, len(what.members), hub=what.hub
+    )
 
 
 def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
@@ -242,7 +267,9 @@ def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
     :returns: Shape (vertices, dim).
     """
     what = scenario.exchanges[exchange]
-    generator = np.random.default_rng([scenario.seed, scenario.number, len(scenario.groups) + exchange, number])
+    generator = np.random.default_rng(
+        [scenario.seed, scenario.number, len(scenario.groups) + exchange, number]
+    )
     shape = what.vertices, what.dim
     magnitudes = generator.integers(-8, 9, shape) + what.magnitudes[number]
     return np.ldexp(generator.standard_normal(shape, np.float32), magnitudes.astype(np.int32))

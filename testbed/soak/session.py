@@ -1,4 +1,6 @@
-"""A soak: one scenario after the other, until the time is over, one fails, or somebody interrupts it."""
+"""A soak: one scenario after the other, until the time is over, one fails, or somebody interrupts
+it.
+"""
 
 import os
 import subprocess
@@ -26,7 +28,9 @@ GRACE = 10.0  # seconds for what ends with its controller to have ended
 
 
 def leftovers(run_id: str) -> list[str]:
-    """What is still there of a run: processes, files, control groups; within a grace, as killed processes take a moment."""
+    """What is still there of a run: processes, files, control groups; within a grace, as killed
+    processes take a moment.
+    """
     deadline = time.monotonic() + GRACE
     while True:
         found = [f"process {entry.name} ({entry.pid})" for entry in processes_of(run_id)]
@@ -71,7 +75,8 @@ class Soak:
                     self._keep(scenario, error)
                     words = str(error) or type(error).__name__
                     raise TestbedError(
-                        f"{scenario}\n{words}\nkept: {self._kept(scenario)}\nagain: {replay_command(self.seed, number)}"
+                        f"{scenario}\n{words}\nkept: {self._kept(scenario)}\nagain:"
+                        f" {replay_command(self.seed, number)}"
                     ) from error
             self._change()
         finally:
@@ -96,24 +101,43 @@ class Soak:
         return self._harness.play(scenario)
 
     def _play_killed(self, scenario: Scenario, after: float) -> Report:
-        """Kill a controller in the middle of a scenario; the next scenarios show whether the machine is as before."""
+        """Kill a controller in the middle of a scenario; the next scenarios show whether the
+        machine is as before.
+        """
         started, run_id = time.monotonic(), new_run_id()
-        command = [sys.executable, "-m", "testbed.soak", str(scenario.seed), str(scenario.number), run_id]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "testbed.soak",
+            str(scenario.seed),
+            str(scenario.number),
+            run_id,
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             try:
                 _, said = process.communicate(timeout=after)
-                raise Finding(f"the controller that was to be killed ended by itself, with status {process.returncode}: {said}")
+                raise Finding(
+                    "the controller that was to be killed ended by itself, with status"
+                    f" {process.returncode}: {said}"
+                )
             except subprocess.TimeoutExpired:
                 pass
             finally:
                 process.kill()
         refused = [left.error for left in clean() if left.run_id == run_id and left.error]
         if refused or (found := leftovers(run_id)):
-            raise Finding(f"left after the controller was killed and `testbed clean`: {', '.join(refused or found)}")
+            raise Finding(
+                "left after the controller was killed and `testbed clean`:"
+                f" {', '.join(refused or found)}"
+            )
         return Report(scenario, time.monotonic() - started)
 
     def _change(self) -> None:
-        """Leave a fabric on which all scenarios have passed: the controller holds no more than after the first."""
+        """Leave a fabric on which all scenarios have passed: the controller holds no more than
+        after the first.
+        """
         if self._harness is None:
             return
         shape = self._harness.shape

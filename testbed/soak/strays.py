@@ -1,7 +1,8 @@
-"""Strays: copies of frames that hosts have received, on the wire again later, from somewhere else, and often damaged.
+"""Strays: copies of frames that hosts have received, on the wire again later, from somewhere else,
+and often damaged.
 
-A fault rule meets a frame where it is sent, and once. A stray comes while its collective goes on or when that is over, says
-that it is of another one, or comes to a host that it was never for.
+A fault rule meets a frame where it is sent, and once. A stray comes while its collective goes on or
+when that is over, says that it is of another one, or comes to a host that it was never for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _BELOW: Final = {
 
 
 def _places() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Fields of ``struct ring_frame``: of the headers below ours what is looked at, and all of ours."""
+    """Fields of ``struct ring_frame``: of the headers below ours what is looked at, and all of
+    ours.
+    """
     for name, (kind, offset, *_) in (dtype("ring_frame").fields or {}).items():
         if kind.fields is None:
             yield name, (offset, kind.itemsize)
@@ -60,7 +63,8 @@ class Herd:
     """Frames that have been seen, and what strays are made of them. Pure.
 
     :param plan: Of the fabric.
-    :param room: Frames that are remembered. A new one takes the place of any, so that most are young and some are very old.
+    :param room: Frames that are remembered. A new one takes the place of any, so that most are
+        young and some are very old.
     :param latest: How many of the latest frames are also remembered.
     """
 
@@ -81,8 +85,9 @@ class Herd:
     def stray(self) -> tuple[str, bytes] | None:
         """Where a stray comes from, and what it says; None where nothing has been seen.
 
-        Half of them are made of the latest frames. A third goes to another host than the frame did; a quarter has no bit
-        flipped, the others one to three. A switch sends nothing back, so none comes from the host that it is for.
+        Half of them are made of the latest frames. A third goes to another host than the frame did;
+        a quarter has no bit flipped, the others one to three. A switch sends nothing back, so none
+        comes from the host that it is for.
         """
         if not self._frames:
             return None
@@ -120,33 +125,53 @@ class Strays:
         """
         workers = Workers.of(self._fabric)
         if self._fabric.datapath != "xdp":
-            raise FabricError(f"strays: the datapath is {self._fabric.datapath}: must be xdp, where programs copy frames")
+            raise FabricError(
+                f"strays: the datapath is {self._fabric.datapath}: must be xdp, where programs copy"
+                " frames"
+            )
         with ExitStack() as stack:
             frames = Map.create("frames", _RINGBUF, 0, 0, tap.ROOM)
             stack.callback(os.close, frames.fd)
-            self._wires = {name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts}
+            self._wires = {
+                name: stack.enter_context(self._wire(name)) for name in self._fabric.hosts
+            }
             stack.push(self._detach)
             workers.call_all(tap.attach, {name: {"frames": frames.number} for name in self._wires})
             # The reader goes with the thread, and with it the ring buffer's memory.
-            thread = threading.Thread(target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(RingReader(frames, tap.TAPPED),), name="strays", daemon=True
+            )
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._over.set)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stack.__exit__(kind, error, traceback)
         if self._error and kind is None:
             raise self._error
 
     def _wire(self, host: str) -> socket.socket:
         """A socket for whole frames that leave a host by its link."""
-        wire = inside(self._fabric.hosts[host].namespace.fd, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+        wire = inside(
+            self._fabric.hosts[host].namespace.fd,
+            lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0),
+        )
         wire.bind((self._fabric.plan.host(host).ifname, 0))
         return wire
 
-    def _detach(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def _detach(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if (workers := Workers.find(self._fabric)) is None:
             return
         try:

@@ -1,4 +1,6 @@
-"""A host worker's part in strays: it owns the program ``bpf/tap.bpf.c`` on its link, which copies incoming frames."""
+"""A host worker's part in strays: it owns the program ``bpf/tap.bpf.c`` on its link, which copies
+incoming frames.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def attach(context: WorkerContext, frames: int) -> None:
     try:
         with _Tap() as stack:
             tap = stack.enter_context(BpfObject("tap", reuse={"frames": shared}))
-            stack.enter_context(Dispatcher.of(context).tapped(tap.programs["tap"], tap.maps["behind"]))
+            stack.enter_context(
+                Dispatcher.of(context).tapped(tap.programs["tap"], tap.maps["behind"])
+            )
             context.keep(context.resources.enter_context(stack.pop_all()))
     finally:
         os.close(shared.fd)

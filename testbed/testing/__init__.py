@@ -1,4 +1,6 @@
-"""Fault tests in ten lines: fixtures for pytest (``plugin``), and what a test asserts. Described in ``docs/testing.md``."""
+"""Fault tests in ten lines: fixtures for pytest (``plugin``), and what a test asserts. Described in
+``docs/testing.md``.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ _HOMES = {"pairwise": "pairwise", "exact_sum": "reference"}
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: pytest imports this package with the plugin, also where nothing of it is used."""
+    """Import what is asked for: pytest imports this package with the plugin, also where nothing of
+    it is used.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'assertions')}"), name)

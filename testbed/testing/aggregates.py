@@ -1,4 +1,6 @@
-"""The exact results of ``pinch`` in plain numpy: integer sums of lanes. Reference model of ``testbed/native/pinch.c``. Pure."""
+"""The exact results of ``pinch`` in plain numpy: integer sums of lanes. Reference model of
+``testbed/native/pinch.c``. Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,9 @@ class Format:
         return self.limit / 2.0**exponent
 
     def quantize(self, x: NDArray[np.float32], exponent: int) -> NDArray[np.int64]:
-        """float32 to lanes. float32 arithmetic will do for 16 bits, unless lanes are compared with earlier ones."""
+        """float32 to lanes. float32 arithmetic will do for 16 bits, unless lanes are compared with
+        earlier ones.
+        """
         factor, limit = self.factor(exponent), self.limit
         if self.bits == 16 and not self.halved and factor <= float(FLOAT32.max):
             scaled = np.clip(x * np.float32(factor), np.float32(-limit), np.float32(limit))
@@ -52,7 +56,9 @@ class Format:
         lanes: NDArray[np.int64] = np.rint(scaled).astype(np.int64)
         return lanes
 
-    def dequantize(self, sums: NDArray[np.int64], step: float, aggregation: Aggregation) -> NDArray[np.float32]:
+    def dequantize(
+        self, sums: NDArray[np.int64], step: float, aggregation: Aggregation
+    ) -> NDArray[np.float32]:
         """Accumulators to float32; arithmetic in float32 will do for those of 32 bits."""
         if self.bits == 16 and aggregation != "max":
             return sums.astype(np.float32) * np.float32(step)
@@ -62,7 +68,9 @@ class Format:
 
 def sent(graph: Partitioned) -> NDArray[np.int64]:
     """Vertices that some rank sends."""
-    return np.unique(np.concatenate([halo.owned[positions] for halo in graph.halos for positions in halo.sends]))
+    return np.unique(
+        np.concatenate([halo.owned[positions] for halo in graph.halos for positions in halo.sends])
+    )
 
 
 def magnitude(x: NDArray[np.float32]) -> int:
@@ -88,7 +96,9 @@ def exact(
     return found
 
 
-def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int) -> list[NDArray[np.int64]]:
+def integers(
+    graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int
+) -> list[NDArray[np.int64]]:
     """Each rank's accumulators, a lane each."""
     found = []
     for halo in graph.halos:
@@ -102,7 +112,10 @@ def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregat
             if aggregation == "weighted":
                 assert halo.weights is not None
                 scale = weight_scale(halo, bits)
-                summands = summands * np.rint(halo.weights.astype(np.float64) * scale).astype(np.int64)[:, None]
+                summands = (
+                    summands
+                    * np.rint(halo.weights.astype(np.float64) * scale).astype(np.int64)[:, None]
+                )
             sums = np.zeros((halo.num_owned, lanes.shape[1]), np.int64)
             np.add.at(sums, target, summands)
         found.append(sums)
@@ -110,7 +123,11 @@ def integers(graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregat
 
 
 def exact_aggregates(
-    graph: Partitioned, x: NDArray[np.float32], aggregation: Aggregation, bits: int, guess: ScaleGuess | None = None
+    graph: Partitioned,
+    x: NDArray[np.float32],
+    aggregation: Aggregation,
+    bits: int,
+    guess: ScaleGuess | None = None,
 ) -> list[NDArray[Any]]:
     """What each rank's `aggregate` must give without a cache.
 

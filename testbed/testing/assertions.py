@@ -37,25 +37,36 @@ def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lan
     """
     if len(results) != len(inputs):
         raise AssertionError(f"{len(results)} results of {len(inputs)} inputs")
-    # All ranks quantize with the same exponent: the one at which the fewest elements differ is meant.
+    # All ranks quantize with the same exponent: the one at which the fewest elements differ is
+    # meant.
     wrong, expected = min(
-        (([np.flatnonzero(_bits(result) != _bits(sums)) for result in results], sums) for sums in exact_sums(inputs, lanes)),
+        (
+            ([np.flatnonzero(_bits(result) != _bits(sums)) for result in results], sums)
+            for sums in exact_sums(inputs, lanes)
+        ),
         key=lambda found: sum(map(len, found[0])),
     )
     if not any(map(len, wrong)):
         return
-    rank = min((rank for rank, indices in enumerate(wrong) if len(indices)), key=lambda rank: int(wrong[rank][0]))
+    rank = min(
+        (rank for rank, indices in enumerate(wrong) if len(indices)),
+        key=lambda rank: int(wrong[rank][0]),
+    )
     element = int(wrong[rank][0])
-    counts = ", ".join(f"{len(indices)} of rank {number}" for number, indices in enumerate(wrong) if len(indices))
+    counts = ", ".join(
+        f"{len(indices)} of rank {number}" for number, indices in enumerate(wrong) if len(indices)
+    )
     raise WrongSum(
-        f"rank {rank} has {results[rank].flat[element]!r} at index {element}, the sum is {expected.flat[element]!r}; "
-        f"wrong are {counts}, of {expected.size} elements each",
+        f"rank {rank} has {results[rank].flat[element]!r} at index {element}, the sum is"
+        f" {expected.flat[element]!r}; wrong are {counts}, of {expected.size} elements each",
         element,
         lanes_of(lanes, len(inputs)).bytes,
     )
 
 
-def assert_faults_fired(faults: "FaultsInForce", action: str | None = None, at_least: int = 1) -> None:
+def assert_faults_fired(
+    faults: "FaultsInForce", action: str | None = None, at_least: int = 1
+) -> None:
     """Check that faults have happened: a test that meets none shows nothing.
 
     :param faults: Of ``with faults(...) as faults``, during or after the block.
@@ -65,11 +76,16 @@ def assert_faults_fired(faults: "FaultsInForce", action: str | None = None, at_l
     """
     fired = faults.fired()
     if action is not None and action not in fired:
-        raise AssertionError(f"no fault here has the action {action!r}; there are {', '.join(fired) or 'none'}")
+        raise AssertionError(
+            f"no fault here has the action {action!r}; there are {', '.join(fired) or 'none'}"
+        )
     count = fired[action] if action is not None else sum(fired.values())
     if count < at_least:
         what = action or "all faults together"
-        raise AssertionError(f"{what} fired {count} times, at least {at_least} expected:\n" + "\n".join(faults.summary()))
+        raise AssertionError(
+            f"{what} fired {count} times, at least {at_least} expected:\n"
+            + "\n".join(faults.summary())
+        )
 
 
 def _bits(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:

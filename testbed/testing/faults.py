@@ -21,16 +21,20 @@ __all__ = ["FaultsInForce"]
 
 
 class FaultsInForce:
-    """Rules, limits and events, in force from entering the context until leaving it; times of events count from entering.
+    """Rules, limits and events, in force from entering the context until leaving it; times of
+    events count from entering.
 
     :param fabric: A fabric that is up, with workers, on the datapath that is meant.
     :param texts: Faults, such as ``drop p=0.01 link=h1->h2``.
     :param seed: Of all draws.
     :param trace: Log frames that no rule meets, too.
-    :raises SpecError: A fault is not understood, names a host or switch that is not there, or does not go with another.
+    :raises SpecError: A fault is not understood, names a host or switch that is not there, or does
+        not go with another.
     """
 
-    def __init__(self, fabric: Fabric, texts: Sequence[str], seed: int, trace: bool = False) -> None:
+    def __init__(
+        self, fabric: Fabric, texts: Sequence[str], seed: int, trace: bool = False
+    ) -> None:
         self.faults = [parse_fault(text) for text in texts]
         self.seed = seed
         self._fabric = fabric
@@ -62,12 +66,21 @@ class FaultsInForce:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stack.__exit__(kind, error, trace)
 
     def fired(self) -> dict[str, int]:
-        """How often faults have happened, by action: frames that met a rule or a full queue, events that have begun."""
-        total: Counter[str] = Counter({str(getattr(fault, "action", "")): 0 for fault in self.faults})
+        """How often faults have happened, by action: frames that met a rule or a full queue, events
+        that have begun.
+        """
+        total: Counter[str] = Counter(
+            {str(getattr(fault, "action", "")): 0 for fault in self.faults}
+        )
         for (rule, _, _), count in self.injector.counters().items():
             total[self.injector.table.sources[rule].action] += count
         if self._limits:
@@ -83,7 +96,8 @@ class FaultsInForce:
     def check_replay(self, at_most: int | None = None) -> int:
         """Judge logged frames again, in Python.
 
-        :param at_most: Judge at most this many records, evenly spaced, since Python judges some 30,000 per second.
+        :param at_most: Judge at most this many records, evenly spaced, since Python judges some
+            30,000 per second.
         :returns: The number of records that agree, which is all that were judged.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
@@ -96,12 +110,20 @@ class FaultsInForce:
         occurred = {entry.number for entry in self.timeline.log()} if self.timeline else set()
         lines = []
         for number, rule in enumerate(self.injector.table.sources):
-            links = [f"{names[a]}->{names[b]} {count}" for (fired, a, b), count in counters.items() if fired == number]
+            links = [
+                f"{names[a]}->{names[b]} {count}"
+                for (fired, a, b), count in counters.items()
+                if fired == number
+            ]
             lines.append(f"{format_fault(rule)}: {', '.join(links) or 'no frame'}")
         for number, event in enumerate(self._events):
-            lines.append(f"{format_fault(event)}: {'happened' if number in occurred else 'did not happen'}")
+            lines.append(
+                f"{format_fault(event)}: {'happened' if number in occurred else 'did not happen'}"
+            )
         if self._limits:
-            lines.append(f"{'; '.join(map(format_fault, self._limits))}: {self._limited()} frames dropped")
+            lines.append(
+                f"{'; '.join(map(format_fault, self._limits))}: {self._limited()} frames dropped"
+            )
         return lines
 
     def _keep_count(self) -> None:

@@ -1,4 +1,6 @@
-"""Graphs that are dealt out to ranks, drawn from seeds, and by definition, in float64, what exchanges aggregate. Pure."""
+"""Graphs that are dealt out to ranks, drawn from seeds, and by definition, in float64, what
+exchanges aggregate. Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ class Partitioned:
         """Rows of all vertices by the rank that owns them."""
         return [np.ascontiguousarray(x[halo.owned]) for halo in self.halos]
 
-    def aggregates(self, x: NDArray[np.float32], aggregation: Aggregation) -> list[NDArray[np.float64]]:
+    def aggregates(
+        self, x: NDArray[np.float32], aggregation: Aggregation
+    ) -> list[NDArray[np.float64]]:
         """What each rank's `aggregate` must give, up to rounding.
 
         :param x: Shape (vertices, dim): all ranks' embeddings.
@@ -52,13 +56,19 @@ class Partitioned:
             whole = np.full(x.shape, -np.inf)
             np.maximum.at(whole, target, x[source].astype(np.float64))
             return self.split(whole)
-        return self.split(self._sums(x.astype(np.float64), weight if aggregation == "weighted" else np.ones(len(weight))))
+        return self.split(
+            self._sums(
+                x.astype(np.float64), weight if aggregation == "weighted" else np.ones(len(weight))
+            )
+        )
 
-    def float32_bounds(self, x: NDArray[np.float32], aggregation: Aggregation) -> list[NDArray[np.float64]]:
+    def float32_bounds(
+        self, x: NDArray[np.float32], aggregation: Aggregation
+    ) -> list[NDArray[np.float64]]:
         """Largest error of each of these if it is computed in float32, in any order.
 
-        ``gamma(n) * sum of magnitudes`` for n products and their sum (Higham, Accuracy and Stability of Numerical Algorithms,
-        2nd ed., section 3.1).
+        ``gamma(n) * sum of magnitudes`` for n products and their sum (Higham, Accuracy and
+        Stability of Numerical Algorithms, 2nd ed., section 3.1).
         """
         if aggregation == "max":
             return self.split(np.zeros(x.shape))
@@ -75,7 +85,13 @@ class Partitioned:
 
 
 def draw_partitioned(
-    seed: int, vertices: int, entries: int, world: int, empty: Sequence[int] = (), aloof: Sequence[int] = (), hub: int = 0
+    seed: int,
+    vertices: int,
+    entries: int,
+    world: int,
+    empty: Sequence[int] = (),
+    aloof: Sequence[int] = (),
+    hub: int = 0,
 ) -> Partitioned:
     """Draw a graph, uniformly, with weights of either sign and owners.
 
@@ -85,10 +101,14 @@ def draw_partitioned(
     :param hub: Entries of vertex 0 besides.
     """
     rng = np.random.default_rng([seed, vertices, entries, world])
-    owner = rng.choice([rank for rank in range(world) if rank not in empty], vertices).astype(np.int32)
+    owner = rng.choice([rank for rank in range(world) if rank not in empty], vertices).astype(
+        np.int32
+    )
     target = np.concatenate([rng.integers(0, vertices, entries), np.zeros(hub, np.int64)])
     source = rng.integers(0, vertices, entries + hub).astype(np.int32)
-    kept = (owner[target] == owner[source]) | ~(np.isin(owner[target], aloof) | np.isin(owner[source], aloof))
+    kept = (owner[target] == owner[source]) | ~(
+        np.isin(owner[target], aloof) | np.isin(owner[source], aloof)
+    )
     target, source = target[kept], source[kept]
     order = np.argsort(target, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=vertices))])
@@ -100,4 +120,6 @@ def embeddings(seed: int, graph: Partitioned, dim: int) -> NDArray[np.float32]:
     """Draw embeddings of all vertices, of magnitudes that differ a good deal."""
     rng = np.random.default_rng([seed, dim])
     shape = len(graph.owner), dim
-    return rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-8, 9, shape)).astype(np.float32)
+    return rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-8, 9, shape)).astype(
+        np.float32
+    )

@@ -34,7 +34,13 @@ class Group(Closing):
     :raises CollectiveError: The ranks did not meet.
     """
 
-    def __init__(self, fabric: Fabric, backend: str = "xdp-ring", hosts: Sequence[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        backend: str = "xdp-ring",
+        hosts: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
         check_names([backend])
         self._fabric, self._backend = fabric, backend
         self._options: dict[str, Any] = {"capacity": 1 << 21, "mtu": fabric.plan.mtu, **options}
@@ -69,8 +75,13 @@ class Group(Closing):
         plans = [fabric.plan.host(name) for name in hosts]
         options = {"rendezvous": str(fabric.directory), **self._options}
         self.specs = make_groups(plans, group_id=next(self._numbers), **options)
-        self._names = self._stack.enter_context(rank_workers(self._backend, Workers.of(fabric), hosts))
-        arguments = {name: {"name": self._backend, "spec": spec} for name, spec in zip(self._names, self.specs, strict=True)}
+        self._names = self._stack.enter_context(
+            rank_workers(self._backend, Workers.of(fabric), hosts)
+        )
+        arguments = {
+            name: {"name": self._backend, "spec": spec}
+            for name, spec in zip(self._names, self.specs, strict=True)
+        }
         self._stack.callback(self._close_ranks)
         Workers.of(fabric).call_all(calls.open_group, arguments, timeout=self.timeout + _GRACE)
 
@@ -95,17 +106,29 @@ class Group(Closing):
 
     def counters(self) -> list[Counters]:
         """What each rank has sent since the group was formed, in rank order."""
-        return list(Workers.of(self._fabric).call_all(calls.count, self._names, timeout=_GRACE).values())
+        return list(
+            Workers.of(self._fabric).call_all(calls.count, self._names, timeout=_GRACE).values()
+        )
 
     def close(self) -> None:
         """Close the backend on all hosts that live."""
         self._stack.close()
 
-    def _reduce(self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]) -> list[Any]:
-        arguments = {name: {"tensor": tensor} for name, tensor in zip(self._names, tensors, strict=True)}
-        return list(Workers.of(self._fabric).call_all(calls.reduce, arguments, timeout=within, errors=errors).values())
+    def _reduce(
+        self, tensors: Sequence[Tensor], within: float, errors: Literal["raise", "return"]
+    ) -> list[Any]:
+        arguments = {
+            name: {"tensor": tensor} for name, tensor in zip(self._names, tensors, strict=True)
+        }
+        return list(
+            Workers.of(self._fabric)
+            .call_all(calls.reduce, arguments, timeout=within, errors=errors)
+            .values()
+        )
 
     def _close_ranks(self) -> None:
         workers = Workers.of(self._fabric)
-        idle = [name for name in self._names if not workers[name].pending and not workers[name].may_die]
+        idle = [
+            name for name in self._names if not workers[name].pending and not workers[name].may_die
+        ]
         workers.call_all(calls.close, idle, timeout=_GRACE, errors="return")

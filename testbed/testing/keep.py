@@ -1,7 +1,8 @@
 """``--keep``: the fabric of a failed test outlives pytest, like one of ``testbed up``.
 
-A fabric belongs to the process that built it: its workers die with that. So pytest runs in a child from the start, and its
-parent ends with pytest's status when that is known; the child then stays in the background for as long as the fabric is kept.
+A fabric belongs to the process that built it: its workers die with that. So pytest runs in a child
+from the start, and its parent ends with pytest's status when that is known; the child then stays in
+the background for as long as the fabric is kept.
 """
 
 import os
@@ -16,7 +17,9 @@ __all__ = ["Keeper"]
 
 
 class Keeper:
-    """Made before any test runs. Returns in the child alone; the parent waits for :meth:`finish`, and exits."""
+    """Made before any test runs. Returns in the child alone; the parent waits for :meth:`finish`,
+    and exits.
+    """
 
     def __init__(self) -> None:
         reader, self._writer = os.pipe()
@@ -48,7 +51,9 @@ class Keeper:
         )
 
     def finish(self, status: int) -> NoReturn:
-        """Tell the parent to exit; stay until a signal or a worker's death ends the fabric that is kept, if there is one."""
+        """Tell the parent to exit; stay until a signal or a worker's death ends the fabric that is
+        kept, if there is one.
+        """
         try:
             if self._kept:
                 os.setsid()
@@ -68,7 +73,9 @@ class Keeper:
 
 
 def _wait(reader: int, child: int) -> NoReturn:
-    """The parent: a Ctrl-C at the terminal reaches the child, too, which says how it ended; other signals are handed on."""
+    """The parent: a Ctrl-C at the terminal reaches the child, too, which says how it ended; other
+    signals are handed on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(child, number))

@@ -1,4 +1,6 @@
-"""Fabrics for tests: one stays up for the next test that needs an equal one, and each test has it as if it were new."""
+"""Fabrics for tests: one stays up for the next test that needs an equal one, and each test has it
+as if it were new.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _MODULES = ("testbed.testing.calls", "pytest")  # the latter by way of the tests
 class Lease:
     """A fabric for the length of a test.
 
-    :param workers: Of the fabric; what functions keep in their contexts' ``resources`` and ``objects`` goes with the lease.
+    :param workers: Of the fabric; what functions keep in their contexts' ``resources`` and
+        ``objects`` goes with the lease.
     """
 
     def __init__(self, fabric: Fabric, workers: Workers) -> None:
@@ -66,7 +69,11 @@ class Lease:
     def _traces(self) -> set[str]:
         from testbed.testing.leftovers import traces  # pyroute2
 
-        idle = [name for name, worker in self.workers.items() if not worker.may_die and not worker.pending]
+        idle = [
+            name
+            for name, worker in self.workers.items()
+            if not worker.may_die and not worker.pending
+        ]
         self.workers.call_all(calls.collect, idle, timeout=_GRACE)
         return traces(self.fabric)
 

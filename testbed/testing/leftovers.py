@@ -1,4 +1,6 @@
-"""What can be seen of a fabric: devices, programs, processes. Two looks tell what a test has left."""
+"""What can be seen of a fabric: devices, programs, processes. Two looks tell what a
+test has left.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["traces"]
 
-_BPF = ("prog_id", "map_id", "link_id")  # lines of /proc/PID/fdinfo (Documentation/filesystems/proc.rst)
+_BPF = (
+    "prog_id",
+    "map_id",
+    "link_id",
+)  # lines of /proc/PID/fdinfo (Documentation/filesystems/proc.rst)
 
 
 def traces(fabric: Fabric) -> set[str]:
-    """Name every device with its state, every process and every BPF object of a fabric's nodes, and faults in force."""
+    """Name every device with its state, every process and every BPF object of a fabric's nodes, and
+    faults in force.
+    """
     found = {f"faults in force on {fabric.run_id}"} if fabric.faults else set()
     found |= {f"{name}: floods" for name in fabric.floods}
     for name, node in fabric.nodes.items():
@@ -29,7 +37,9 @@ def traces(fabric: Fabric) -> set[str]:
             inside = nodes.get(os.readlink(process / "ns/net"))
             if inside is not None:
                 found.add(f"{inside}: process {_text(process)}")
-                found |= {f"{inside}: BPF {item} of process {process.name}" for item in _bpf(process)}
+                found |= {
+                    f"{inside}: BPF {item} of process {process.name}" for item in _bpf(process)
+                }
     return found
 
 
@@ -39,12 +49,16 @@ def _devices(links: object) -> list[str]:
         xdp = link.get_attr("IFLA_XDP")
         program = xdp.get_attr("IFLA_XDP_PROG_ID") if xdp else None
         state = "up" if link["flags"] & IFF_UP else "down"
-        found.append(f"{link.get_attr('IFLA_IFNAME')} {state}, {link.get_attr('IFLA_QDISC')}, XDP {program}")
+        found.append(
+            f"{link.get_attr('IFLA_IFNAME')} {state}, {link.get_attr('IFLA_QDISC')}, XDP {program}"
+        )
     return found
 
 
 def _text(process: Path) -> str:
-    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    command = (
+        (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    )
     state = (process / "stat").read_text().rpartition(")")[2].split()[0]
     return f"{process.name} ({command}){' is stopped' if state == 'T' else ''}"
 

@@ -1,6 +1,8 @@
-"""The pytest plugin: fixtures ``fabric``, ``workers``, ``group``, ``faults`` and ``assert_nothing_left``.
+"""The pytest plugin: fixtures ``fabric``, ``workers``, ``group``, ``faults`` and
+``assert_nothing_left``.
 
-Loaded by its entry point wherever the testbed is installed, so all that builds networks is imported when a test asks for it.
+Loaded by its entry point wherever the testbed is installed, so all that builds networks is imported
+when a test asks for it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ __all__ = ["MakeFaults"]
 MakeFaults = Callable[..., "FaultsInForce"]
 
 _MARKERS = (
-    "fabric(hosts=4, topology='star', switch='xdp', mtu=1500, offload=True, queues=None, k=None, datapath=None): "
-    "what the fixture `fabric` builds",
-    "group(backend='xdp-ring', ...): what the fixture `group` opens, and its testbed.comm.options.CollectiveOptions",
+    (
+        "fabric(hosts=4, topology='star', switch='xdp', mtu=1500, offload=True, queues=None,"
+        " k=None, datapath=None): what the fixture `fabric` builds"
+    ),
+    (
+        "group(backend='xdp-ring', ...): what the fixture `group` opens, and its"
+        " testbed.comm.options.CollectiveOptions"
+    ),
 )
 
 _faults: pytest.StashKey[list[FaultsInForce]] = pytest.StashKey()
@@ -51,9 +58,22 @@ def _seed(text: str) -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     options = parser.getgroup("testbed", "testbed: faults on real networks")
-    options.addoption("--fault-seed", type=_seed, metavar="N", help="seed of all faults, which overrides a test's own")
-    options.addoption("--fault-trace", action="store_true", help="also log frames that meet no fault, for reports of failures")
-    options.addoption("--keep", action="store_true", help="keep the fabric of the first failed test up, in the background")
+    options.addoption(
+        "--fault-seed",
+        type=_seed,
+        metavar="N",
+        help="seed of all faults, which overrides a test's own",
+    )
+    options.addoption(
+        "--fault-trace",
+        action="store_true",
+        help="also log frames that meet no fault, for reports of failures",
+    )
+    options.addoption(
+        "--keep",
+        action="store_true",
+        help="keep the fabric of the first failed test up, in the background",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +90,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 continue
             for name in mark.kwargs:
                 if (now := renamed(name)) and now in _keys(mark.name):
-                    raise pytest.UsageError(f"{item.nodeid}: marker {mark.name}: {name}: renamed to {now}")
+                    raise pytest.UsageError(
+                        f"{item.nodeid}: marker {mark.name}: {name}: renamed to {now}"
+                    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -117,7 +139,9 @@ def testbed_fabrics() -> Iterator[Fabrics]:
 
 @pytest.fixture
 def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> Iterator[Lease]:
-    """Lend a fabric to a test, as its marker ``fabric`` says; the datapath is that of its group, if it has one."""
+    """Lend a fabric to a test, as its marker ``fabric`` says; the datapath is that of its group, if
+    it has one.
+    """
     from testbed.collectives.registry import BACKENDS, check_names
     from testbed.plan import plan_fabric
     from testbed.probes import lacking
@@ -128,7 +152,9 @@ def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> I
     known = _keys("fabric")
     if unknown := options.keys() - set(known):
         allowed = ", ".join(known)
-        raise pytest.UsageError(f"marker fabric: {', '.join(sorted(unknown))} is unknown: must be one of {allowed}")
+        raise pytest.UsageError(
+            f"marker fabric: {', '.join(sorted(unknown))} is unknown: must be one of {allowed}"
+        )
     datapath = options.pop("datapath", None)
     if datapath is None and "group" in request.fixturenames:
         backend = _options(request.node, "group").get("backend", "xdp-ring")
@@ -138,7 +164,11 @@ def testbed_lease(request: pytest.FixtureRequest, testbed_fabrics: Fabrics) -> I
     with testbed_fabrics.lease(plan_fabric(**options), datapath or "sockets") as lease:
         item.stash[_lease] = lease
         yield lease
-        if lease.spoilt and (keeper := request.config.stash.get(_keeper, None)) and not keeper.holds:
+        if (
+            lease.spoilt
+            and (keeper := request.config.stash.get(_keeper, None))
+            and not keeper.holds
+        ):
             _say(request.config, keeper.keep(lease.fabric, testbed_fabrics.hand_over()))
         del item.stash[_lease]
 
@@ -151,13 +181,17 @@ def fabric(testbed_lease: Lease) -> Fabric:
 
 @pytest.fixture
 def workers(testbed_lease: Lease) -> Workers:
-    """A process in every host and switch, which calls functions: ``workers["h1"].call(function, key=value)``."""
+    """A process in every host and switch, which calls functions: ``workers["h1"].call(function,
+    key=value)``.
+    """
     return testbed_lease.workers
 
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest, testbed_lease: Lease) -> Iterator[Group]:
-    """A backend that is open on all hosts: ``@pytest.mark.group(backend="xdp-ring", lanes="int16")``."""
+    """A backend that is open on all hosts: ``@pytest.mark.group(backend="xdp-ring",
+    lanes="int16")``.
+    """
     from testbed.testing.group import Group
 
     with Group(testbed_lease.fabric, **_options(request.node, "group")) as group:
@@ -167,7 +201,8 @@ def group(request: pytest.FixtureRequest, testbed_lease: Lease) -> Iterator[Grou
 
 @pytest.fixture
 def faults(request: pytest.FixtureRequest, testbed_lease: Lease) -> MakeFaults:
-    """Faults in force during a block: ``with faults("drop p=0.01 link=h1->h2", "link-down host=h2 for=200ms", seed=7):``.
+    """Faults in force during a block: ``with faults("drop p=0.01 link=h1->h2", "link-down host=h2
+    for=200ms", seed=7):``.
 
     Without a seed, a test has its own, always the same.
     """
@@ -180,7 +215,9 @@ def faults(request: pytest.FixtureRequest, testbed_lease: Lease) -> MakeFaults:
         chosen = config.getoption("fault_seed")
         if chosen is None:
             chosen = zlib.crc32(request.node.nodeid.encode()) if seed is None else seed
-        one = FaultsInForce(testbed_lease.fabric, texts, chosen, trace or config.getoption("fault_trace"))
+        one = FaultsInForce(
+            testbed_lease.fabric, texts, chosen, trace or config.getoption("fault_trace")
+        )
         made.append(one)
         return one
 
@@ -189,7 +226,8 @@ def faults(request: pytest.FixtureRequest, testbed_lease: Lease) -> MakeFaults:
 
 @pytest.fixture
 def assert_nothing_left(testbed_lease: Lease) -> Callable[[], None]:
-    """Check that devices, programs and processes of the fabric are those that were there when the test began.
+    """Check that devices, programs and processes of the fabric are those that were there when the
+    test began.
 
     What the fixture ``group`` has opened belongs to the test.
     """

@@ -1,4 +1,6 @@
-"""What an all-reduce over lanes must give, bit for bit: the integer sums, computed without any network. Pure."""
+"""What an all-reduce over lanes must give, bit for bit: the integer sums, computed without any
+network. Pure.
+"""
 
 from collections.abc import Sequence
 
@@ -20,7 +22,8 @@ def lanes_of(lanes: LaneType, ranks: int) -> Lanes:
 
 
 def agree(guess: ScaleGuess, seen: int) -> int:
-    """The exponent that ranks quantize with in the end: the guess, or where it does not hold, what is seen. The guess learns.
+    """The exponent that ranks quantize with in the end: the guess, or where it does not hold, what
+    is seen. The guess learns.
 
     :param seen: Of the largest magnitude of all ranks.
     """
@@ -48,7 +51,8 @@ def exact_sum(inputs: Sequence[Tensor], lanes: LaneType, exponent: int | None = 
 def exact_sums(inputs: Sequence[Tensor], lanes: LaneType) -> list[Tensor]:
     """All sums that a group may come to, the finest first.
 
-    Ranks quantize with the exponent of the collective before, which may be up to :data:`testbed.protocol.scale.SLACK` too high.
+    Ranks quantize with the exponent of the collective before, which may be up to
+    :data:`testbed.protocol.scale.SLACK` too high.
     """
     least = _least_exponent(inputs, lanes_of(lanes, len(inputs)))
     return [exact_sum(inputs, lanes, least + more) for more in range(SLACK + 1)]

@@ -1,4 +1,6 @@
-"""What a failed test's report says of its faults: what they did, how to repeat them, and the log around what is wrong."""
+"""What a failed test's report says of its faults: what they did, how to repeat them, and the log
+around what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _LINES = 24  # of the log
 _RING = [KINDS[name] for name in ("reduce", "result", "nack")]
 
 
-def explain(test: str, plan: FabricPlan, faults: Sequence[FaultsInForce], error: BaseException | None) -> str:
+def explain(
+    test: str, plan: FabricPlan, faults: Sequence[FaultsInForce], error: BaseException | None
+) -> str:
     """Write the report's section.
 
     :param test: Node id of the test.
@@ -34,7 +38,9 @@ def explain(test: str, plan: FabricPlan, faults: Sequence[FaultsInForce], error:
     return "\n".join(line for one in faults for line in _section(test, plan, one, error))
 
 
-def _section(test: str, plan: FabricPlan, faults: FaultsInForce, error: BaseException | None) -> Iterator[str]:
+def _section(
+    test: str, plan: FabricPlan, faults: FaultsInForce, error: BaseException | None
+) -> Iterator[str]:
     yield f"seed: {faults.seed}"
     yield f"replay: pytest {shlex.quote(test)} --fault-seed {faults.seed}"
     try:
@@ -50,7 +56,10 @@ def _section(test: str, plan: FabricPlan, faults: FaultsInForce, error: BaseExce
         yield from log_lines(records[-_LINES:], names)
         return
     found = _around(records, chunk)
-    yield f"records of chunk {chunk}, the first wrong one, and its neighbours ({len(found)} of {len(records)}):"
+    yield (
+        f"records of chunk {chunk}, the first wrong one, and its neighbours ({len(found)} of"
+        f" {len(records)}):"
+    )
     yield from log_lines(found[:_LINES], names)
 
 
@@ -70,8 +79,9 @@ def log_lines(records: NDArray[Any], names: Sequence[str]) -> Iterator[str]:
         if record["argument"]:
             what += f" {record['argument']}"
         yield (
-            f"{(int(record['time']) - start) / 1e6:10.3f} {link:9} {kind_name(int(record['kind'])):8} {record['group']:5} "
-            f"{record['seq']:10} {record['chunk']:6} {record['hop']:3} {record['attempt']:7}  {what}"
+            f"{(int(record['time']) - start) / 1e6:10.3f} {link:9}"
+            f" {kind_name(int(record['kind'])):8} {record['group']:5} {record['seq']:10}"
+            f" {record['chunk']:6} {record['hop']:3} {record['attempt']:7}  {what}"
         )
 
 

@@ -1,4 +1,6 @@
-"""``python -m testbed.worker --connect PATH --name NAME``: a worker, in the namespaces it is started in."""
+"""``python -m testbed.worker --connect PATH --name NAME``: a worker, in the namespaces it is
+started in.
+"""
 
 import argparse
 import faulthandler
@@ -10,7 +12,9 @@ from testbed.worker.serve import serve
 def main() -> None:
     """Run one worker."""
     parser = argparse.ArgumentParser(prog="python -m testbed.worker", description=__doc__)
-    parser.add_argument("--connect", type=Path, required=True, metavar="PATH", help="the controller's socket")
+    parser.add_argument(
+        "--connect", type=Path, required=True, metavar="PATH", help="the controller's socket"
+    )
     parser.add_argument("--name", required=True, help="name that the controller expects")
     arguments = parser.parse_args()
     faulthandler.enable()  # a crash inside a C library leaves its Python stack in the log

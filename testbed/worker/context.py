@@ -16,7 +16,8 @@ T = TypeVar("T")
 class WorkerContext:
     """First argument of every function that a controller calls in a worker.
 
-    :param name: Name of the worker: that of its host or switch, if it was not started by something else.
+    :param name: Name of the worker: that of its host or switch, if it was not started by something
+        else.
     :param kind: ``host`` or ``switch``.
     :param plan: Plan of the host or switch that the worker is in.
     :param fabric_plan: Plan of the whole fabric.
@@ -54,7 +55,8 @@ class WorkerContext:
         return self.plan
 
     def state(self, kind: type[T]) -> T:
-        """Return the worker's only object of a class, made on first use, in which calls keep state for later calls.
+        """Return the worker's only object of a class, made on first use, in which calls keep state
+        for later calls.
 
         :param kind: Called without arguments; an object that takes some is given to :meth:`keep`.
         """
@@ -85,5 +87,7 @@ class WorkerContext:
         return found
 
     def progress(self, value: Any) -> None:
-        """Give ``value`` (anything that pickles) to the controller's ``on_progress`` during the call."""
+        """Give ``value`` (anything that pickles) to the controller's ``on_progress`` during the
+        call.
+        """
         self.send_progress(value)

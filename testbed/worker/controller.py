@@ -38,22 +38,27 @@ _OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()
 class Workers(Mapping[str, Worker]):
     """All workers of a fabric, by name. A context manager; for one thread at a time.
 
-    Workers die with the thread that entered the context (PR_SET_PDEATHSIG), so enter it in one that lasts.
+    Workers die with the thread that entered the context (PR_SET_PDEATHSIG), so enter it in one that
+    lasts.
 
-    All are copies of one process, which has imported what most of them need: an interpreter and its libraries take seconds a
-    worker otherwise.
+    All are copies of one process, which has imported what most of them need: an interpreter and its
+    libraries take seconds a worker otherwise.
 
     :param fabric: A fabric that is up.
-    :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system calls
-        raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
-    :param modules: What to import before workers start, beside what all fabrics need; worth naming for what takes long,
-        as torch does.
+    :param affinity: ``rank`` binds the worker of rank r, and with it the softirqs that its system
+        calls raise, to CPU r modulo the number of CPUs; ``none`` leaves it to the scheduler.
+    :param modules: What to import before workers start, beside what all fabrics need; worth naming
+        for what takes long, as torch does.
     :raises SpecError: ``affinity`` is neither.
     """
 
-    def __init__(self, fabric: "Fabric", affinity: Affinity = "none", modules: Iterable[str] = ()) -> None:
+    def __init__(
+        self, fabric: "Fabric", affinity: Affinity = "none", modules: Iterable[str] = ()
+    ) -> None:
         if affinity not in get_args(Affinity):
-            raise SpecError(f"affinity: {affinity!r} is unknown: must be one of {', '.join(get_args(Affinity))}")
+            raise SpecError(
+                f"affinity: {affinity!r} is unknown: must be one of {', '.join(get_args(Affinity))}"
+            )
         self.fabric = fabric
         #: The socket that workers connect to.
         self.path = fabric.directory / "workers.sock"
@@ -76,12 +81,14 @@ class Workers(Mapping[str, Worker]):
     def __enter__(self) -> Self:
         if Workers.find(self.fabric):
             raise FabricError("this fabric has workers already")
-        # Where nothing is compiled yet, a rank that compiles would keep others waiting beyond their timeouts.
+        # Where nothing is compiled yet, a rank that compiles would keep others waiting beyond their
+        # timeouts.
         compile_all()
         native.compile_all()
         with ExitStack() as stack:
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            # The directory is root's alone. The key keeps out workers of an earlier run with the same id.
+            # The directory is root's alone. The key keeps out workers of an earlier run with the
+            # same id.
             self._key_path.write_bytes(self._key)
             stack.callback(self._key_path.unlink)
             self._listener.bind(str(self.path))
@@ -96,7 +103,12 @@ class Workers(Mapping[str, Worker]):
         _OPEN[self.fabric] = self
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         _OPEN.pop(self.fabric, None)
         self._stack.close()
 
@@ -112,7 +124,9 @@ class Workers(Mapping[str, Worker]):
         :raises FabricError: None are.
         """
         if (found := Workers.find(fabric)) is None:
-            raise FabricError("programs are owned by the workers of hosts and switches, and none are running")
+            raise FabricError(
+                "programs are owned by the workers of hosts and switches, and none are running"
+            )
         return found
 
     def call_all(
@@ -129,17 +143,21 @@ class Workers(Mapping[str, Worker]):
         :param function: A module-level function, sent by name.
         :param arguments: Keyword arguments by worker's name, or names alone.
         :param timeout: Seconds until all have to have answered.
-        :param on_progress: Called with a worker's name and what its function gave to ``context.progress``.
-        :param errors: ``raise`` the first exception that a function raises, with a note that holds its
-            traceback; the others' answers are dropped when they come, before their next call. ``return`` puts
-            exceptions among the results, also the :class:`WorkerDied` of those whose death is expected.
+        :param on_progress: Called with a worker's name and what its function gave to
+            ``context.progress``.
+        :param errors: ``raise`` the first exception that a function raises, with a note that holds
+            its traceback; the others' answers are dropped when they come, before their next call.
+            ``return`` puts exceptions among the results, also the :class:`WorkerDied` of those
+            whose death is expected.
         :return: Results by worker's name, in the order of ``arguments``.
-        :raises WorkerDied: A worker of the fabric has died, whether or not it was called; one whose death is expected
-            only if it was called.
+        :raises WorkerDied: A worker of the fabric has died, whether or not it was called; one whose
+            death is expected only if it was called.
         :raises WorkerTimeout: The time is over.
         """
         if function.__module__ == "__main__" or "<" in function.__qualname__:
-            raise TypeError(f"{function.__module__}.{function.__qualname__}: no worker can import this name")
+            raise TypeError(
+                f"{function.__module__}.{function.__qualname__}: no worker can import this name"
+            )
         calls = arguments if isinstance(arguments, Mapping) else {name: {} for name in arguments}
         number = next(self._numbers)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -148,7 +166,9 @@ class Workers(Mapping[str, Worker]):
         for name, keywords in calls.items():
             worker = self._workers[name]
             try:
-                worker.send(Call(number, function.__module__, function.__qualname__, dict(keywords)))
+                worker.send(
+                    Call(number, function.__module__, function.__qualname__, dict(keywords))
+                )
                 worker.pending.add(number)
             except WorkerDied as death:
                 if errors == "raise" or not worker.may_die:
@@ -157,7 +177,9 @@ class Workers(Mapping[str, Worker]):
         while missing := [name for name in calls if name not in answers]:
             messages = self._receive(deadline)
             if not messages:
-                raise WorkerTimeout(f"workers {', '.join(missing)} did not answer within {timeout:g} s")
+                raise WorkerTimeout(
+                    f"workers {', '.join(missing)} did not answer within {timeout:g} s"
+                )
             for worker, message in messages:
                 if isinstance(message, WorkerDied):
                     if worker.name in missing:
@@ -179,10 +201,11 @@ class Workers(Mapping[str, Worker]):
         return {name: answers[name] for name in calls}
 
     def expect(self, names: Mapping[str, str], timeout: float = START_TIMEOUT) -> None:
-        """Accept workers that something else starts, such as mpirun, in the namespaces of their host.
+        """Accept workers that something else starts, such as mpirun, in the namespaces of their
+        host.
 
-        What has to run there is ``python -m testbed.worker --connect PATH --name NAME``, with :attr:`path` as
-        PATH.
+        What has to run there is ``python -m testbed.worker --connect PATH --name NAME``, with
+        :attr:`path` as PATH.
 
         :param names: Name of the host by name of the worker.
         :param timeout: Seconds until all have to have connected.
@@ -218,14 +241,20 @@ class Workers(Mapping[str, Worker]):
         """
         found = [worker for worker in self._workers.values() if worker.node == node]
         if not found:
-            raise SpecError(f"node: {node!r} has no worker: must be one of {', '.join(self.fabric.nodes)}")
+            raise SpecError(
+                f"node: {node!r} has no worker: must be one of {', '.join(self.fabric.nodes)}"
+            )
         for worker in found:
             worker.may_die = True
         return [worker.name for worker in found]
 
     def kill(self, node: str) -> None:
-        """Kill a node's workers (SIGKILL) as expected (:meth:`expect_death`); return when they have ended."""
-        from testbed.host.processes import kill  # workers import this module, too, and have no use for Mininet
+        """Kill a node's workers (SIGKILL) as expected (:meth:`expect_death`); return when they have
+        ended.
+        """
+        from testbed.host.processes import (
+            kill,
+        )  # workers import this module, too, and have no use for Mininet
 
         listed = {f"worker {name}" for name in self.expect_death(node)}
         kill(entry for entry in self.fabric.state.read().processes if entry.name in listed)
@@ -263,7 +292,9 @@ class Workers(Mapping[str, Worker]):
             while names:
                 ready = wait([self._listener, *ends], max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise WorkerTimeout(f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s")
+                    raise WorkerTimeout(
+                        f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s"
+                    )
                 for descriptor, worker in ends.items():
                     if descriptor in ready:
                         raise worker.died()
@@ -294,15 +325,20 @@ class Workers(Mapping[str, Worker]):
     def _await_idle(self, names: Iterable[str], deadline: float | None) -> None:
         """Discard late answers to abandoned calls until these workers have none left.
 
-        A worker that is still sending one would not read a new call, and large ones do not fit into the
-        socket.
+        A worker that is still sending one would not read a new call, and large ones do not fit into
+        the socket.
         """
         while busy := [name for name in names if self._workers[name].pending]:
             if not self._receive(deadline):
-                raise WorkerTimeout(f"workers {', '.join(busy)} are still busy with an earlier call")
+                raise WorkerTimeout(
+                    f"workers {', '.join(busy)} are still busy with an earlier call"
+                )
 
-    def _receive(self, deadline: float | None) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
-        """Return one message of each worker that sent one, or how it died; nothing when the time is over.
+    def _receive(
+        self, deadline: float | None
+    ) -> list[tuple[Worker, Progress | Result | Failure | WorkerDied]]:
+        """Return one message of each worker that sent one, or how it died; nothing when the time is
+        over.
 
         All workers are listened to, so that the death of any is seen at once.
         """
@@ -315,7 +351,10 @@ class Workers(Mapping[str, Worker]):
                 continue
             try:
                 message = connection.recv()
-            except (EOFError, OSError):  # the end, a reset, or half a message: it died while it answered
+            except (
+                EOFError,
+                OSError,
+            ):  # the end, a reset, or half a message: it died while it answered
                 message = worker.died()
                 if not worker.may_die:
                     raise message from None

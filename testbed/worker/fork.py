@@ -1,6 +1,7 @@
 """``python -m testbed.worker.fork --connect PATH``: import modules, and fork workers, as told.
 
-What it is told comes by standard input, a socket, as a line of JSON; each gets a line with a number for an answer.
+What it is told comes by standard input, a socket, as a line of JSON; each gets a line with a number
+for an answer.
 """
 
 import argparse
@@ -29,7 +30,9 @@ CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000  # linux/sched.h
 def main() -> None:
     """Fork workers until the controller closes the socket; be one of them."""
     parser = argparse.ArgumentParser(prog="python -m testbed.worker.fork", description=__doc__)
-    parser.add_argument("--connect", type=Path, required=True, metavar="PATH", help="the controller's socket")
+    parser.add_argument(
+        "--connect", type=Path, required=True, metavar="PATH", help="the controller's socket"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
@@ -39,7 +42,9 @@ def main() -> None:
 
 
 def born() -> str | None:
-    """Return in each worker, with its name, and in the forkserver when there is nothing more to do, with `None`."""
+    """Return in each worker, with its name, and in the forkserver when there is nothing more to do,
+    with `None`.
+    """
     with socket.socket(fileno=os.dup(0)) as wire, wire.makefile("rw") as lines:
         for line in lines:
             order: dict[str, Any] = json.loads(line)
@@ -73,8 +78,9 @@ def learn(path: list[str], modules: list[str]) -> None:
 
 def settle(holder: int, log: Path) -> None:
     """Move into the namespaces of a process, with output of one's own: what ``mnexec -a`` does."""
-    # A Ctrl-C at the terminal is the controller's. Not a session of its own: autogroups (sched(7)) give each session its share,
-    # and ranks that wait with sched_yield would only yield to themselves.
+    # A Ctrl-C at the terminal is the controller's. Not a session of its own: autogroups (sched(7))
+    # give each session its share, and ranks that wait with sched_yield would only yield to
+    # themselves.
     os.setpgid(0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,5 +115,6 @@ if __name__ == "__main__":
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: taking apart what has been imported dirties all of its pages, and takes longer than most tasks.
+    # Not sys.exit: taking apart what has been imported dirties all of its pages, and takes longer
+    # than most tasks.
     os._exit(status)

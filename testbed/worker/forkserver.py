@@ -1,4 +1,5 @@
-"""The process that workers are forked from: it imports what they need once, and forks one into each node's namespaces.
+"""The process that workers are forked from: it imports what they need once, and forks one into each
+node's namespaces.
 
 The controller's side. What runs there is :mod:`testbed.worker.fork`.
 """
@@ -30,7 +31,9 @@ STOP_TIMEOUT = 2.0  # seconds
 
 
 class Process:
-    """A process that a forkserver has forked: what is used of :class:`subprocess.Popen`, though it is no child of this one."""
+    """A process that a forkserver has forked: what is used of :class:`subprocess.Popen`, though it
+    is no child of this one.
+    """
 
     def __init__(self, forkserver: "Forkserver", pid: int) -> None:
         self.pid = pid
@@ -59,7 +62,8 @@ class Process:
 
 
 class Forkserver(Closing):
-    """The process that forks a fabric's workers, from the constructor to :meth:`close`. It ends with the thread that made it.
+    """The process that forks a fabric's workers, from the constructor to :meth:`close`. It ends
+    with the thread that made it.
 
     :param fabric: A fabric that is up.
     :param connect: The controller's socket, for workers to connect to.
@@ -120,7 +124,9 @@ class Forkserver(Closing):
         answer = self._ask(question)
         if answer is None:
             said = self._log.read_text(errors="replace").strip()[-2000:]
-            raise FabricError(f"the process that starts workers ended with {self._process.wait()}: {said}")
+            raise FabricError(
+                f"the process that starts workers ended with {self._process.wait()}: {said}"
+            )
         return answer
 
     def _ask(self, question: dict[str, Any]) -> int | None:

@@ -1,9 +1,9 @@
 """The messages between controller and workers, pickled, over an AF_UNIX connection.
 
-A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call` after
-:class:`Call`. A worker serves them one at a time, with any number of :class:`Progress` and then
-:class:`Result` or
-:class:`Failure`. :class:`Stop`, or the end of the connection, ends the worker.
+A worker says :class:`Hello`; the controller answers :class:`Welcome`, then sends :class:`Call`
+after :class:`Call`. A worker serves them one at a time, with any number of :class:`Progress` and
+then :class:`Result` or :class:`Failure`. :class:`Stop`, or the end of the connection, ends the
+worker.
 """
 
 from dataclasses import dataclass

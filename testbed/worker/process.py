@@ -54,7 +54,8 @@ class Worker:
         self._workers = workers
 
     def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call ``function(context, **arguments)`` there: :meth:`testbed.worker.Workers.call_all` for one.
+        """Call ``function(context, **arguments)`` there: :meth:`testbed.worker.Workers.call_all`
+        for one.
 
         All keywords are the function's; a time limit or progress is had with ``call_all``.
         """
@@ -74,7 +75,9 @@ class Worker:
             raise self.died() from None
 
     def died(self) -> WorkerDied:
-        """The error to raise when its connection has ended; from then on it is left out, if it may die."""
+        """The error to raise when its connection has ended; from then on it is left out, if it may
+        die.
+        """
         status = None
         if self.process:
             with suppress(subprocess.TimeoutExpired):

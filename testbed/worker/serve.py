@@ -71,10 +71,16 @@ def _answer(connection: Connection, context: WorkerContext, call: Call) -> None:
     try:
         data = pickle.dumps(answer)
         if isinstance(answer, Failure):
-            pickle.loads(data)  # exceptions whose arguments are not their constructor's only fail when read
+            pickle.loads(
+                data
+            )  # exceptions whose arguments are not their constructor's only fail when read
     except Exception as error:
         text = answer.traceback if isinstance(answer, Failure) else traceback.format_exc()
-        what = repr(answer.error) if isinstance(answer, Failure) else f"its result cannot be pickled: {error}"
+        what = (
+            repr(answer.error)
+            if isinstance(answer, Failure)
+            else f"its result cannot be pickled: {error}"
+        )
         data = pickle.dumps(Failure(call.number, TestbedError(f"{call.qualname}: {what}"), text))
     connection.send_bytes(data)
 

@@ -1,1 +1,3 @@
-"""What a run makes ranks do: one folder per system, and a registry of them. See docs/architecture.md, Workloads."""
+"""What a run makes ranks do: one folder per system, and a registry of them. See
+docs/architecture.md, Workloads.
+"""

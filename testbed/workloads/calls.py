@@ -1,7 +1,7 @@
 """Worker calls that all workloads share.
 
-Opening, working and closing are calls of their own, so that no rank takes its backend down while another still needs an
-answer from it.
+Opening, working and closing are calls of their own, so that no rank takes its backend down while
+another still needs an answer from it.
 """
 
 from __future__ import annotations

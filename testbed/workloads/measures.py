@@ -1,4 +1,6 @@
-"""From the ranks' results to rows of the table: what every workload records, and what reports count on."""
+"""From the ranks' results to rows of the table: what every workload records, and what reports count
+on.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -30,8 +32,10 @@ class RankEpoch(Protocol):
 
     @property
     def times(self) -> Mapping[str, float]:
-        """By name: `epoch_time` and its parts as the workload's `Report` names them, which add up to it; and of collectives
-        `communication_time` (wall clock) and `communication_cpu_time` (CPU time of this process)."""
+        """By name: `epoch_time` and its parts as the workload's `Report` names them, which add up
+        to it; and of collectives `communication_time` (wall clock) and `communication_cpu_time`
+        (CPU time of this process).
+        """
 
     @property
     def entered(self) -> NDArray[np.float64]:
@@ -43,21 +47,27 @@ class RankEpoch(Protocol):
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """What is counted: `steps`, and `packets`, `wire_bytes` and `retransmissions`, sent by this rank; and anything else."""
+        """What is counted: `steps`, and `packets`, `wire_bytes` and `retransmissions`, sent by this
+        rank; and anything else.
+        """
 
 
 def record_times(table: Table, trial: int, backend: str, ranks: Sequence[RankEpoch]) -> None:
     """Add one epoch's rows: each rank's times and counts.
 
-    The time in collectives is told apart by the box's one clock: `straggler_time` until the last rank has
-    come, which no backend can help, and `exchange_time` from then on. Their sum is `communication_time`.
+    The time in collectives is told apart by the box's one clock: `straggler_time` until the last
+    rank has come, which no backend can help, and `exchange_time` from then on. Their sum is
+    `communication_time`.
 
     :param ranks: One epoch's results, in rank order.
     """
     epoch = ranks[0].epoch
     last = np.max([result.entered for result in ranks], axis=0)
     for rank, result in enumerate(ranks):
-        rows = {name if name.endswith("_time") else f"{name}_time": value for name, value in result.times.items()}
+        rows = {
+            name if name.endswith("_time") else f"{name}_time": value
+            for name, value in result.times.items()
+        }
         rows["straggler_time"] = float(np.sum(last - result.entered))
         rows["exchange_time"] = float(np.sum(result.left - last))
         for metric, value in rows.items():
@@ -65,7 +75,14 @@ def record_times(table: Table, trial: int, backend: str, ranks: Sequence[RankEpo
         record_counts(table, trial, backend, rank, epoch, result.counts)
 
 
-def record_counts(table: Table, trial: int, backend: str, rank: int, epoch: int | None, counts: Mapping[str, float]) -> None:
+def record_counts(
+    table: Table,
+    trial: int,
+    backend: str,
+    rank: int,
+    epoch: int | None,
+    counts: Mapping[str, float],
+) -> None:
     """Add what a rank has counted, in an epoch or, of one that is not timed, in None."""
     for metric, count in counts.items():
         unit = "B" if "bytes" in metric else UNITS.get(metric, "1")

@@ -14,17 +14,21 @@ __all__ = ["WORKLOADS", "choose"]
 WORKLOADS: "Registry[Workload]" = Registry(
     "workload",
     "testbed.workloads.workload:Workload",
-    {"ddp": "testbed.workloads.data_parallel:WORKLOAD", "gnn": "testbed.workloads.full_graph:WORKLOAD"},
+    {
+        "ddp": "testbed.workloads.data_parallel:WORKLOAD",
+        "gnn": "testbed.workloads.full_graph:WORKLOAD",
+    },
     group="testbed.workloads",
 )
 DEFAULT = "ddp"
 
 
 def choose(tables: dict[str, Any]) -> str:
-    """Return a scenario's workload: the one that it names, else the one whose table is there, else `DEFAULT`.
+    """Return a scenario's workload: the one that it names, else the one whose table is there, else
+    `DEFAULT`.
 
-    Workloads of other packages are imported only where they are named, or there is a table that the default does not know. A
-    name of no workload counts as none; the schema refuses it.
+    Workloads of other packages are imported only where they are named, or there is a table that the
+    default does not know. A name of no workload counts as none; the schema refuses it.
     """
     named = tables.get("scenario")
     name = named.get("workload") if isinstance(named, dict) else None
@@ -32,4 +36,8 @@ def choose(tables: dict[str, Any]) -> str:
         if isinstance(name, str) and WORKLOADS[name]:
             return name
     strange = tables.keys() - WORKLOADS[DEFAULT].scenario.model_fields.keys()
-    return next((name for name in WORKLOADS if WORKLOADS[name].table in strange), DEFAULT) if strange else DEFAULT
+    return (
+        next((name for name in WORKLOADS if WORKLOADS[name].table in strange), DEFAULT)
+        if strange
+        else DEFAULT
+    )

@@ -24,20 +24,27 @@ class ScenarioSpec(Table):
     """``[scenario]``: what is run, and how often."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=60)
-    workload: Annotated[str, Named(WORKLOADS)] = Field(description="workload to run; default: the one whose table is there")
+    workload: Annotated[str, Named(WORKLOADS)] = Field(
+        description="workload to run; default: the one whose table is there"
+    )
     description: str = ""
     seed: int = Field(default=1, ge=0, lt=1 << 32)
     trials: int = Field(default=1, ge=1, le=100)
-    fault_seed: int | None = Field(default=None, ge=0, lt=1 << 64, description="seed of the faults' fates; default: `seed`")
+    fault_seed: int | None = Field(
+        default=None, ge=0, lt=1 << 64, description="seed of the faults' fates; default: `seed`"
+    )
 
 
 class SystemTable(GroupOptions):
     """The table that selects a workload: the backends that take turns, and their common options.
 
-    A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its defaults.
+    A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its
+    defaults.
     """
 
-    backends: tuple[str, ...] = Field(min_length=1, strict=False, description="backends that take turns")
+    backends: tuple[str, ...] = Field(
+        min_length=1, strict=False, description="backends that take turns"
+    )
     timeout: Timeout = 30.0
     affinity: AffinityOf = "rank"
 
@@ -49,7 +56,9 @@ class SystemTable(GroupOptions):
 
 
 class Scenario(Table):
-    """A whole scenario file. A workload's own has its table beside these, under the name that `Workload.table` says."""
+    """A whole scenario file. A workload's own has its table beside these, under the name that
+    `Workload.table` says.
+    """
 
     scenario: ScenarioSpec
     fabric: FabricOptions = FabricOptions()
@@ -101,7 +110,9 @@ class Scenario(Table):
     @model_validator(mode="after")
     def _shape_fits(self) -> Self:
         if self.fabric.k is not None and self.fabric.topology != "leaf-spine":
-            raise ValueError(f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}")
+            raise ValueError(
+                f"fabric.k: only topology leaf-spine has it, not {self.fabric.topology}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,6 @@
-"""Validation of a scenario's faults against its fabric, its backends and each other, before anything is built."""
+"""Validation of a scenario's faults against its fabric, its backends and each other, before
+anything is built.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +16,9 @@ from testbed.plan import FabricOptions, FabricPlan, plan_fabric
 __all__ = ["check_faults"]
 
 
-def check_faults(fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[str, Datapath]) -> None:
+def check_faults(
+    fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[str, Datapath]
+) -> None:
     """Check all faults.
 
     :param needs: The datapath of each backend.
@@ -40,19 +44,19 @@ def check_faults(fabric: FabricOptions, faults: Sequence[Fault], needs: Mapping[
     for limit in limits_of(faults):
         if (both := ports.keys() & set(limit.hosts)) and "down" in limit.directions:
             raise ValueError(
-                f"faults: limit of {min(both)}: direction = {limit.direction}: must be up beside netem, which has the "
-                "only queue of the port towards the host"
+                f"faults: limit of {min(both)}: direction = {limit.direction}: must be up beside"
+                " netem, which has the only queue of the port towards the host"
             )
     if emulated and floods:
         raise ValueError(
-            f"faults: {emulated[0].action}: backend = netem: must be engine beside a flood, since netem would meet "
-            "what is flooded to the port, too"
+            f"faults: {emulated[0].action}: backend = netem: must be engine beside a flood, since"
+            " netem would meet what is flooded to the port, too"
         )
     redirected = [name for name, datapath in needs.items() if datapath == fabric.switch == "xdp"]
     if emulated and redirected:
         raise ValueError(
-            f"faults: {emulated[0].action}: backend = netem: must be engine with switch xdp and {redirected[0]}, whose "
-            "frames pass no qdisc"
+            f"faults: {emulated[0].action}: backend = netem: must be engine with switch xdp and"
+            f" {redirected[0]}, whose frames pass no qdisc"
         )
 
 
@@ -62,7 +66,10 @@ def _check_hosts(fabric: FabricOptions, faults: Sequence[Fault]) -> None:
         key, names = hosts_of(fault)
         if strangers := [name for name in names if name not in known]:
             allowed = f"h1 to {known[-1]}" if len(known) > 1 else "h1"
-            raise ValueError(f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: must be {allowed}")
+            raise ValueError(
+                f"faults[{index}].{key}: {strangers[0]} is no host of this fabric: must be"
+                f" {allowed}"
+            )
 
 
 def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
@@ -70,7 +77,10 @@ def _check_switches(faults: Sequence[Fault], plan: FabricPlan) -> None:
     for index, fault in enumerate(faults):
         for name in fault.switches if isinstance(fault, Flood) else ():
             if name not in known:
-                raise ValueError(f"faults[{index}].switches: {name} is no switch of this fabric: must be {', '.join(known)}")
+                raise ValueError(
+                    f"faults[{index}].switches: {name} is no switch of this fabric: must be"
+                    f" {', '.join(known)}"
+                )
 
 
 def _plan(fabric: FabricOptions) -> FabricPlan | None:
@@ -81,7 +91,9 @@ def _plan(fabric: FabricOptions) -> FabricPlan | None:
         return None
 
 
-def _check_limits(faults: Sequence[Fault], plan: FabricPlan | None, needs: Mapping[str, Datapath]) -> None:
+def _check_limits(
+    faults: Sequence[Fault], plan: FabricPlan | None, needs: Mapping[str, Datapath]
+) -> None:
     """Check limits as they are put in force, on each datapath that a backend needs."""
     limits = limits_of(faults)
     if not limits or not plan:

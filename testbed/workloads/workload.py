@@ -1,4 +1,6 @@
-"""What a workload is: its tables in a scenario, what it does in a run, and what a report calls things."""
+"""What a workload is: its tables in a scenario, what it does in a run, and what a report calls
+things.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ S = TypeVar("S", bound="Scenario")
 class Report:
     """The terms of a workload's report.
 
-    :param compute: Parts of an epoch's time that are computing, in order; the last is what comes after communication.
+    :param compute: Parts of an epoch's time that are computing, in order; the last is what comes
+        after communication.
     :param communication: Parts that are communication, in order.
     :param noun: What communication is.
     :param every: What its amounts are given for: what the metric ``steps`` counts.
-    :param about: Returns what the head of a report says of a run, beside its fabric, each as a clause.
+    :param about: Returns what the head of a report says of a run, beside its fabric, each as a
+        clause.
     :param captions: What figures say, by the figure's name.
     """
 
@@ -55,8 +59,10 @@ class Report:
 class Workload:
     """A system that runs can measure. Importing it is cheap: heavy imports come with its session.
 
-    :param table: Of a scenario file: it stands for the workload, and its key `backends` names what takes turns.
-    :param scenario: The schema of its scenarios: a field `table`, a `testbed.workloads.scenario.SystemTable`, among others.
+    :param table: Of a scenario file: it stands for the workload, and its key `backends` names what
+        takes turns.
+    :param scenario: The schema of its scenarios: a field `table`, a
+        `testbed.workloads.scenario.SystemTable`, among others.
     :param backends: What `backends` are names of.
     :param session: ``module:class`` of its `Session`.
     :param report: What a report calls things.
@@ -81,7 +87,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Turn:
-    """When something happens: in an epoch of a trial, with a backend. Of a turn of several epochs, its first."""
+    """When something happens: in an epoch of a trial, with a backend. Of a turn of several epochs,
+    its first.
+    """
 
     trial: int
     backend: str
@@ -118,15 +126,18 @@ class Stage:
 
         plan, number = self.fabric.plan, next(self._numbers) % (MAX_GROUP_ID + 1)
         rendezvous = str(self.fabric.directory)
-        return make_groups(plan.hosts, group_id=number, mtu=plan.mtu, rendezvous=rendezvous, **options)
+        return make_groups(
+            plan.hosts, group_id=number, mtu=plan.mtu, rendezvous=rendezvous, **options
+        )
 
 
 class Session(ABC, Generic[S]):
     """The controller's side of one run. Methods are called in the order in which they stand here.
 
-    For each trial, `ranks` is entered, backends take turns at `open` and `train`, and `finish` is called with each. Who comes
-    first moves on from round to round, so that a drift of the machine meets all backends alike. A backend is open in its
-    own turns only: links of socket baselines carry none of the testbed's programs.
+    For each trial, `ranks` is entered, backends take turns at `open` and `train`, and `finish` is
+    called with each. Who comes first moves on from round to round, so that a drift of the machine
+    meets all backends alike. A backend is open in its own turns only: links of socket baselines
+    carry none of the testbed's programs.
 
     :cvar modules: What workers import before they are forked.
     :ivar steps: An epoch's, for what the user sees.
@@ -145,7 +156,8 @@ class Session(ABC, Generic[S]):
         """
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Read or make what all trials need, before there is a fabric; return what the manifest says of it.
+        """Read or make what all trials need, before there is a fabric; return what the manifest
+        says of it.
 
         :param say: Shows the user a line.
         :raises SpecError: It cannot be as asked.
@@ -154,24 +166,38 @@ class Session(ABC, Generic[S]):
 
     @abstractmethod
     def ranks(self, stage: Stage, trial: int) -> AbstractContextManager[dict[str, list[str]]]:
-        """Make ready for a trial, on all ranks; yield the names of each backend's workers in rank order, by backend."""
+        """Make ready for a trial, on all ranks; yield the names of each backend's workers in rank
+        order, by backend.
+        """
 
     @abstractmethod
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
-        """Open a backend on all ranks, and let them meet. What they open, `testbed.workloads.calls.closing` has closed."""
+        """Open a backend on all ranks, and let them meet. What they open,
+        `testbed.workloads.calls.closing` has closed.
+        """
 
     @abstractmethod
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
-        """Work for an epoch, and record it (`testbed.workloads.measures.record_times`); return what to tell the user of it."""
+        """Work for an epoch, and record it (`testbed.workloads.measures.record_times`); return what
+        to tell the user of it.
+        """
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
-        """Record what only the end of a trial shows. The backend is closed; `opened` opens it again."""
+        """Record what only the end of a trial shows. The backend is closed; `opened` opens it
+        again.
+        """
 
     @contextmanager
     def opened(
-        self, stage: Stage, backend: str, names: list[str], faults: AbstractContextManager[None] | None = None
+        self,
+        stage: Stage,
+        backend: str,
+        names: list[str],
+        faults: AbstractContextManager[None] | None = None,
     ) -> Iterator[None]:
-        """Set links to what a backend needs, put faults in force on them, open it, and close it at the end."""
+        """Set links to what a backend needs, put faults in force on them, open it, and close it at
+        the end.
+        """
         from testbed.workloads.calls import close_rank
 
         set_datapath(stage.fabric, self.scenario.needs(backend))

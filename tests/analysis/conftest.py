@@ -43,10 +43,23 @@ def fill(table: Table, backend: str, seconds: float, loss: float, accuracy: floa
 
 
 def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
-    """Measurements of full-graph training, as `fill` makes those of the other kind; two ranks and epochs."""
-    parts = {"forward": 0.6, "backward": 0.3, "update": 0.05, "other": 0.05, "all_reduce": 0.1 * seconds}
+    """Measurements of full-graph training, as `fill` makes those of the other kind; two ranks and
+    epochs.
+    """
+    parts = {
+        "forward": 0.6,
+        "backward": 0.3,
+        "update": 0.05,
+        "other": 0.05,
+        "all_reduce": 0.1 * seconds,
+    }
     parts |= dict.fromkeys(("quantize", "send", "wait", "aggregate", "dequantize"), 0.18 * seconds)
-    whole = {"epoch": 1 + seconds, "communication": seconds, "straggler": 0.5 * seconds, "exchange": 0.5 * seconds}
+    whole = {
+        "epoch": 1 + seconds,
+        "communication": seconds,
+        "straggler": 0.5 * seconds,
+        "exchange": 0.5 * seconds,
+    }
     for rank in range(2):
         for epoch in range(2):
             for name, value in (parts | whole | {"communication_cpu": 0.1}).items():
@@ -63,7 +76,13 @@ def fill_full_graph(table: Table, backend: str, seconds: float) -> None:
         table.add(0, backend, "loss", 1.0, "nat", epoch=epoch)
         table.add(0, backend, "validation_accuracy", 0.5, "1", epoch=epoch)
     table.add(0, backend, "test_accuracy", 0.6, "1")
-    partition = {"edge_cut": 1234, "edge_cut_share": 0.25, "replication_factor": 1.5, "vertex_balance": 1, "edge_balance": 1.2}
+    partition = {
+        "edge_cut": 1234,
+        "edge_cut_share": 0.25,
+        "replication_factor": 1.5,
+        "vertex_balance": 1,
+        "edge_balance": 1.2,
+    }
     for name, value in partition.items():
         table.add(0, backend, name, value, "1")
 
@@ -113,8 +132,16 @@ def make_run(tmp_path: Path) -> RunMaker:
             "plan_hash": "0123",
             "parameters": 1000,
             "gradient_bytes": 4000,
-            "dataset": {"name": "synthetic", "vertices": 10, "edges": 20, "classes": 2, "features": 3,
-                        "train": 6, "val": 1, "test": 3},
+            "dataset": {
+                "name": "synthetic",
+                "vertices": 10,
+                "edges": 20,
+                "classes": 2,
+                "features": 3,
+                "train": 6,
+                "val": 1,
+                "test": 3,
+            },
             "git_commit": None,
             "kernel": "Linux 6.1",
             "cpu": "a processor",
@@ -123,7 +150,7 @@ def make_run(tmp_path: Path) -> RunMaker:
             "memory_bytes": 1 << 30,
             "versions": {"numpy": "2"},
             "doctor": [{"name": "root", "level": "OK", "detail": "user id 0", "remedy": ""}],
-        }  # fmt: skip
+        }
         with RunFolder(tmp_path / "run") as folder:
             folder.write_manifest(manifest)
             table.write(folder)

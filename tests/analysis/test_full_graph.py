@@ -1,4 +1,6 @@
-"""The report of a full-graph run: its own parts of an epoch, the partition, and what collectives asked of the kernel."""
+"""The report of a full-graph run: its own parts of an epoch, the partition, and what collectives
+asked of the kernel.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,9 @@ RunMaker = Callable[..., Path]
 SECONDS = {"pinch": 0.2, "tcp-pull": 0.6, "gloo": 0.4}
 
 
-@pytest.mark.parametrize(("full_graph", "workload"), [(False, data_parallel.WORKLOAD), (True, full_graph.WORKLOAD)])
+@pytest.mark.parametrize(
+    ("full_graph", "workload"), [(False, data_parallel.WORKLOAD), (True, full_graph.WORKLOAD)]
+)
 def test_workloads(make_run: RunMaker, full_graph: bool, workload: Workload) -> None:
     assert workload_of(load_run(make_run({"gloo": 1.0}, full_graph=full_graph))) is workload
 
@@ -39,14 +43,25 @@ def test_amounts_are_an_epochs_of_all_ranks(make_run: RunMaker) -> None:
     assert traffic(run).loc["pinch", "wire_bytes"] == 2000
     costs = counted(run)
     assert list(costs.index) == list(SECONDS)
-    assert costs.loc["pinch"].to_dict() == {"crossings": 68, "page_faults": 8, "redundant_bytes": 20, "syscalls": 60}
+    assert costs.loc["pinch"].to_dict() == {
+        "crossings": 68,
+        "page_faults": 8,
+        "redundant_bytes": 20,
+        "syscalls": 60,
+    }
     assert pd.isna(costs.loc["gloo", "redundant_bytes"])
 
 
 def test_answer_speaks_of_communication(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run(SECONDS, full_graph=True))))
-    assert "pinch was fastest: its median epoch took 1.2 s, that with gloo 1.4 s (1.17×), tcp-pull 1.6 s (1.33×)" in text
-    assert "Against the best socket baseline, gloo, an epoch with pinch was 1.17× as fast and its communication 2.00×" in text
+    assert (
+        "pinch was fastest: its median epoch took 1.2 s, that with gloo 1.4 s (1.17×), tcp-pull 1.6"
+        " s (1.33×)" in text
+    )
+    assert (
+        "Against the best socket baseline, gloo, an epoch with pinch was 1.17× as fast and its"
+        " communication 2.00×" in text
+    )
     assert "An epoch's communication put 0.00 MB on the wire" in text
     assert "all-reduce" not in text
 

@@ -1,4 +1,6 @@
-"""The report opens on its own, figures have their CSV, and the status says whether tolerances are kept."""
+"""The report opens on its own, figures have their CSV, and the status says whether tolerances are
+kept.
+"""
 
 import os
 import re
@@ -30,7 +32,11 @@ class References(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.found += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data", "action")
+        ]
         assert tag not in ("script", "link", "iframe", "object")
         if tag not in self.VOID:
             self.open.append(tag)
@@ -53,7 +59,9 @@ def test_report_is_one_file(make_run: RunMaker) -> None:
 
 def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
     def late(table: Table) -> None:
-        table.add(0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill host=h3 at=9s"})
+        table.add(
+            0, "gloo", "fault_events", 0, "events", epoch=0, labels={"fault": "kill host=h3 at=9s"}
+        )
         table.add(0, "gloo", "fault_log_lost", 5, "frames", epoch=0)
 
     html = make_report(make_run(faults=late))[0].read_text()
@@ -65,9 +73,24 @@ def test_report_tells_of_events_that_never_happened(make_run: RunMaker) -> None:
     ("faults", "offload", "header", "caption"),
     [
         ((), "on", "offloads on for sockets,", "with offloads on, one may carry up to 64 KiB."),
-        (("link-down host=h3 at=20ms for=50ms",), "on", "offloads on for sockets,", "one may carry up to 64 KiB."),
-        ((), "off", "offloads off for sockets,", "with segmentation offloads off, each is a frame."),
-        (("drop p=0.01",), "on", "segmentation offloads off for sockets,", "with segmentation offloads off, each is a frame."),
+        (
+            ("link-down host=h3 at=20ms for=50ms",),
+            "on",
+            "offloads on for sockets,",
+            "one may carry up to 64 KiB.",
+        ),
+        (
+            (),
+            "off",
+            "offloads off for sockets,",
+            "with segmentation offloads off, each is a frame.",
+        ),
+        (
+            ("drop p=0.01",),
+            "on",
+            "segmentation offloads off for sockets,",
+            "with segmentation offloads off, each is a frame.",
+        ),
     ],
 )
 def test_report_tells_offloads_as_they_were(

@@ -50,18 +50,29 @@ def test_no_baseline_without_sockets(make_run: RunMaker) -> None:
 
 def test_answer_names_winner_ratio_and_reason(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run())))
-    assert "xdp-ring was fastest: its median epoch took 1.2 s, that with tcp-ring 1.4 s (1.17×)" in text
+    assert (
+        "xdp-ring was fastest: its median epoch took 1.2 s, that with tcp-ring 1.4 s (1.17×)"
+        in text
+    )
     assert "best socket baseline, tcp-ring, an epoch with xdp-ring was 1.17× as fast" in text
     assert "its all-reduce 2.00× as fast" in text
-    assert "of the 200 ms per epoch between xdp-ring and tcp-ring, +200 ms are in all-reduce, 0 s in computing" in text
+    assert (
+        "of the 200 ms per epoch between xdp-ring and tcp-ring, +200 ms are in all-reduce, 0 s in"
+        " computing" in text
+    )
     assert "the largest part of it is moving and adding data (+120 ms)" in text
     assert "and so holds their noise." in text
 
 
 @pytest.mark.parametrize("other", ["gloo", "mpi"])
-def test_answer_names_no_part_where_a_side_cannot_split_its_time(make_run: RunMaker, other: str) -> None:
+def test_answer_names_no_part_where_a_side_cannot_split_its_time(
+    make_run: RunMaker, other: str
+) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.2, other: 0.8}))))
-    assert f"What part of it is waiting for peers cannot be said: {other} cannot tell it from moving data." in text
+    assert (
+        f"What part of it is waiting for peers cannot be said: {other} cannot tell it from moving"
+        " data." in text
+    )
     assert "the largest part" not in text
 
 
@@ -79,7 +90,9 @@ def test_answer_when_sockets_win(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.9, "tcp-ring": 0.3, "gloo": 0.5}))))
     assert text.startswith("tcp-ring was fastest")
     assert "an epoch with xdp-ring was 1.46× as slow and its all-reduce 3.00× as slow" in text
-    assert "of the 600 ms per epoch between tcp-ring and xdp-ring, +600 ms are in all-reduce" in text
+    assert (
+        "of the 600 ms per epoch between tcp-ring and xdp-ring, +600 ms are in all-reduce" in text
+    )
 
 
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
@@ -101,44 +114,69 @@ def test_answer_of_a_busy_machine(make_run: RunMaker) -> None:
 
 
 def add_faults(table: Table) -> None:
-    """An event that came too late in some turns, one that always happened, and records that were lost."""
+    """An event that came too late in some turns, one that always happened, and records that were
+    lost.
+    """
     for epoch, happened in enumerate((1, 0, 0)):
         for backend in ("xdp-ring", "tcp-ring"):
             late = {"fault": "link-down host=h3 at=1.3s"}
-            table.add(0, backend, "fault_events", happened if backend == "xdp-ring" else 0, "1", epoch=epoch, labels=late)
-            table.add(0, backend, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause host=h2"})
+            table.add(
+                0,
+                backend,
+                "fault_events",
+                happened if backend == "xdp-ring" else 0,
+                "1",
+                epoch=epoch,
+                labels=late,
+            )
+            table.add(
+                0, backend, "fault_events", 1, "1", epoch=epoch, labels={"fault": "pause host=h2"}
+            )
         table.add(0, "xdp-ring", "fault_log_lost", 0, "frames", epoch=epoch)
         table.add(0, "tcp-ring", "fault_log_lost", 700, "frames", epoch=epoch)
 
 
 def test_answer_of_events_that_never_happened_and_lost_records(make_run: RunMaker) -> None:
-    late, lost, first, *_ = answer(load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}, faults=add_faults)))
-    assert late == (
-        "Caution: the fault 'link-down host=h3 at=1.3s' happened in 1 of 3 turns with xdp-ring, 0 of 3 turns with tcp-ring; "
-        "other turns ended before its time."
+    late, lost, first, *_ = answer(
+        load_run(make_run({"xdp-ring": 0.2, "tcp-ring": 0.4}, faults=add_faults))
     )
-    assert lost == (
-        "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which came faster than they were written; "
-        "faults are counted all the same."
+    assert (
+        late
+        == "Caution: the fault 'link-down host=h3 at=1.3s' happened in 1 of 3 turns with xdp-ring,"
+        " 0 of 3 turns with tcp-ring; other turns ended before its time."
+    )
+    assert (
+        lost
+        == "Caution: faults.parquet lacks 2,100 records (2,100 of tcp-ring), which came faster than"
+        " they were written; faults are counted all the same."
     )
     assert first.startswith("xdp-ring was fastest")
 
 
 def test_answer_of_one_backend_cautions_too(make_run: RunMaker) -> None:
     def never(table: Table) -> None:
-        table.add(0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill host=h3 at=9s"})
+        table.add(
+            0, "gloo", "fault_events", 0, "1", epoch=0, labels={"fault": "kill host=h3 at=9s"}
+        )
 
     text = answer(load_run(make_run({"gloo": 0.5}, faults=never)))
-    assert text[0].startswith("Caution: the fault 'kill host=h3 at=9s' happened in 0 of 1 turns with gloo; other turns")
+    assert text[0].startswith(
+        "Caution: the fault 'kill host=h3 at=9s' happened in 0 of 1 turns with gloo; other turns"
+    )
     assert "needs a second backend" in text[1]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "verdict"), [(0.1, "up to 100 ms."), (0.3, "up to 300 ms, so that noise may be all there is.")]
+    ("seconds", "verdict"),
+    [(0.1, "up to 100 ms."), (0.3, "up to 300 ms, so that noise may be all there is.")],
 )
 def test_answer_tells_noise(make_run: RunMaker, seconds: float, verdict: str) -> None:
     run = load_run(make_run())
-    slowed = (run.frame["metric"] == "epoch_time") & (run.frame["epoch"] == 2) & (run.frame["backend"] == "tcp-ring")
+    slowed = (
+        (run.frame["metric"] == "epoch_time")
+        & (run.frame["epoch"] == 2)
+        & (run.frame["backend"] == "tcp-ring")
+    )
     run.frame.loc[slowed, "value"] += seconds
     assert f"epochs of one backend alone differ by {verdict}" in " ".join(answer(run))
 
@@ -159,7 +197,9 @@ def test_tolerances_kept(make_run: RunMaker) -> None:
         ({"accuracy": {"xdp-ring": 0.79}}, "test accuracy", 1.0),
     ],
 )
-def test_tolerances_broken(make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float) -> None:
+def test_tolerances_broken(
+    make_run: RunMaker, changed: dict[str, dict[str, float]], what: str, distance: float
+) -> None:
     failed = [check for check in checks(load_run(make_run(**changed))) if not check.passed]
     assert [(check.backend, check.what) for check in failed] == [("xdp-ring", what)]
     assert failed[0].distance == pytest.approx(distance, nan_ok=True)
@@ -167,6 +207,14 @@ def test_tolerances_broken(make_run: RunMaker, changed: dict[str, dict[str, floa
 
 def test_words_for_numbers() -> None:
     assert [duration(value) for value in (2.345, 0.0123, 4.56e-5, 7e-9, 0.0)] == [
-        "2.35 s", "12.3 ms", "45.6 µs", "7 ns", "0 s",
-    ]  # fmt: skip
-    assert [times(2, 1), times(1, 2), times(1, 1.01)] == ["2.00× as fast", "2.00× as slow", "equally fast"]
+        "2.35 s",
+        "12.3 ms",
+        "45.6 µs",
+        "7 ns",
+        "0 s",
+    ]
+    assert [times(2, 1), times(1, 2), times(1, 1.01)] == [
+        "2.00× as fast",
+        "2.00× as slow",
+        "equally fast",
+    ]

@@ -7,7 +7,14 @@ import sys
 import numpy as np
 import pytest
 
-from testbed.bench.aggregate import Row, check_grid, header_lines, make_case, row_line, summary_lines
+from testbed.bench.aggregate import (
+    Row,
+    check_grid,
+    header_lines,
+    make_case,
+    row_line,
+    summary_lines,
+)
 from testbed.bench.exchange_calls import make_rows
 from testbed.bench.exchange_session import Measured
 from testbed.comm.backend import Counters
@@ -15,11 +22,20 @@ from testbed.core.errors import SpecError
 
 
 def bench(*arguments):
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "aggregate", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "aggregate",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.mark.parametrize(("degree", "vertices", "hosts"), [(1, 1, 2), (3, 10, 2), (4, 100, 4), (7, 5, 6)])
+@pytest.mark.parametrize(
+    ("degree", "vertices", "hosts"), [(1, 1, 2), (3, 10, 2), (4, 100, 4), (7, 5, 6)]
+)
 def test_every_vertex_that_arrives_is_added_as_often_as_the_degree_says(degree, vertices, hosts):
     first, *others = make_case(64, degree, vertices, hosts, 0).halos
     assert (first.num_owned, first.num_halo) == (vertices, vertices)
@@ -53,8 +69,14 @@ def test_inputs_are_whole_numbers_of_their_place():
         (([], [1], 9, 2), "--dims: 0: must be 1 to 512"),
         (([513], [1], 9, 2), "--dims: 513: must be 1 to 512"),
         (([4], [1], 2, 4), "--vertices: 2: must be 3 or more, one per sending host"),
-        (([4], [0], 8, 2), "--degrees: 0: must be 1 to 8388608 with 8 vertices, at most 67108864 additions"),
-        (([4], [9], 1 << 24, 2), "--degrees: 9: must be 1 to 4 with 16777216 vertices, at most 67108864 additions"),
+        (
+            ([4], [0], 8, 2),
+            "--degrees: 0: must be 1 to 8388608 with 8 vertices, at most 67108864 additions",
+        ),
+        (
+            ([4], [9], 1 << 24, 2),
+            "--degrees: 9: must be 1 to 4 with 16777216 vertices, at most 67108864 additions",
+        ),
     ],
 )
 def test_refusals(arguments, text):
@@ -74,19 +96,49 @@ GOLDEN = """\
 
 def test_golden():
     rows = [
-        Row(64, 16, 8192, Measured("pinch", (2e-3, 4e-3, 6e-3), (1e-3,) * 3, 0, Counters(30, 3000, 0), 2.0, 1.0)),
-        Row(64, 16, 8192, Measured("tcp-push", (8e-3,), (1e-3,), 0, Counters(20, 2000, 3), None, None)),
+        Row(
+            64,
+            16,
+            8192,
+            Measured("pinch", (2e-3, 4e-3, 6e-3), (1e-3,) * 3, 0, Counters(30, 3000, 0), 2.0, 1.0),
+        ),
+        Row(
+            64,
+            16,
+            8192,
+            Measured("tcp-push", (8e-3,), (1e-3,), 0, Counters(20, 2000, 3), None, None),
+        ),
     ]
     lines = header_lines()[2:] + [row_line(row) for row in rows] + summary_lines(rows)
     assert "\n".join(lines) == GOLDEN
-    assert rows[0].to_dict({})["added_gbps"] == pytest.approx(8192 * 64 * 4 * 16 / 4e-3 / 1e9, abs=1e-6)
+    assert rows[0].to_dict({})["added_gbps"] == pytest.approx(
+        8192 * 64 * 4 * 16 / 4e-3 / 1e9, abs=1e-6
+    )
 
 
 @pytest.mark.net
 def test_sockets_end_to_end(tmp_path):
     result, figure = tmp_path / "out.json", tmp_path / "out.png"
-    done = bench("--hosts", "3", "--exchanges", "tcp-push,gloo", "--dims", "3,64", "--degrees", "1,5", "--vertices", "100",
-                 "-n", "2", "-w", "1", "--json", str(result), "--figure", str(figure))  # fmt: skip
+    done = bench(
+        "--hosts",
+        "3",
+        "--exchanges",
+        "tcp-push,gloo",
+        "--dims",
+        "3,64",
+        "--degrees",
+        "1,5",
+        "--vertices",
+        "100",
+        "-n",
+        "2",
+        "-w",
+        "1",
+        "--json",
+        str(result),
+        "--figure",
+        str(figure),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(result.read_text())["rows"]
     assert [(row["dim"], row["degree"], row["exchange"]) for row in rows] == [
@@ -94,7 +146,9 @@ def test_sockets_end_to_end(tmp_path):
     ]
     for row in rows:
         assert row["wrong"] == 0
-        assert row["vertices_per_second"] == pytest.approx(100 / row["time_us"]["median"] * 1e6, rel=1e-3)
+        assert row["vertices_per_second"] == pytest.approx(
+            100 / row["time_us"]["median"] * 1e6, rel=1e-3
+        )
         assert row["wire_bytes"] >= 100 * row["dim"] * 4
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert figure.with_suffix(".csv").read_text().count("\n") == len(rows) + 1

@@ -14,13 +14,29 @@ from testbed.plan import plan_fabric
 
 
 def bench(*arguments):
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "allreduce", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "allreduce",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def make_options(**changes):
-    return Options(**{"plan": plan_fabric(), "backends": ["gloo"], "sizes": [4], "iterations": 1,
-                      "warmup": 0, "check": True, **changes})  # fmt: skip
+    return Options(
+        **{
+            "plan": plan_fabric(),
+            "backends": ["gloo"],
+            "sizes": [4],
+            "iterations": 1,
+            "warmup": 0,
+            "check": True,
+            **changes,
+        }
+    )
 
 
 def test_turns_share_the_iterations():
@@ -54,11 +70,17 @@ def test_refusals(changes, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["-b", "64T"], "-b: '64T' is no size: must be a number of bytes, with K, M or G, such as 64K"),
+        (
+            ["-b", "64T"],
+            "-b: '64T' is no size: must be a number of bytes, with K, M or G, such as 64K",
+        ),
         (["--lanes", "int8"], '--lanes: "int8": must be int16 or int32; did you mean int32?'),
         (["-n", "0"], "-n: 0: must be 1 to 1000000 iterations"),
         (["--hosts", "33"], "--hosts: 33: must be 1 to 32"),
-        (["--backends", "nccl"], "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi"),
+        (
+            ["--backends", "nccl"],
+            "backend 'nccl' does not exist: must be one of xdp-ring, tcp-ring, gloo, mpi",
+        ),
     ],
 )
 def test_refusal_by_the_command(arguments, text):
@@ -79,8 +101,26 @@ def test_system_calls_are_counted_exactly():
 @pytest.mark.net
 def test_sockets_end_to_end(tmp_path):
     path = tmp_path / "out.json"
-    done = bench("--hosts", "3", "--backends", "tcp-ring,gloo,mpi", "--mtu", "1400", "--offload", "off",
-                 "-b", "4", "-e", "64K", "-f", "128", "-n", "3", "--json", str(path))  # fmt: skip
+    done = bench(
+        "--hosts",
+        "3",
+        "--backends",
+        "tcp-ring,gloo,mpi",
+        "--mtu",
+        "1400",
+        "--offload",
+        "off",
+        "-b",
+        "4",
+        "-e",
+        "64K",
+        "-f",
+        "128",
+        "-n",
+        "3",
+        "--json",
+        str(path),
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(path.read_text())
     assert result["environment"]["mtu"] == 1400
@@ -97,14 +137,28 @@ def test_sockets_end_to_end(tmp_path):
         # Without TSO no frame is larger than the MTU and an Ethernet header.
         assert row["wire_bytes"] <= row["packets"] * (1400 + 14)
     table = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert [(line[0], int(line[1])) for line in table] == [(row["backend"], row["size_bytes"]) for row in rows]
+    assert [(line[0], int(line[1])) for line in table] == [
+        (row["backend"], row["size_bytes"]) for row in rows
+    ]
 
 
 @pytest.mark.net
 def test_the_kernel_beside_sockets(tmp_path):
     path = tmp_path / "out.json"
-    done = bench("--hosts", "2", "--backends", "xdp-ring,tcp-ring", "-b", "64K", "-e", "64K", "-n", "2",
-                 "--json", str(path))  # fmt: skip
+    done = bench(
+        "--hosts",
+        "2",
+        "--backends",
+        "xdp-ring,tcp-ring",
+        "-b",
+        "64K",
+        "-e",
+        "64K",
+        "-n",
+        "2",
+        "--json",
+        str(path),
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     assert [row["backend"] for row in rows] == ["xdp-ring", "tcp-ring"]
@@ -115,5 +169,12 @@ def test_the_kernel_beside_sockets(tmp_path):
 
 def test_help_gives_ranges():
     text = " ".join(bench("--help").stdout.replace("│", " ").split())
-    for allowed in ("1 to 32", "576 to 9000", "more than 3506", "1 to 256", "at least 2", "1 to 1000000"):
+    for allowed in (
+        "1 to 32",
+        "576 to 9000",
+        "more than 3506",
+        "1 to 256",
+        "at least 2",
+        "1 to 1000000",
+    ):
         assert allowed in text

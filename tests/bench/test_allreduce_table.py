@@ -43,5 +43,7 @@ def test_a_busy_machine_is_said():
 
 def test_no_ratio_where_nothing_was_sent():
     for hosts, size in ((1, 4096), (4, 0)):
-        rows = [Row(name, hosts, size, (1.0,), 0, 0, 0, 0, None) for name in ("xdp-ring", "tcp-ring")]
+        rows = [
+            Row(name, hosts, size, (1.0,), 0, 0, 0, 0, None) for name in ("xdp-ring", "tcp-ring")
+        ]
         assert summary_lines(rows, NEEDS) == []

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from testbed.bench import broadcast
-from testbed.bench.broadcast import Row, check_receivers, header_lines, make_case, row_line, summary_lines
+from testbed.bench.broadcast import (
+    Row,
+    check_receivers,
+    header_lines,
+    make_case,
+    row_line,
+    summary_lines,
+)
 from testbed.bench.exchange_session import Measured, Options, combine
 from testbed.bench.row import Turn
 from testbed.comm.backend import Counters
@@ -18,18 +25,35 @@ from testbed.plan import plan_fabric
 
 
 def bench(*arguments):
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "broadcast", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "broadcast",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def make_measured(exchange, microseconds, wrong=0, syscalls=None):
     times = tuple(time * 1e-6 for time in microseconds)
-    return Measured(exchange, times, (1e-5,) * len(times), wrong, Counters(14, 2800, 1), syscalls, syscalls)
+    return Measured(
+        exchange, times, (1e-5,) * len(times), wrong, Counters(14, 2800, 1), syscalls, syscalls
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "dim", "vertices"),
-    [(4, 1, 1), (12, 3, 1), (1024, 256, 1), (2048, 512, 1), (2056, 257, 2), (4096, 512, 2), (1 << 20, 512, 512)],
+    [
+        (4, 1, 1),
+        (12, 3, 1),
+        (1024, 256, 1),
+        (2048, 512, 1),
+        (2056, 257, 2),
+        (4096, 512, 2),
+        (1 << 20, 512, 512),
+    ],
 )
 def test_a_message_is_the_embeddings_of_some_vertices(size, dim, vertices):
     case = make_case(size, 3)
@@ -46,14 +70,29 @@ def test_a_message_is_the_embeddings_of_some_vertices(size, dim, vertices):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: make_case(0, 1), "-b: 0: must be a multiple of 4 bytes, a float32, and at least 4"),
-        (lambda: make_case(6, 1), "-b: 6: must be a multiple of 4 bytes, a float32, and at least 4"),
+        (
+            lambda: make_case(0, 1),
+            "-b: 0: must be a multiple of 4 bytes, a float32, and at least 4",
+        ),
+        (
+            lambda: make_case(6, 1),
+            "-b: 6: must be a multiple of 4 bytes, a float32, and at least 4",
+        ),
         (lambda: check_receivers([1, 32]), "--receivers: 32: must be 1 to 31"),
         (lambda: check_receivers([]), "--receivers: 0: must be 1 to 31"),
-        (lambda: Options(plan_fabric(), []), "--exchanges: '': must be one or more of pinch, tcp-pull, tcp-push, gloo"),
-        (lambda: Options(plan_fabric(), ["gloo"], iterations=0), "-n: 0: must be 1 to 1000000 iterations"),
+        (
+            lambda: Options(plan_fabric(), []),
+            "--exchanges: '': must be one or more of pinch, tcp-pull, tcp-push, gloo",
+        ),
+        (
+            lambda: Options(plan_fabric(), ["gloo"], iterations=0),
+            "-n: 0: must be 1 to 1000000 iterations",
+        ),
         (lambda: Options(plan_fabric(), ["gloo"], warmup=-1), "-w: -1: must be 0 to 1000000"),
-        (lambda: Options(plan_fabric(hosts=1), ["gloo"]), "--hosts: 1: must be 2 to 32, as one rank exchanges nothing"),
+        (
+            lambda: Options(plan_fabric(hosts=1), ["gloo"]),
+            "--hosts: 1: must be 2 to 32, as one rank exchanges nothing",
+        ),
     ],
 )
 def test_refusals(call, text):
@@ -80,7 +119,12 @@ def test_times_are_from_the_sender_to_the_last_receiver():
     values = Row(2, 64, measured).to_dict({"mtu": 1500})
     assert values["time_us"] == {"min": 1e6, "median": 2.5e6, "p99": pytest.approx(3.97e6)}
     assert values["goodput_gbps"] == pytest.approx(64 * 2 / 2.5 / 1e9, abs=1e-6)
-    assert (values["packets"], values["wire_bytes"], values["retransmissions"], values["mtu"]) == (2, 160, 1, 1500)
+    assert (values["packets"], values["wire_bytes"], values["retransmissions"], values["mtu"]) == (
+        2,
+        160,
+        1,
+        1500,
+    )
 
 
 GOLDEN = """\
@@ -102,7 +146,10 @@ def test_golden():
 
 
 def test_a_broadcast_that_is_not_twice_as_fast_fails():
-    rows = [Row(7, 1024, make_measured("pinch", [51])), Row(7, 1024, make_measured("tcp-push", [100]))]
+    rows = [
+        Row(7, 1024, make_measured("pinch", [51])),
+        Row(7, 1024, make_measured("tcp-push", [100])),
+    ]
     assert summary_lines(rows)[1].endswith("FAIL: at most 0.5 of the time")
     assert broadcast.LATENCY_RATIO == 0.5
     assert summary_lines(rows[:1]) == summary_lines(rows[1:]) == []
@@ -117,8 +164,28 @@ def test_refusal_by_the_command():
 @pytest.mark.net
 def test_sockets_end_to_end(tmp_path):
     result, figure = tmp_path / "out.json", tmp_path / "out.png"
-    done = bench("--receivers", "1,3", "--exchanges", "tcp-push,tcp-pull", "-b", "64", "-e", "16K", "-f", "256", "-n", "3",
-                 "-w", "1", "--switch", "bridge", "--json", str(result), "--figure", str(figure))  # fmt: skip
+    done = bench(
+        "--receivers",
+        "1,3",
+        "--exchanges",
+        "tcp-push,tcp-pull",
+        "-b",
+        "64",
+        "-e",
+        "16K",
+        "-f",
+        "256",
+        "-n",
+        "3",
+        "-w",
+        "1",
+        "--switch",
+        "bridge",
+        "--json",
+        str(result),
+        "--figure",
+        str(figure),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(result.read_text())["rows"]
     names = ["tcp-push", "tcp-pull"]
@@ -129,11 +196,15 @@ def test_sockets_end_to_end(tmp_path):
         assert row["wrong"] == 0
         assert 0 < row["time_us"]["min"] <= row["time_us"]["median"] <= row["time_us"]["p99"]
         assert row["wire_bytes"] >= row["receivers"] * row["size_bytes"]
-        if row["exchange"] == "tcp-push":  # nothing but a send a receiver, and one call there that waits for all of it
+        if (
+            row["exchange"] == "tcp-push"
+        ):  # nothing but a send a receiver, and one call there that waits for all of it
             assert row["send_syscalls"] == row["receivers"]
             assert row["receive_syscalls"] == 1
     table = [line.split()[:3] for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert table == [[row["exchange"], str(row["receivers"]), str(row["size_bytes"])] for row in rows]
+    assert table == [
+        [row["exchange"], str(row["receivers"]), str(row["size_bytes"])] for row in rows
+    ]
     assert figure.read_bytes().startswith(b"\x89PNG")
     with figure.with_suffix(".csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)

@@ -1,4 +1,6 @@
-"""The bench's ranks: inputs are a function of seed, rank and position; the barrier meets or breaks."""
+"""The bench's ranks: inputs are a function of seed, rank and position; the barrier
+meets or breaks.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,9 @@ def test_barrier_holds_until_all_have_come(tmp_path):
         for number in range(rounds):
             barrier.wait()
             passed[rank] = number + 1
-            late.extend(other for other in passed if other < number)  # nobody is more than a round behind
+            late.extend(
+                other for other in passed if other < number
+            )  # nobody is more than a round behind
 
     with ThreadPoolExecutor(ranks) as pool:
         for future in [pool.submit(run, rank) for rank in range(ranks)]:
@@ -60,5 +64,7 @@ def test_an_error_breaks_the_barrier(tmp_path):
 
 
 def test_a_barrier_names_who_is_late(tmp_path):
-    with pytest.raises(BarrierBroken, match=r"ranks \[1, 2\] did not reach the barrier within 0.01 s"):
+    with pytest.raises(
+        BarrierBroken, match=r"ranks \[1, 2\] did not reach the barrier within 0.01 s"
+    ):
         Barrier(tmp_path / "barrier", 0, 3, timeout=0.01).wait()

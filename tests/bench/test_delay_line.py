@@ -14,7 +14,14 @@ from testbed.kernel.abi import Struct
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "delay-line", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "delay-line",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -37,7 +44,9 @@ def test_refusals(arguments: tuple[list[int], float, float, float], text: str) -
 def test_refusal_by_the_command() -> None:
     done = bench("--rates", "10,fast")
     assert done.returncode == SpecError.exit_status
-    assert done.stderr.strip() == "error: --rates: '10,fast': must be whole numbers, comma-separated"
+    assert (
+        done.stderr.strip() == "error: --rates: '10,fast': must be whole numbers, comma-separated"
+    )
 
 
 def test_a_row() -> None:
@@ -47,7 +56,9 @@ def test_a_row() -> None:
     assert delay_line.row_line(row).split() == ["100", "100", "12", "2", "0", *["0.0"] * 5]
     result = row.to_dict()
     assert (result["sent"], result["closed"]) == (10, 2)
-    assert result["lateness"] == dict.fromkeys(("p50", "p90", "p99", "p99.9", "p100"), pytest.approx(25e-9))
+    assert result["lateness"] == dict.fromkeys(
+        ("p50", "p90", "p99", "p99.9", "p100"), pytest.approx(25e-9)
+    )
     assert len(delay_line.header_line()) == len(delay_line.row_line(row))
 
 
@@ -57,7 +68,13 @@ def test_end_to_end(tmp_path: Path) -> None:
     done = bench("--rates", "500,5000", "--seconds", "0.2", "--json", str(path))
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["rate"], row["offered"], row["sent"]) for row in rows] == [(500, 100, 100), (5000, 1000, 1000)]
+    assert [(row["rate"], row["offered"], row["sent"]) for row in rows] == [
+        (500, 100, 100),
+        (5000, 1000, 1000),
+    ]
     assert all(row["overrun"] == row["full"] == 0 for row in rows)
-    assert all(0 < row["lateness"]["p50"] <= row["lateness"]["p99"] <= row["lateness"]["p100"] for row in rows)
+    assert all(
+        0 < row["lateness"]["p50"] <= row["lateness"]["p99"] <= row["lateness"]["p100"]
+        for row in rows
+    )
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["#", "500", "5000"]

@@ -21,8 +21,17 @@ from testbed.plan import plan_fabric
 
 def make_cell(loss=0.0, times=(0.01, 0.02, 0.03), **changes):
     sent = Counters(300, 3000, 6)
-    return Cell(**{"backend": "xdp-ring/origin", "hosts": 4, "size": 1 << 20, "loss": loss, "times": times, "sent": sent,
-                   **changes})  # fmt: skip
+    return Cell(
+        **{
+            "backend": "xdp-ring/origin",
+            "hosts": 4,
+            "size": 1 << 20,
+            "loss": loss,
+            "times": times,
+            "sent": sent,
+            **changes,
+        }
+    )
 
 
 def test_cells_compare_with_the_one_without_loss():
@@ -48,7 +57,9 @@ def test_a_cell_without_an_iteration_says_why():
 
 def test_the_requirement_is_judged_where_it_was_measured():
     cells = [make_cell(), make_cell(0.01, (0.025,)), make_cell(0.1, (9.0,))]
-    assert requirement_lines(cells)[1:] == ["# pass  xdp-ring/origin, 4 hosts, 1M, 1 % loss: 80% of the lossless goodput"]
+    assert requirement_lines(cells)[1:] == [
+        "# pass  xdp-ring/origin, 4 hosts, 1M, 1 % loss: 80% of the lossless goodput"
+    ]
     cells[1] = make_cell(0.01, (0.04,))
     assert requirement_lines(cells)[1].startswith("# FAIL  xdp-ring/origin")
     assert requirement_lines(cells[2:]) == []
@@ -84,18 +95,34 @@ def test_recoveries_are_from_the_first_loss_to_what_comes():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"variants": ()}, "--backends: '': must be one or more of xdp-ring/upstream, xdp-ring/origin, xdp-ring/timer, "
-         "tcp-ring, gloo"),
+        (
+            {"variants": ()},
+            (
+                "--backends: '': must be one or more of xdp-ring/upstream, xdp-ring/origin,"
+                " xdp-ring/timer, tcp-ring, gloo"
+            ),
+        ),
         ({"losses": [0.6]}, "--loss: 60: must be 0 to 50 percent"),
         ({"size": 0}, "--size: 0: must be at least a float32"),
-        ({"plan": plan_fabric(hosts=1)}, "--hosts: 1: must be at least 2, as one rank sends nothing that could be lost"),
+        (
+            {"plan": plan_fabric(hosts=1)},
+            "--hosts: 1: must be at least 2, as one rank sends nothing that could be lost",
+        ),
         ({"iterations": 0}, "-n: 0: must be 1 to 1000000 iterations"),
         ({"budget": 0.5}, "--budget: 0.5: must be 1 to 600 seconds"),
     ],
 )
 def test_refusals(changes, text):
     with pytest.raises(SpecError) as caught:
-        Options(**{"plan": plan_fabric(), "variants": ["tcp-ring"], "size": 1024, "losses": [0.01], **changes})
+        Options(
+            **{
+                "plan": plan_fabric(),
+                "variants": ["tcp-ring"],
+                "size": 1024,
+                "losses": [0.01],
+                **changes,
+            }
+        )
     assert str(caught.value) == text
 
 
@@ -108,10 +135,30 @@ def test_what_is_compared_with_is_always_measured():
 @pytest.mark.net
 def test_the_command_measures_and_draws(tmp_path):
     figure, result = tmp_path / "loss.png", tmp_path / "loss.json"
-    options = ["--size", "64K", "--loss", "5", "-n", "4", "--backends", "xdp-ring/origin,xdp-ring/timer,tcp-ring"]
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
+    options = [
+        "--size",
+        "64K",
+        "--loss",
+        "5",
+        "-n",
+        "4",
+        "--backends",
+        "xdp-ring/origin,xdp-ring/timer,tcp-ring",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "faults",
+        *options,
+    ]
     done = subprocess.run(
-        [*command, "--figure", str(figure), "--json", str(result)], capture_output=True, text=True, timeout=100, check=False
+        [*command, "--figure", str(figure), "--json", str(result)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(result.read_text())["rows"]
@@ -120,7 +167,9 @@ def test_the_command_measures_and_draws(tmp_path):
         assert (row["iterations"], row["wrong"], row["failure"]) == (4, 0, None)
         assert row["goodput_ratio"] > 0
         assert (row["lost_frames"] > 0) == (row["loss"] == 0.05)
-        assert (row["recovery_us"] is not None) == (row["loss"] == 0.05 and row["backend"] != "tcp-ring")
+        assert (row["recovery_us"] is not None) == (
+            row["loss"] == 0.05 and row["backend"] != "tcp-ring"
+        )
     assert figure.read_bytes().startswith(b"\x89PNG")
     with figure.with_suffix(".csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)
@@ -128,8 +177,26 @@ def test_the_command_measures_and_draws(tmp_path):
 
 @pytest.mark.net
 def test_a_cell_that_exceeds_its_budget_is_reported(tmp_path):
-    options = ["--size", "64M", "--loss", "0", "-n", "100", "--backends", "tcp-ring", "--budget", "1"]
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", "bench", "faults", *options]
+    options = [
+        "--size",
+        "64M",
+        "--loss",
+        "0",
+        "-n",
+        "100",
+        "--backends",
+        "tcp-ring",
+        "--budget",
+        "1",
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "bench",
+        "faults",
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     cells = [line for line in done.stdout.splitlines() if line.startswith("  tcp-ring")]

@@ -41,7 +41,7 @@ def test_format_is_the_inverse(size):
         (lambda: size_series(4, 64, 1), "-f: 1: must be a factor of at least 2"),
         (lambda: size_series(64, 4, 2), "-b: 64 bytes: must be at most -e, 4 bytes"),
     ],
-)  # fmt: skip
+)
 def test_refusals(call, text):
     with pytest.raises(SpecError) as caught:
         call()
@@ -59,7 +59,8 @@ def test_tensors_that_memory_does_not_hold():
     check_room(1 << 20, 4, ["gloo", "mpi"], (1 << 20) * 26)
     with pytest.raises(SpecError) as caught:
         check_room(1 << 30, 4, ["gloo", "mpi"], (1 << 20) * 260)
-    assert str(caught.value) == (
-        "-e: 1G: must be at most 10M: 4 hosts with 2 backends hold a tensor 26 times, in 260 MiB of memory, "
-        "80% of what is available"
+    assert (
+        str(caught.value)
+        == "-e: 1G: must be at most 10M: 4 hosts with 2 backends hold a tensor 26 times, in 260 MiB"
+        " of memory, 80% of what is available"
     )

@@ -35,7 +35,9 @@ def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def act(action: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(
-        VERB.format(action=textwrap.indent(textwrap.dedent(action), "    ").strip()), "act", *arguments
+        VERB.format(action=textwrap.indent(textwrap.dedent(action), "    ").strip()),
+        "act",
+        *arguments,
     )
 
 
@@ -58,15 +60,26 @@ def test_testbed_error_is_one_line(error: str, status: int) -> None:
 
 
 def test_each_finding_is_an_error_and_a_log_is_not() -> None:
-    done = act("raise errors.SpecError('hosts = 0: must be 1 to 32\\nmtu = 1: must be 576 to 9000')")
+    done = act(
+        "raise errors.SpecError('hosts = 0: must be 1 to 32\\nmtu = 1: must be 576 to 9000')"
+    )
     assert done.stderr == "error: hosts = 0: must be 1 to 32\nerror: mtu = 1: must be 576 to 9000\n"
     done = act("raise errors.WorkerDied('h2', 1, 'first\\nlast')")
-    assert done.stderr == "error: worker h2 exited with 1 before its work was done; its last words:\nfirst\nlast\n"
+    assert (
+        done.stderr
+        == "error: worker h2 exited with 1 before its work was done; its last words:\nfirst\nlast\n"
+    )
 
 
 def test_what_else_is_known_stands_before_the_log() -> None:
-    done = act("e = errors.WorkerDied('h2', -9, 'first\\nlast'); e.also('x killed it'); e.also('more is in r2'); raise e")
-    head = "error: worker h2 was killed by signal 9 before its work was done; x killed it; more is in r2"
+    done = act(
+        "e = errors.WorkerDied('h2', -9, 'first\\nlast'); e.also('x killed it'); e.also('more is in"
+        " r2'); raise e"
+    )
+    head = (
+        "error: worker h2 was killed by signal 9 before its work was done; x killed it; more is"
+        " in r2"
+    )
     assert done.stderr == f"{head}; its last words:\nfirst\nlast\n"
     done = act("e = errors.KernelError('no\\nlog'); e.also('more is in r2'); raise e")
     assert done.stderr == "error: no; more is in r2\nlog\n"
@@ -103,12 +116,18 @@ def test_verbose_before_and_after_the_verb() -> None:
     [
         (["nonsense"], "No such command 'nonsense'; see testbed --help"),
         (["doctor", "--nonsense"], "No such option: --nonsense; see testbed doctor --help"),
-        (["doctor", "extra"], "Got unexpected extra argument(s) (extra); see testbed doctor --help"),
+        (
+            ["doctor", "extra"],
+            "Got unexpected extra argument(s) (extra); see testbed doctor --help",
+        ),
         (["exec"], "Missing argument 'HOST'; see testbed exec --help"),
         (
             ["bench", "allreduce", "--json", "/nonexistent/out.json"],
-            "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does not exist; must be a file in an "
-            "existing folder, or -; see testbed bench allreduce --help",
+            (
+                "Invalid value for '--json': /nonexistent/out.json: the folder /nonexistent does"
+                " not exist; must be a file in an existing folder, or -; see testbed bench"
+                " allreduce --help"
+            ),
         ),
     ],
 )
@@ -125,20 +144,32 @@ def test_no_verb_shows_help() -> None:
 
 def test_a_full_disk_is_one_line() -> None:
     done = act("raise OSError(28, 'No space', '/run/testbed/x.json')")
-    assert (done.stderr, done.returncode) == ("error: /run/testbed/x.json: cannot be written: No space left on device\n", 1)
+    assert (done.stderr, done.returncode) == (
+        "error: /run/testbed/x.json: cannot be written: No space left on device\n",
+        1,
+    )
     done = act("import pathlib; cli.options.write_json({}, pathlib.Path('/dev/full'))")
-    assert (done.stderr, done.returncode) == ("error: --json /dev/full: cannot be written: No space left on device\n", 1)
+    assert (done.stderr, done.returncode) == (
+        "error: --json /dev/full: cannot be written: No space left on device\n",
+        1,
+    )
 
 
 LIMITS = {
     "bytes(1 << 60)": "out of memory",
-    "import numpy; numpy.empty(1 << 50)": "out of memory: Unable to allocate 8.00 PiB for an array with shape ",
-    "import torch; torch.empty(1 << 50)": "out of memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot "
-    "allocate memory)",
+    "import numpy; numpy.empty(1 << 50)": (
+        "out of memory: Unable to allocate 8.00 PiB for an array with shape "
+    ),
+    "import torch; torch.empty(1 << 50)": (
+        "out of memory: you tried to allocate 4503599627370496 bytes. Error code 12 (Cannot "
+        "allocate memory)"
+    ),
     "import pyarrow; pyarrow.allocate_buffer(1 << 50)": "out of memory: ",
     "import mmap; mmap.mmap(-1, 1 << 60)": "out of memory",
     "import json; json.loads('[' * 100000)": "nested too deeply: maximum recursion depth exceeded",
-    "range(1 << 100).__len__()": "a number is too large: Python int too large to convert to C ssize_t",
+    "range(1 << 100).__len__()": (
+        "a number is too large: Python int too large to convert to C ssize_t"
+    ),
 }
 
 
@@ -153,7 +184,9 @@ def test_a_limit_is_one_line(action: str, text: str) -> None:
 
 def test_memory_that_a_command_does_not_get_is_one_line(tmp_path: Path) -> None:
     """Real allocations, by a command that has little memory."""
-    (tmp_path / "s.toml").write_text('[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\nscale = 18\nfeature_dim = 4096\n')
+    (tmp_path / "s.toml").write_text(
+        '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\nscale = 18\nfeature_dim = 4096\n'
+    )
     source = f"""
 import resource, sys
 from testbed.host import memory
@@ -169,7 +202,9 @@ main()
 """
     done = run(source)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: out of memory: Unable to allocate 4.00 GiB for an array with shape ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: out of memory: Unable to allocate 4.00 GiB for an array with shape "
+    )
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -192,7 +227,7 @@ try:
     cli.main()
 except SystemExit:
     print("heavy:", sorted({"torch", "pandas", "mininet", "numpy", "matplotlib"} & sys.modules.keys()))
-"""
+"""  # noqa: E501
     done = run(source, "--help")
     assert "heavy: []" in done.stdout
     shown = {word for line in done.stdout.splitlines() for word in line.strip("│ ").split()[:1]}

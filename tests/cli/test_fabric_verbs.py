@@ -29,7 +29,9 @@ PROGRAM = [sys.executable, "-c", "from testbed.cli import main; main()"]
 def call(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
     command = [*PROGRAM, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env=environment, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,15 @@ def run_id() -> Iterator[str]:
     answer = call("up", "--hosts", "3", "--topology", "ring", "--run-id", name)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[0] == f"run {name} is up: ring, 3 switches (xdp), mtu 1500"
-    assert answer.stdout.splitlines()[1].split() == ["h1", "10.0.0.1", "02:00:0a:00:00:01", "on", "s1", "port", "1"]
+    assert answer.stdout.splitlines()[1].split() == [
+        "h1",
+        "10.0.0.1",
+        "02:00:0a:00:00:01",
+        "on",
+        "s1",
+        "port",
+        "1",
+    ]
     yield name
     if name in {run.run_id for run in runs()}:
         assert call("down", name).returncode == 0
@@ -57,14 +67,23 @@ def test_the_xdp_switch_is_attached(run_id: str) -> None:
 
 @pytest.mark.parametrize("status", [0, 7])
 def test_the_exit_status_is_the_commands(run_id: str, status: int) -> None:
-    answer = call("exec", "--run", run_id, "h2", "--", "sh", "-c", f"cat; exit {status}", input="through")
+    answer = call(
+        "exec", "--run", run_id, "h2", "--", "sh", "-c", f"cat; exit {status}", input="through"
+    )
     assert (answer.returncode, answer.stdout) == (status, "through")
 
 
 def test_status_lists_the_run(run_id: str) -> None:
     answer = call("status", "--json")
     (found,) = [run for run in json.loads(answer.stdout) if run["run"] == run_id]
-    expected = {"state": "up", "topology": "ring", "hosts": 3, "switch": "xdp", "mtu": 1500, "offload": True}
+    expected = {
+        "state": "up",
+        "topology": "ring",
+        "hosts": 3,
+        "switch": "xdp",
+        "mtu": 1500,
+        "offload": True,
+    }
     assert expected.items() <= found.items()
     assert found["addresses"]["h2"] == "10.0.0.2"
     assert 0 < found["age"] < 120
@@ -77,8 +96,12 @@ def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
     assert call("up", "--hosts", "1", "--run-id", name, "--topology", "leaf-spine").returncode == 0
     try:
         narrow = {**os.environ, "COLUMNS": "20"}
-        done = subprocess.run([*PROGRAM, "status"], capture_output=True, text=True, check=False, env=narrow)
-        (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
+        done = subprocess.run(
+            [*PROGRAM, "status"], capture_output=True, text=True, check=False, env=narrow
+        )
+        (found,) = [
+            run for run in json.loads(call("status", "--json").stdout) if run["run"] == name
+        ]
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{name} ")]
         assert line.split()[1:3] == ["up", "leaf-spine"]
         assert line.split()[-1] == str(found["controller"])
@@ -88,7 +111,10 @@ def test_nothing_is_cut_off_where_the_terminal_is_narrow() -> None:
 
 def test_a_program_that_is_not_there(run_id: str) -> None:
     answer = call("exec", "--run", run_id, "h1", "--", "nonsense", "-x")
-    assert (answer.stderr, answer.returncode) == ("error: nonsense: is no program on PATH, nor a file that can be run\n", 127)
+    assert (answer.stderr, answer.returncode) == (
+        "error: nonsense: is no program on PATH, nor a file that can be run\n",
+        127,
+    )
     answer = call("exec", "--run", run_id, "h1", "--")
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: ")
@@ -96,12 +122,20 @@ def test_a_program_that_is_not_there(run_id: str) -> None:
 
 def test_an_error_after_up_is_shown_until_clean() -> None:
     name = new_run_id()
-    controller = json.loads(call("up", "--hosts", "2", "--run-id", name, "--json").stdout)["controller"]
+    controller = json.loads(call("up", "--hosts", "2", "--run-id", name, "--json").stdout)[
+        "controller"
+    ]
     (state,) = [run.state for run in runs() if run.run_id == name]
     with open(os.pidfd_open(controller)) as ended:
-        os.kill(next(entry.pid for entry in state.processes if entry.name == "worker h2"), signal.SIGKILL)
+        os.kill(
+            next(entry.pid for entry in state.processes if entry.name == "worker h2"),
+            signal.SIGKILL,
+        )
         assert select.select([ended], [], [], 30)[0]
-    assert f"run {name} failed: worker h2 was killed by signal 9 before its work was done\n" in call("status").stdout
+    assert (
+        f"run {name} failed: worker h2 was killed by signal 9 before its work was done\n"
+        in call("status").stdout
+    )
     (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
     assert found["state"] == "failed"
     assert found["error"].startswith("worker h2 was killed by signal 9")
@@ -140,25 +174,39 @@ def test_runs_of_other_commands_are_only_meant_by_name(tmp_path: Path) -> None:
     with Fabric(plan, "mine", tmp_path):
         with pytest.raises(FabricError) as none:
             find_run(root=tmp_path)
-        assert str(none.value) == "no run is up; `testbed up` starts one; mine of other commands can be named"
+        assert (
+            str(none.value)
+            == "no run is up; `testbed up` starts one; mine of other commands can be named"
+        )
         with Fabric(plan, "lab", tmp_path, kept=True):
             assert find_run(root=tmp_path).run_id == "lab"
             assert find_run("mine", tmp_path).run_id == "mine"
-            with pytest.raises(SpecError, match=r"^there is no run 'none': must be one of lab, mine$"):
+            with pytest.raises(
+                SpecError, match=r"^there is no run 'none': must be one of lab, mine$"
+            ):
                 find_run("none", tmp_path)
     with pytest.raises(SpecError, match=r"^there is no run 'none': none is up$"):
         find_run("none", tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
-def test_what_clean_leaves_alone_is_an_error(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
-    left = [Leftovers("a", files=["/x"]), Leftovers("b", error="b.json is not a state file"), Leftovers("c", error="nor is c")]
+def test_what_clean_leaves_alone_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    left = [
+        Leftovers("a", files=["/x"]),
+        Leftovers("b", error="b.json is not a state file"),
+        Leftovers("c", error="nor is c"),
+    ]
     monkeypatch.setattr("testbed.fabric.clean.clean", lambda: left)
     done = CliRunner().invoke(app, ["clean", *arguments])
     assert "/x" in done.stdout
     assert isinstance(done.exception, FabricError)
     assert done.exception.a_line_each
-    assert str(done.exception) == "run b: left alone: b.json is not a state file\nrun c: left alone: nor is c"
+    assert (
+        str(done.exception)
+        == "run b: left alone: b.json is not a state file\nrun c: left alone: nor is c"
+    )
 
 
 def test_a_run_is_named_where_several_are_up(run_id: str) -> None:
@@ -188,14 +236,22 @@ def test_down_ends_what_runs_inside(run_id: str) -> None:
 
 def test_a_dead_run_is_shown_and_cleaned() -> None:
     name = new_run_id()
-    controller = json.loads(call("up", "--hosts", "1", "--run-id", name, "--json").stdout)["controller"]
+    controller = json.loads(call("up", "--hosts", "1", "--run-id", name, "--json").stdout)[
+        "controller"
+    ]
     os.kill(controller, signal.SIGKILL)
     answer = call("down", name)
     assert answer.returncode == 1
-    assert answer.stderr == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
+    assert (
+        answer.stderr
+        == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
+    )
     answer = call("exec", "--run", name, "h1", "true")
     assert answer.returncode == 1
-    assert answer.stderr == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
+    assert (
+        answer.stderr
+        == f"error: the controller of run '{name}' is dead; `testbed clean` removes the run\n"
+    )
     (found,) = [run for run in json.loads(call("status", "--json").stdout) if run["run"] == name]
     assert found["state"] == "dead"
     answer = call("clean", "--json")

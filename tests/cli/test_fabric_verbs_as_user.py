@@ -28,7 +28,13 @@ def call(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     user = NOBODY if os.geteuid() == 0 else None
     return subprocess.run(
-        [*PROGRAM, *arguments], capture_output=True, text=True, check=False, user=user, env=environment, cwd=folder
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        user=user,
+        env=environment,
+        cwd=folder,
     )
 
 

@@ -1,4 +1,6 @@
-"""Flags that are made of models: each has its key's default, bounds and help, and is refused by name."""
+"""Flags that are made of models: each has its key's default, bounds and help, and is refused by
+name.
+"""
 
 from typing import Annotated, Any
 
@@ -21,7 +23,9 @@ MODELS: dict[str, tuple[tuple[type[Table], ...], set[str]]] = {
     "bench aggregate": ((FabricOptions, ExchangeOptions), {"bound", "staleness"}),
     "up": ((FabricOptions,), set()),
 }
-"""The models whose keys are flags of a command, and the keys that are none there: what it varies itself."""
+"""The models whose keys are flags of a command, and the keys that are none there: what it varies
+itself.
+"""
 
 
 class Sizes(Table):
@@ -37,7 +41,10 @@ def verb(seen: list[Any]) -> typer.Typer:
 
     @made.command()
     @flags.expand
-    def work(first: int = 1, sizes: Annotated[Sizes, flags.Of(omit=("way",))] = Sizes(share=0.25, way="r")) -> None:  # noqa: B008
+    def work(
+        first: int = 1,
+        sizes: Annotated[Sizes, flags.Of(omit=("way",))] = Sizes(share=0.25, way="r"),  # noqa: B008
+    ) -> None:
         """Do it."""
         seen.append((first, sizes))
 
@@ -52,7 +59,9 @@ def test_a_verb_gets_the_model() -> None:
 
 
 def test_help_is_the_models() -> None:
-    shown = " ".join(CliRunner().invoke(verb([]), ["--help"], env={"COLUMNS": "200"}).stdout.split())
+    shown = " ".join(
+        CliRunner().invoke(verb([]), ["--help"], env={"COLUMNS": "200"}).stdout.split()
+    )
     assert "--wide-open <int> How wide (2 to 5)." in shown
     assert "--share <float> How much (more than 0, less than 1). [default: 0.25]" in shown
     assert "--way" not in shown
@@ -63,10 +72,12 @@ def test_help_is_the_models() -> None:
     [
         (["--wide-open", "6"], "--wide-open: 6: must be 2 to 5"),
         (["--share", "1"], "--share: 1.0: must be more than 0, less than 1"),
-        (["--share", "1", "--wide-open", "1"], "--wide-open: 1: must be 2 to 5\n--share: 1.0: "
-         "must be more than 0, less than 1"),
+        (
+            ["--share", "1", "--wide-open", "1"],
+            "--wide-open: 1: must be 2 to 5\n--share: 1.0: must be more than 0, less than 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(arguments: list[str], text: str) -> None:
     seen: list[Any] = []
     result = CliRunner().invoke(verb(seen), arguments)

@@ -1,4 +1,6 @@
-"""Each option of each verb that takes numbers refuses what is none, or out of range, before anything is built."""
+"""Each option of each verb that takes numbers refuses what is none, or out of range, before
+anything is built.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,16 @@ from typer.testing import CliRunner
 from testbed.cli import app
 from testbed.core.errors import SpecError
 
-NO_NUMBERS = ("nan", "inf", "-inf", "1e309", "1_0", "0x10", "", "9" * (sys.get_int_max_str_digits() + 1))
+NO_NUMBERS = (
+    "nan",
+    "inf",
+    "-inf",
+    "1e309",
+    "1_0",
+    "0x10",
+    "",
+    "9" * (sys.get_int_max_str_digits() + 1),
+)
 LISTS = {  # options that take numbers between commas, sizes or times, by the command
     ("bench", "delay-line"): ("--rates", "--delay", "--jitter"),
     ("bench", "faults"): ("--hosts", "--loss", "--size"),
@@ -32,7 +43,9 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def numeric() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Each command with each of its options whose value is a number, by all of the option's names."""
+    """Each command with each of its options whose value is a number, by all of the
+    option's names.
+    """
     for path, command in commands(typer.main.get_command(app)):
         for option in command.params:
             kind = option.type_descriptor.annotation
@@ -51,7 +64,11 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_arguments: object) -> None:
         pytest.fail("it would have been built")
 
-    for place in ("testbed.host.rights.require_root", "testbed.run.background.require_root", "testbed.fabric.Fabric.__enter__"):
+    for place in (
+        "testbed.host.rights.require_root",
+        "testbed.run.background.require_root",
+        "testbed.fabric.Fabric.__enter__",
+    ):
         monkeypatch.setattr(place, build)
 
 
@@ -63,9 +80,13 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def refuse(path: tuple[str, ...], option: tuple[str, ...], value: str, scenario: Path) -> None:
-    """Check that a command refuses a value by one line that names the option, the value and what it must be."""
+    """Check that a command refuses a value by one line that names the option, the value and what it
+    must be.
+    """
     arguments = {("run",): [str(scenario)], ("up",): ["--topology", "leaf-spine"]}.get(path, [])
-    result = CliRunner().invoke(app, [*path, *arguments, option[-1], value], env={"COLUMNS": "10000"})
+    result = CliRunner().invoke(
+        app, [*path, *arguments, option[-1], value], env={"COLUMNS": "10000"}
+    )
     error = result.exception
     assert isinstance(error, SystemExit | SpecError), (value, result.output)
     assert (error.code if isinstance(error, SystemExit) else error.exit_status) == 2
@@ -83,8 +104,12 @@ def test_what_is_no_number(path: tuple[str, ...], option: tuple[str, ...], scena
         refuse(path, option, value, scenario)
 
 
-@pytest.mark.parametrize(("path", "option"), [each for each in numeric() if each[1][-1] not in NO_RANGE], ids=words)
-def test_what_is_out_of_range(path: tuple[str, ...], option: tuple[str, ...], scenario: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "option"), [each for each in numeric() if each[1][-1] not in NO_RANGE], ids=words
+)
+def test_what_is_out_of_range(
+    path: tuple[str, ...], option: tuple[str, ...], scenario: Path
+) -> None:
     unit = "s" if option[0] in ("--delay", "--jitter") else ""
     for value in (ENDLESS, "-1"):
         refuse(path, option, value + unit, scenario)
@@ -92,4 +117,13 @@ def test_what_is_out_of_range(path: tuple[str, ...], option: tuple[str, ...], sc
 
 def test_options_that_take_numbers_are_found() -> None:
     found = {name for _, option in numeric() for name in option}
-    assert {"--hosts", "--minutes", "--iters", "-n", "--seconds", "--fault-seed", "--k", "--loss"} <= found
+    assert {
+        "--hosts",
+        "--minutes",
+        "--iters",
+        "-n",
+        "--seconds",
+        "--fault-seed",
+        "--k",
+        "--loss",
+    } <= found

@@ -27,7 +27,9 @@ def scenario(tmp_path: Path) -> Path:
 def test_help_has_examples() -> None:
     result = CliRunner().invoke(app, ["run", "--help"])
     assert result.exit_code == 0
-    assert "testbed run scenarios/ddp_debian.toml --out runs/demo" in " ".join(result.stdout.split())
+    assert "testbed run scenarios/ddp_debian.toml --out runs/demo" in " ".join(
+        result.stdout.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,9 @@ def test_help_has_examples() -> None:
     ],
 )
 def test_wrong_settings(scenario: Path, tmp_path: Path, arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(app, ["run", str(scenario), "--out", str(tmp_path / "out"), *arguments])
+    result = CliRunner().invoke(
+        app, ["run", str(scenario), "--out", str(tmp_path / "out"), *arguments]
+    )
     assert isinstance(result.exception, SpecError)
     with pytest.raises(SpecError, match=text):
         raise result.exception
@@ -47,21 +51,39 @@ def test_wrong_settings(scenario: Path, tmp_path: Path, arguments: list[str], te
 
 
 def test_default_folder_is_named_by_scenario_and_time() -> None:
-    folder = default_folder(parse_scenario({"scenario": {"name": "abc"}, "dataset": {"name": "synthetic"}}))
+    folder = default_folder(
+        parse_scenario({"scenario": {"name": "abc"}, "dataset": {"name": "synthetic"}})
+    )
     assert folder.parent == Path("runs")
     assert folder.name.startswith("abc-20")
 
 
 def command(scenario: Path, out: Path, *arguments: str, epochs: int = 500) -> list[str]:
-    line = [sys.executable, "-c", "from testbed.cli import main; main()", "run", str(scenario), "--out", str(out), *arguments]
-    settings = ("fabric.hosts=2", 'collective.backends=["tcp-ring"]', "dataset.scale=8", f"training.epochs={epochs}")
+    line = [
+        sys.executable,
+        "-c",
+        "from testbed.cli import main; main()",
+        "run",
+        str(scenario),
+        "--out",
+        str(out),
+        *arguments,
+    ]
+    settings = (
+        "fabric.hosts=2",
+        'collective.backends=["tcp-ring"]',
+        "dataset.scale=8",
+        f"training.epochs={epochs}",
+    )
     for setting in settings:
         line += ["--set", setting]
     return line
 
 
 def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, str]:
-    """Send a signal to a run when it says a line that begins so; return its status and its last line."""
+    """Send a signal to a run when it says a line that begins so; return its status and its last
+    line.
+    """
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         text = ""
@@ -81,7 +103,12 @@ def interrupt(line: list[str], number: signal.Signals, at: str) -> tuple[int, st
     ],
 )
 def test_a_signal_says_where_results_are(
-    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, line: str, said: str
+    scenario: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    line: str,
+    said: str,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "r2"
@@ -92,25 +119,33 @@ def test_a_signal_says_where_results_are(
 
 
 @pytest.mark.net
-def test_runs_into_one_folder(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_into_one_folder(
+    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "run"
     busy = f"error: --out {out}: another run is being written there: choose another folder\n"
 
     def meanwhile(*arguments: str) -> tuple[int, str]:
         """What a second run says as long as the first is going on, which is ended then."""
-        with subprocess.Popen(command(scenario, out, *arguments), stderr=subprocess.PIPE, text=True) as first:
+        with subprocess.Popen(
+            command(scenario, out, *arguments), stderr=subprocess.PIPE, text=True
+        ) as first:
             assert first.stderr
             while not first.stderr.readline().startswith("tcp-ring: epoch 1 "):
                 assert first.poll() is None
-            second = subprocess.run(command(scenario, out, "--overwrite"), capture_output=True, text=True, check=False)
+            second = subprocess.run(
+                command(scenario, out, "--overwrite"), capture_output=True, text=True, check=False
+            )
             first.terminate()
         return second.returncode, second.stderr
 
     assert meanwhile() == (2, busy)  # into a new folder
     assert json.loads((out / "manifest.json").read_text())["status"] == "interrupted"
 
-    done = subprocess.run(command(scenario, out, "--overwrite", epochs=1), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(scenario, out, "--overwrite", epochs=1), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     first = json.loads((out / "manifest.json").read_text())
     assert first["status"] == "complete"
@@ -119,13 +154,21 @@ def test_runs_into_one_folder(scenario: Path, tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == ["run"]
 
     assert meanwhile("--overwrite") == (2, busy)
-    status, last = interrupt(command(scenario, out, "--overwrite"), signal.SIGINT, "tcp-ring: epoch 2")
+    status, last = interrupt(
+        command(scenario, out, "--overwrite"), signal.SIGINT, "tcp-ring: epoch 2"
+    )
     assert (status, last) == (
-        130, f"error: interrupted; results so far are in {out}.partial-2; the previous run is still in {out}\n",
-    )  # fmt: skip
+        130,
+        (
+            f"error: interrupted; results so far are in {out}.partial-2; the previous run is still"
+            f" in {out}\n"
+        ),
+    )
     assert json.loads((out / "manifest.json").read_text()) == first
     for name in ("run.partial", "run.partial-2"):
-        assert json.loads((tmp_path / name / "manifest.json").read_text())["status"] == "interrupted"
+        assert (
+            json.loads((tmp_path / name / "manifest.json").read_text())["status"] == "interrupted"
+        )
 
 
 FILLED = """
@@ -147,17 +190,29 @@ with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
                     pass
     print(line, end="")
 print(process.returncode, sorted(path.name for path in Path(disk, "run").iterdir()))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.net
-def test_a_disk_that_gets_full_meanwhile(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_gets_full_meanwhile(
+    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     disk = tmp_path / "disk"
     disk.mkdir()
     # A mount namespace of its own: the small disk goes with the process.
     mounted = 'mount -t tmpfs -o size=80m none "$3" && exec "$0" -c "$1" "$2" "$3"'
-    command = ["unshare", "--mount", "sh", "-c", mounted, sys.executable, FILLED, str(scenario), str(disk)]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        mounted,
+        sys.executable,
+        FILLED,
+        str(scenario),
+        str(disk),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         f"error: {disk}/run/results.parquet: cannot be written: No space left on device",

@@ -63,7 +63,9 @@ def connect_clients(
             while sock.connect_ex(address):
                 assert alive()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(ConnectionError):  # a client may be closed while it still sends
+            with contextlib.suppress(
+                ConnectionError
+            ):  # a client may be closed while it still sends
                 behave(sock, number)
             sock.settimeout(5)
             clients.append(sock)

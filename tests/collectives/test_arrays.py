@@ -12,7 +12,12 @@ READ_ONLY.flags.writeable = False
 
 
 def test_arrays_that_can_be_used() -> None:
-    for array in (np.zeros(4, np.float32), np.zeros((2, 2), np.float32)[1:], np.zeros((0, 3), np.float32), READ_ONLY):
+    for array in (
+        np.zeros(4, np.float32),
+        np.zeros((2, 2), np.float32)[1:],
+        np.zeros((0, 3), np.float32),
+        READ_ONLY,
+    ):
         check_array("f", "x", array)
     check_array("f", "x", np.zeros((2, 3), np.float32), (2, 3), written=True)
 
@@ -39,5 +44,7 @@ def test_arrays_that_cannot(array, text: str) -> None:
 
 
 def test_arrays_whose_elements_are_not_aligned() -> None:
-    with pytest.raises(SpecError, match=r"f: x begins at 0x[0-9a-f]*[^048c]: must be a multiple of 4 bytes"):
+    with pytest.raises(
+        SpecError, match=r"f: x begins at 0x[0-9a-f]*[^048c]: must be a multiple of 4 bytes"
+    ):
         check_array("f", "x", np.frombuffer(BYTES, np.float32, 16, offset=1))

@@ -1,8 +1,9 @@
 """What collectives in the network have been seen to fail at, a test each.
 
-Some have their tests elsewhere: the same frame on two CPUs at once, stored (tests/kernel/test_ring_race.py); 10,000 collectives
-in a row, and a rank that stops for half a second (tests/collectives/test_xdp_ring.py); requests of another collective, earlier,
-later or never launched (tests/kernel/test_hostile_frames.py).
+Some have their tests elsewhere: the same frame on two CPUs at once, stored
+(tests/kernel/test_ring_race.py); 10,000 collectives in a row, and a rank that stops for half a
+second (tests/collectives/test_xdp_ring.py); requests of another collective, earlier, later or never
+launched (tests/kernel/test_hostile_frames.py).
 """
 
 import os
@@ -70,7 +71,9 @@ class Groups:
         hosts = self.hosts[:ranks]
         options = {"capacity": 1 << 18, "mtu": self.fabric.plan.mtu, "timeout": 30.0} | options
         specs = make_groups(hosts, group_id=group_id, **options)
-        self.workers.call_all(open_in, {h.name: {"spec": s} for h, s in zip(hosts, specs, strict=True)}, timeout=60)
+        self.workers.call_all(
+            open_in, {h.name: {"spec": s} for h, s in zip(hosts, specs, strict=True)}, timeout=60
+        )
         return group_id
 
     def call(self, function, group_id: int, ranks: int = 4, each=None, **arguments) -> list:
@@ -86,11 +89,19 @@ class Groups:
 
     def reduce(self, group_id: int, sizes: list[int], bits: int, ranks: int = 4) -> None:
         """Sum drawn tensors, and compare bit for bit."""
-        check(self.call(reduce_in, group_id, ranks, [{"rank": rank} for rank in range(ranks)], sizes=sizes), sizes, bits)
+        check(
+            self.call(
+                reduce_in, group_id, ranks, [{"rank": rank} for rank in range(ranks)], sizes=sizes
+            ),
+            sizes,
+            bits,
+        )
 
     def sum(self, group_id: int, values: list) -> list:
         """What all ranks get, or raise, for one tensor each."""
-        return self.call(reduce_values_in, group_id, len(values), [{"values": one} for one in values])
+        return self.call(
+            reduce_values_in, group_id, len(values), [{"values": one} for one in values]
+        )
 
     def counters(self, group_id: int, ranks: int = 4) -> list[dict[str, int]]:
         return self.call(counters_in, group_id, ranks)
@@ -109,7 +120,9 @@ def four() -> Iterator[Groups]:
 @kernel_test
 @two_cpus
 def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
-    """Each is saved once, or twice in slots of its own; what is saved is whole, and replayed it gives the same sum."""
+    """Each is saved once, or twice in slots of its own; what is saved is whole, and replayed it
+    gives the same sum.
+    """
     rounds, chunks = 80, range(0, 3 * 80, 3)
     words = [np.full(LENGTH // 8, chunk, np.uint64) for chunk in chunks]
     early = {"kind": FrameKind.REDUCE, "hop": 1, "seq": SEQ + 1}
@@ -119,7 +132,8 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
             kernel.reset(SEQ)
             Pair(lambda turn: kernel.run("ring_link", frames[turn])).run(rounds)
             counted = kernel.counters()
-            # The later one is a duplicate, or finds the slots of its chunk taken by others on the way.
+            # The later one is a duplicate, or finds the slots of its chunk taken by others on the
+            # way.
             assert counted["early"] + counted["duplicate"] == 2 * rounds
             early = [entry for entry in kernel.early_frames if entry.state]
             assert len(early) == counted["early"]
@@ -138,13 +152,18 @@ def test_a_frame_and_its_duplicate_are_saved_whole_on_two_cpus() -> None:
 @kernel_test
 @two_cpus
 def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
-    """Every other result of an owner is missing; those that come, come twice at once, and name it. Queues are a CPU's own."""
+    """Every other result of an owner is missing; those that come, come twice at once, and name it.
+    Queues are a CPU's own.
+    """
     rounds = 500
     chunks = range(0, 6 * rounds, 6)
     one = np.ones(LENGTH // 8, np.uint64)
     lost = [item_of(chunk + 3, 0, Stage.RESULT) for chunk in chunks]
     fields = {"kind": FrameKind.RESULT, "hop": 2}
-    frames = [packet(one, chunk=chunk, prev=item, **fields) for chunk, item in zip(chunks, lost, strict=True)]
+    frames = [
+        packet(one, chunk=chunk, prev=item, **fields)
+        for chunk, item in zip(chunks, lost, strict=True)
+    ]
     with loaded(chunks=6 * rounds, reorder_threshold=1) as (kernel, native):
         kernel.reset(SEQ - 1, nack_holdoff_us=60_000_000)
         native.begin(SEQ, 6 * rounds, LENGTH, TAG)
@@ -153,12 +172,15 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
 
         def work(turn: int) -> None:
             kernel.run("ring_link", frames[turn])
-            kernel.run("ring_execute", frames[turn])  # a copy that is to ask, if there is something to ask for
+            kernel.run(
+                "ring_execute", frames[turn]
+            )  # a copy that is to ask, if there is something to ask for
 
         Pair(work).run(rounds)
         counted = kernel.counters()
         assert counted["stored"] == rounds
-        # A frame whose duplicate was stored in time is not looked at any further; else both CPUs see what is missing.
+        # A frame whose duplicate was stored in time is not looked at any further; else both CPUs
+        # see what is missing.
         assert rounds <= counted["lost"] <= 2 * rounds
         assert counted["resent"] == counted["lost"]
         asked = kernel.records["attempt"][3::6]
@@ -172,7 +194,9 @@ def test_a_loss_that_two_cpus_see_is_asked_for_by_each_once() -> None:
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("after", [0, NEWEST - 1])
 def test_frames_of_the_collective_before_arrive_in_the_next(upstream, after) -> None:
-    """All of them, before each frame of the next one: each rank's sums are exact (see `Member.step`)."""
+    """All of them, before each frame of the next one: each rank's sums are exact (see
+    `Member.step`).
+    """
     todo = collectives(3, [6, 6], after=after)
     network = Network(3, todo, upstream=upstream, reorder_threshold=1, seq=after)
     emit, recorded = network.emit, []
@@ -213,9 +237,11 @@ def seq_in(context, group_id):
 
 @net
 def test_results_of_2_to_the_32_collectives_ago_do_not_pass_for_new_ones(four) -> None:
-    """The last chunks of a large tensor are touched by nothing until the number comes again under which they were stored.
+    """The last chunks of a large tensor are touched by nothing until the number comes again under
+    which they were stored.
 
-    On the way there, as numbers only go forward by less than half their range: what is old is forgotten now and then.
+    On the way there, as numbers only go forward by less than half their range: what is old is
+    forgotten now and then.
     """
     group = four.form(lanes="int32", timeout=5.0)
     four.reduce(group, [100_003] * 8, 32)
@@ -255,8 +281,14 @@ def test_one_rank_enters_200_ms_after_the_others(four, bits, late) -> None:
 
 
 def test_a_status_tells_32_ranks_apart() -> None:
-    """Every rank with the same exponent, one byte's worst case; and each alone with a fault that fills its record."""
-    total = np.sum([np.frombuffer(encode(32, rank, 5), np.uint64) for rank in range(32)], axis=0, dtype=np.uint64)
+    """Every rank with the same exponent, one byte's worst case; and each alone with a fault that
+    fills its record.
+    """
+    total = np.sum(
+        [np.frombuffer(encode(32, rank, 5), np.uint64) for rank in range(32)],
+        axis=0,
+        dtype=np.uint64,
+    )
     assert decode(32, total.tobytes()).exponent == 5
     for bad in range(32):
         fault = Fault(bad, Kind.INFINITY, (1 << 31) - 1, 0xFFFFFFFF)
@@ -269,7 +301,9 @@ def test_a_status_tells_32_ranks_apart() -> None:
 @pytest.mark.parametrize("ranks", [31, 32])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_32_ranks_recover_from_losses(ranks, upstream) -> None:
-    network = Network(ranks, collectives(ranks, [2 * ranks]), upstream=upstream, nack_holdoff_us=2000)
+    network = Network(
+        ranks, collectives(ranks, [2 * ranks]), upstream=upstream, nack_holdoff_us=2000
+    )
     network.now_us = 1 << 20
     emit, seen = network.emit, count()
 
@@ -305,7 +339,9 @@ def test_33_ranks_are_refused() -> None:
 @net
 @BITS
 def test_rounding_alone_is_no_overflow(four, bits) -> None:
-    """The largest float32 and its negative by turns: one of three is left over, whatever rounding adds to it."""
+    """The largest float32 and its negative by turns: one of three is left over, whatever rounding
+    adds to it.
+    """
     most = float(np.finfo(np.float32).max)
     values = [[most, -most], [-most, most], [most, -most]]
     for answer in four.sum(four.form(3, lanes=f"int{bits}"), values):
@@ -315,7 +351,9 @@ def test_rounding_alone_is_no_overflow(four, bits) -> None:
 @net
 @BITS
 def test_a_sum_overflows_float32(four, bits) -> None:
-    """An error that names the place, on every rank; or the largest float32, where that was asked for."""
+    """An error that names the place, on every rank; or the largest float32, where that was asked
+    for.
+    """
     most = float(np.finfo(np.float32).max)
     values = [[1.0, 0.75 * most, -2.0]] * 4
     for answer in four.sum(four.form(lanes=f"int{bits}"), values):
@@ -326,7 +364,9 @@ def test_a_sum_overflows_float32(four, bits) -> None:
         assert answer[1] == most
         assert np.isfinite(answer).all()
     for answer in four.sum(group, [[most, -most], [-most, most], [most, -most], [-most, most]]):
-        assert np.abs(answer).max() <= most * 2.0**-12  # cancels within the lanes, does not saturate
+        assert (
+            np.abs(answer).max() <= most * 2.0**-12
+        )  # cancels within the lanes, does not saturate
 
 
 def bound_in(context, absmax, group_id):
@@ -348,7 +388,9 @@ SMALL = {
 @BITS
 @pytest.mark.parametrize("name", SMALL)
 def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
-    """1e-30 at a scale of 1e8 is nothing. Here the error is that of the group's largest magnitude, whatever that is."""
+    """1e-30 at a scale of 1e8 is nothing. Here the error is that of the group's largest magnitude,
+    whatever that is.
+    """
     values, absmax = SMALL[name]
     values = np.array(values, np.float32)
     group = four.form(lanes=f"int{bits}")
@@ -366,7 +408,12 @@ def test_inputs_that_a_fixed_scale_would_lose(four, bits, name) -> None:
 def test_ranks_with_different_lanes_are_an_error(four) -> None:
     """One value and a status are as long in either: the tag tells."""
     hosts, group_id = four.hosts, next(GROUPS)
-    specs = [make_groups(hosts, group_id=group_id, lanes=f"int{16 + 16 * (rank == 2)}", timeout=1.0)[rank] for rank in range(4)]
+    specs = [
+        make_groups(hosts, group_id=group_id, lanes=f"int{16 + 16 * (rank == 2)}", timeout=1.0)[
+            rank
+        ]
+        for rank in range(4)
+    ]
     specs = [spec.model_copy(update={"cookie": specs[0].cookie}) for spec in specs]
     calls = {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}
     four.workers.call_all(open_in, calls, timeout=60)
@@ -381,15 +428,25 @@ def test_ranks_with_different_lanes_are_an_error(four) -> None:
 @net
 @pytest.mark.parametrize("mtu", [576, 1500, 3506])
 def test_blocks_around_the_mtu(mtu) -> None:
-    """Tensors that end just before, at and behind the end of a frame, with the status or without."""
-    with Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric, Workers(fabric, modules=[__name__]) as workers:
+    """Tensors that end just before, at and behind the end of a frame, with the status
+    or without.
+    """
+    with (
+        Fabric(plan_fabric(hosts=3, mtu=mtu)) as fabric,
+        Workers(fabric, modules=[__name__]) as workers,
+    ):
         set_datapath(fabric, "xdp")
         groups = Groups(fabric, workers)
         chunk_bytes = chunk_bytes_for(mtu)
         for bits in (16, 32):
             lanes = Lanes(bits, 3)
-            totals = [Layout.plan(size, lanes, chunk_bytes).total for size in range(6 * chunk_bytes // lanes.bytes)]
-            ends = np.flatnonzero(np.diff(totals)) + 1  # sizes that take a frame more than those before
+            totals = [
+                Layout.plan(size, lanes, chunk_bytes).total
+                for size in range(6 * chunk_bytes // lanes.bytes)
+            ]
+            ends = (
+                np.flatnonzero(np.diff(totals)) + 1
+            )  # sizes that take a frame more than those before
             whole = chunk_bytes // lanes.bytes
             near = {int(end) + step for end in [*ends[:3], whole, 2 * whole] for step in (-1, 0, 1)}
             groups.reduce(groups.form(3, lanes=f"int{bits}"), sorted(near), bits, 3)
@@ -400,17 +457,26 @@ def test_blocks_around_the_mtu(mtu) -> None:
 
 @net
 def test_frames_recorded_in_one_run_are_replayed_into_the_next() -> None:
-    """From a host outside: all frames of the first group are replayed while the second works, which has another cookie.
+    """From a host outside: all frames of the first group are replayed while the second works, which
+    has another cookie.
 
-    Sequence numbers begin with 1 in every group: the cookie alone tells them apart. A bridge shows what a switch program does
-    not.
+    Sequence numbers begin with 1 in every group: the cookie alone tells them apart. A bridge shows
+    what a switch program does not.
     """
-    with Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric, Workers(fabric, modules=[__name__]) as workers:
+    with (
+        Fabric(plan_fabric(hosts=4, switch="bridge")) as fabric,
+        Workers(fabric, modules=[__name__]) as workers,
+    ):
         set_datapath(fabric, "xdp")
         groups = Groups(fabric, workers)
         sizes = [20_000, 1, 3000] * 3
-        others = [[-make_input(size, rank) for rank in range(3)] for size in sizes]  # as large, so of the same tag
-        with inside(fabric.switches["s1"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL))) as tap:
+        others = [
+            [-make_input(size, rank) for rank in range(3)] for size in sizes
+        ]  # as large, so of the same tag
+        with inside(
+            fabric.switches["s1"].namespace.fd,
+            lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)),
+        ) as tap:
             tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
             tap.setblocking(False)
             group = groups.form(3)
@@ -452,7 +518,10 @@ def replay(fabric: Fabric, frames: list[bytes]) -> None:
 
 def met(groups: Groups, group: int, before: list[dict[str, int]]) -> int:
     """Frames of another cookie that have come in since."""
-    return sum(now["bad_cookie"] - then["bad_cookie"] for now, then in zip(groups.counters(group, 3), before, strict=True))
+    return sum(
+        now["bad_cookie"] - then["bad_cookie"]
+        for now, then in zip(groups.counters(group, 3), before, strict=True)
+    )
 
 
 # Two groups on the same hosts.
@@ -485,8 +554,12 @@ def test_two_groups_on_the_same_hosts(four, at_once) -> None:
     """One of them in the opposite order of ranks, so that each link carries both, both ways."""
     hosts = four.hosts
     groups = [four.form(lanes="int16"), next(GROUPS)]
-    specs = make_groups(hosts[::-1], group_id=groups[1], lanes="int16", capacity=1 << 18, mtu=1500, timeout=30.0)
-    four.workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts[::-1], specs, strict=True)})
+    specs = make_groups(
+        hosts[::-1], group_id=groups[1], lanes="int16", capacity=1 << 18, mtu=1500, timeout=30.0
+    )
+    four.workers.call_all(
+        open_in, {host.name: {"spec": spec} for host, spec in zip(hosts[::-1], specs, strict=True)}
+    )
     same = {"groups": groups, "size": 20_011, "times": 20, "at_once": at_once}
     calls = {host.name: {"rank": host.rank, **same} for host in hosts}
     answers = four.workers.call_all(reduce_both_in, calls, timeout=90)

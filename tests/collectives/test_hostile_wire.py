@@ -1,4 +1,6 @@
-"""Mutated frames on the wire of a fabric whose ranks work: from a host outside the group, and from one inside."""
+"""Mutated frames on the wire of a fabric whose ranks work: from a host outside the group, and from
+one inside.
+"""
 
 import random
 import threading
@@ -19,7 +21,16 @@ from testbed.fabric.namespace import inside
 from testbed.plan import plan_fabric
 from testbed.protocol.ring.memory import Stage, item_of
 from testbed.protocol.scapy_layers import RingHeader
-from testbed.protocol.wire import EARLIER, FRAME_BYTES, NOTHING, PORT, RESTART, RESULT, VERIFIED, Kind
+from testbed.protocol.wire import (
+    EARLIER,
+    FRAME_BYTES,
+    NOTHING,
+    PORT,
+    RESTART,
+    RESULT,
+    VERIFIED,
+    Kind,
+)
 from testbed.worker import Workers
 from tests.collectives.test_xdp_ring import all_reduce, check, counters_in, open_in
 from tests.support.kept import kept
@@ -35,15 +46,19 @@ REASONS = ("cookie", "receiver", "seq", "chunk", "length", "rank", "kind", "chec
 
 
 class Forger:
-    """Frames of the group, as scapy builds them from its secrets, and then spoilt: reproducible but for the cookie.
+    """Frames of the group, as scapy builds them from its secrets, and then spoilt: reproducible but
+    for the cookie.
 
-    Sequence numbers are what the group is about to reach, so that many frames come early, and some in time. Checksums stay as
-    they fall: who computes seal and sums as well is a member of the group, and no stranger.
+    Sequence numbers are what the group is about to reach, so that many frames come early, and some
+    in time. Checksums stay as they fall: who computes seal and sums as well is a member of the
+    group, and no stranger.
 
     :param tensors: Chunks, bytes of a chunk and tag of those that the group sums.
     """
 
-    def __init__(self, specs: tuple[GroupSpec, ...], tensors: list[tuple[int, int, int]], seed: int) -> None:
+    def __init__(
+        self, specs: tuple[GroupSpec, ...], tensors: list[tuple[int, int, int]], seed: int
+    ) -> None:
         self.members = specs[0].members
         self.cookie = specs[0].cookie
         self.tensors = tensors
@@ -53,7 +68,9 @@ class Forger:
         chance, ranks = self.chance, len(self.members)
         receiver = chance.randrange(ranks)
         sender = self.members[(receiver + chance.choice((1, -1))) % ranks]
-        kind = chance.choice((Kind.REDUCE, Kind.REDUCE, Kind.RESULT, Kind.RESULT, Kind.NACK, Kind.PROBE, Kind.ALIVE))
+        kind = chance.choice(
+            (Kind.REDUCE, Kind.REDUCE, Kind.RESULT, Kind.RESULT, Kind.NACK, Kind.PROBE, Kind.ALIVE)
+        )
         total, length, tag = chance.choice(self.tensors)
         chunk = chance.randrange(total + 1)
         header = RingHeader(
@@ -73,13 +90,21 @@ class Forger:
             tag=tag,
             prev=chance.choice((NOTHING, item_of(chunk, 0, chance.choice(list(Stage))))),
         )
-        return lower(sender, self.members[receiver], length) + bytes(header) + chance.randbytes(length)
+        return (
+            lower(sender, self.members[receiver], length) + bytes(header) + chance.randbytes(length)
+        )
 
     def mutated(self, seq: int) -> bytes:
-        """A frame with bits flipped behind the addresses, half of the time in the ring's header, or cut."""
+        """A frame with bits flipped behind the addresses, half of the time in the ring's header, or
+        cut.
+        """
         chance, data = self.chance, bytearray(self.frame(seq))
         for _ in range(chance.randint(0, 4)):
-            place = chance.randrange(LOWER_BYTES, FRAME_BYTES) if chance.random() < 0.5 else chance.randrange(14, len(data))
+            place = (
+                chance.randrange(LOWER_BYTES, FRAME_BYTES)
+                if chance.random() < 0.5
+                else chance.randrange(14, len(data))
+            )
             data[place] ^= 1 << chance.randrange(8)
         if chance.random() < 0.1:
             del data[chance.randrange(FRAME_BYTES, len(data)) :]
@@ -90,7 +115,9 @@ class Forger:
 def lower(sender: Member, to: Member, length: int) -> bytes:
     """Return the headers before the ring's; scapy takes longer for these few than for all else."""
     link = Ether(dst=to.mac, src=sender.mac) / IP(src=sender.ip, dst=to.ip, id=0, flags="DF")
-    return bytes(link / UDP(sport=PORT, dport=PORT, chksum=0) / RingHeader() / Raw(bytes(length)))[:LOWER_BYTES]
+    return bytes(link / UDP(sport=PORT, dport=PORT, chksum=0) / RingHeader() / Raw(bytes(length)))[
+        :LOWER_BYTES
+    ]
 
 
 def seq_in(context) -> int:
@@ -99,7 +126,9 @@ def seq_in(context) -> int:
 
 def tensors_in(context) -> list[tuple[int, int, int]]:
     kinds = kept(context)[0]._tensors.values()
-    return [(kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds]
+    return [
+        (kind.layout.total, kind.layout.length, kind.tag(kind.guess.exponent)) for kind in kinds
+    ]
 
 
 @pytest.fixture(params=["xdp", "bridge"])
@@ -112,17 +141,25 @@ def wires(request) -> Iterator[tuple]:
         workers = stack.enter_context(Workers(fabric, modules=[__name__]))
         set_datapath(fabric, "xdp")
         specs = make_groups(hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 17, timeout=30.0)
-        workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
+        workers.call_all(
+            open_in,
+            {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)},
+            timeout=60,
+        )
         sockets = []
         for name in ("h4", "h2"):
-            wire = stack.enter_context(inside(fabric.hosts[name].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0)))
+            wire = stack.enter_context(
+                inside(fabric.hosts[name].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, 0))
+            )
             wire.bind(("eth0", 0))
             sockets.append(wire)
         yield workers, hosts, specs, sockets
 
 
 def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
-    """Ten thousand, from outside and inside the group by turns, while collectives go on until they are all sent."""
+    """Ten thousand, from outside and inside the group by turns, while collectives go on until they
+    are all sent.
+    """
     workers, hosts, specs, sockets = wires
     names = [host.name for host in hosts]
     check(all_reduce(workers, hosts, SIZES), SIZES, 32)
@@ -142,7 +179,10 @@ def test_collectives_stay_exact_among_mutated_frames(wires) -> None:
         writer.join()
         sent += len(batch)
     after = workers.call_all(counters_in, names)
-    counted = {reason: sum(after[name][reason] - before[name][reason] for name in names) for reason in before[names[0]]}
+    counted = {
+        reason: sum(after[name][reason] - before[name][reason] for name in names)
+        for reason in before[names[0]]
+    }
     assert all(counted[f"bad_{reason}"] for reason in REASONS), counted
     assert counted["early"] > 0
     assert rounds >= sent // len(batch)

@@ -1,4 +1,6 @@
-"""Lanes: exact in integers, within their bound in floats, without carries, and the same in C as in numpy."""
+"""Lanes: exact in integers, within their bound in floats, without carries, and the same in C as in
+numpy.
+"""
 
 import math
 
@@ -40,11 +42,15 @@ def test_no_lane_carries_into_its_neighbour(lanes) -> None:
 
 @pytest.mark.parametrize("lanes", ALL, ids=str)
 def test_error_stays_within_its_bound(lanes) -> None:
-    """For all numbers of ranks and both widths, at the least exponent and with slack, over many magnitudes."""
+    """For all numbers of ranks and both widths, at the least exponent and with slack, over many
+    magnitudes.
+    """
     random = np.random.default_rng(lanes.ranks)
     for magnitude in (1e-30, 3e-7, 1.0, 12345.6, 1e30):
         values = (random.standard_normal((lanes.ranks, 512)) * magnitude).astype(np.float32)
-        values[:, :8] = np.float32(magnitude) * np.array([1, -1, 4, -4, 0.5, -0.5, 0, 1e-5], np.float32)
+        values[:, :8] = np.float32(magnitude) * np.array(
+            [1, -1, 4, -4, 0.5, -0.5, 0, 1e-5], np.float32
+        )
         absmax = float(np.abs(values).max())
         for slack in (0, 1, 2):
             exponent = lanes.exponent_for(absmax) + slack
@@ -60,7 +66,9 @@ def test_exponent_is_that_of_the_magnitude_unless_that_were_clamped(lanes, absma
     assert exponent >= lanes.least_exponent
     assert round(absmax * lanes.scale(exponent)) <= lanes.limit
     clamped_below = round(math.ldexp(absmax, lanes.fraction_bits - exponent + 1)) > lanes.limit
-    assert exponent == lanes.least_exponent or absmax >= math.ldexp(1.0, exponent - 1) or clamped_below
+    assert (
+        exponent == lanes.least_exponent or absmax >= math.ldexp(1.0, exponent - 1) or clamped_below
+    )
 
 
 @given(
@@ -84,7 +92,9 @@ def test_native_exponent(lanes, absmax) -> None:
 def test_native_magnitude_and_search(values) -> None:
     native = NativeLanes(Lanes(32, 2))
     bad = np.flatnonzero(~np.isfinite(values))
-    assert native.find_nonfinite(values.ctypes.data, values.size) == (bad[0] if bad.size else values.size)
+    assert native.find_nonfinite(values.ctypes.data, values.size) == (
+        bad[0] if bad.size else values.size
+    )
     absmax = native.absmax(values.ctypes.data, values.size)
     if bad.size:
         assert not math.isfinite(absmax)
@@ -94,7 +104,9 @@ def test_native_magnitude_and_search(values) -> None:
 
 @given(FORMATS, ANYTHING, st.integers(-60, 120), st.sampled_from((32, 96)))
 def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
-    """Bit for bit, clamped values included; whole chunks have their check and the sum of all their words."""
+    """Bit for bit, clamped values included; whole chunks have their check and the sum of all their
+    words.
+    """
     exponent = max(exponent, lanes.least_exponent)
     expected = lanes.quantize(values, exponent)
     whole, row = values.size // per_chunk, per_chunk + 8 // lanes.bytes
@@ -119,7 +131,9 @@ def test_native_quantize(lanes, values, exponent, per_chunk) -> None:
 def test_native_dequantize(lanes, seed, count, exponent) -> None:
     exponent = max(exponent, lanes.least_exponent)
     random = np.random.default_rng(seed)
-    sums = random.integers(lanes.ranks, 2 * lanes.bias * lanes.ranks - lanes.ranks, count, np.uint64).astype(lanes.dtype)
+    sums = random.integers(
+        lanes.ranks, 2 * lanes.bias * lanes.ranks - lanes.ranks, count, np.uint64
+    ).astype(lanes.dtype)
     chunks = in_chunks(sums, 32)
     with np.errstate(over="ignore"):
         expected = lanes.dequantize(sums, exponent)
@@ -131,19 +145,30 @@ def test_native_dequantize(lanes, seed, count, exponent) -> None:
     if whole := count // 32:
         bad = seed % whole
         chunks[bad, seed % 32] ^= 1
-        assert NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent) == bad
+        assert (
+            NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 32, out.ctypes.data, exponent)
+            == bad
+        )
 
 
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize("shift", [0, 1, 7])
 def test_native_dequantize_of_large_arrays(bits, shift) -> None:
-    """Large ones go past the cache by another loop, which has to find an aligned start and to finish the rest."""
+    """Large ones go past the cache by another loop, which has to find an aligned start and to
+    finish the rest.
+    """
     lanes = Lanes(bits, 3)
     count = (1 << 20) + 13
-    sums = np.random.default_rng(1).integers(3, 6 * lanes.bias - 3, count, np.uint64).astype(lanes.dtype)
+    sums = (
+        np.random.default_rng(1)
+        .integers(3, 6 * lanes.bias - 3, count, np.uint64)
+        .astype(lanes.dtype)
+    )
     out = np.zeros(count + shift, np.float32)
     chunks = in_chunks(sums, 700)
-    assert NativeLanes(lanes).dequantize(chunks.ctypes.data, count, 700, out[shift:].ctypes.data, 4) == len(chunks)
+    assert NativeLanes(lanes).dequantize(
+        chunks.ctypes.data, count, 700, out[shift:].ctypes.data, 4
+    ) == len(chunks)
     np.testing.assert_array_equal(out[shift:], lanes.dequantize(sums, 4))
 
 
@@ -157,10 +182,18 @@ def test_native_seal(length, seed) -> None:
     assert not record[1:].any()
 
 
-@given(st.integers(2, 32), st.integers(0, 2**32 - 1), st.integers(0, 423), st.integers(0, 423), st.integers(0, 63))
+@given(
+    st.integers(2, 32),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 423),
+    st.integers(0, 423),
+    st.integers(0, 63),
+)
 def test_checks_add_up_and_see_what_sums_do_not(ranks, seed, one, other, bit) -> None:
     """Two errors that cancel out: the same bit set in one word and cleared in another."""
-    halves = np.random.default_rng(seed).integers(0, (1 << 32) // ranks, (ranks, 848), dtype=np.uint32)
+    halves = np.random.default_rng(seed).integers(
+        0, (1 << 32) // ranks, (ranks, 848), dtype=np.uint32
+    )
     parts = halves.view(np.uint64)
     total = parts.sum(axis=0, dtype=np.uint64)
     assert weigh(total) == sum(weigh(part) for part in parts) % (1 << 64)
@@ -193,7 +226,9 @@ def test_rounding_alone_is_no_overflow(ranks, bits) -> None:
     turns = np.array([most if rank % 2 == 0 else -most for rank in range(ranks)], np.float32)
 
     def total(values):
-        return np.array([sum(int(lanes.quantize(value[None], exponent)[0]) for value in values)], lanes.dtype)
+        return np.array(
+            [sum(int(lanes.quantize(value[None], exponent)[0]) for value in values)], lanes.dtype
+        )
 
     assert not lanes.surely_overflows(total(turns), exponent)[0]
     assert lanes.surely_overflows(total(np.abs(turns[:2]).repeat(2)[:ranks]), exponent)[0]

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.collectives.ring.layout import BLOCKS, CHECK_BYTES, LEAST_BLOCK, Layout, chunk_bytes_for, chunks_for
+from testbed.collectives.ring.layout import (
+    BLOCKS,
+    CHECK_BYTES,
+    LEAST_BLOCK,
+    Layout,
+    chunk_bytes_for,
+    chunks_for,
+)
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.status import status_bytes
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
@@ -13,7 +20,11 @@ from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 CHUNK_BYTES = st.integers(1, MAX_PAYLOAD // BLOCK).map(lambda blocks: blocks * BLOCK)
 
 
-@given(st.integers(0, 1 << 22), st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES)
+@given(
+    st.integers(0, 1 << 22),
+    st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)),
+    CHUNK_BYTES,
+)
 def test_layout(count, lanes, chunk_bytes) -> None:
     layout = Layout.plan(count, lanes, chunk_bytes)
     assert layout.count == count
@@ -37,13 +48,21 @@ def test_layout(count, lanes, chunk_bytes) -> None:
     assert chunks_for(count, lanes, chunk_bytes) == layout.total
 
 
-@given(st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES, st.integers(0, 1 << 20))
+@given(
+    st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)),
+    CHUNK_BYTES,
+    st.integers(0, 1 << 20),
+)
 def test_more_values_never_take_fewer_chunks(lanes, chunk_bytes, count) -> None:
     """So that maps sized for the capacity hold every smaller tensor."""
     assert chunks_for(count, lanes, chunk_bytes) <= chunks_for(count + 1, lanes, chunk_bytes)
 
 
-@given(st.integers(0, 5000), st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)), CHUNK_BYTES)
+@given(
+    st.integers(0, 5000),
+    st.builds(Lanes, st.sampled_from((16, 32)), st.integers(2, 32)),
+    CHUNK_BYTES,
+)
 def test_the_status_is_found_again(count, lanes, chunk_bytes) -> None:
     layout = Layout.plan(count, lanes, chunk_bytes)
     usable = layout.length - CHECK_BYTES

@@ -1,4 +1,6 @@
-"""What a rank says when nothing moves, whom it waits for when ranks meet, and for whom it stays when they part."""
+"""What a rank says when nothing moves, whom it waits for when ranks meet, and for whom it stays
+when they part.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -23,13 +25,19 @@ ELSEWHERE = Peer(SEQ - 1, SEQ - 1, 0, 0)
 class Port:
     """A port whose peers are as told, and of which no results come.
 
-    :param peers: What the ranks say of themselves, this one's own included; called at each look, with how many there have been.
+    :param peers: What the ranks say of themselves, this one's own included; called at each look,
+        with how many there have been.
     :param heard: Frames that come from each rank each time that it is waited for.
     :param meanwhile: Frames of other tensors that come each time.
     """
 
     def __init__(
-        self, spec: GroupSpec, peers: Callable[[int], Sequence[Peer]], heard: Sequence[int], before: int = 0, meanwhile: int = 0
+        self,
+        spec: GroupSpec,
+        peers: Callable[[int], Sequence[Peer]],
+        heard: Sequence[int],
+        before: int = 0,
+        meanwhile: int = 0,
     ) -> None:
         self.spec, self._peers, self._came, self._meanwhile = spec, peers, before, meanwhile
         self.control = SimpleNamespace(stored=0, front=2, verified=0)
@@ -75,14 +83,23 @@ def spec(ranks: int = 3, **options: Any) -> GroupSpec:
     [
         ([HERE] * 3, [0, 0, 0], 0, 0, "rank 1 (h2), rank 2 (h3) silent for 0.05 s"),
         ([HERE] * 3, [0, 1, 0], 0, 1, "rank 2 (h3) silent for 0.05 s"),
-        ([HERE, HERE, ELSEWHERE], [0, 1, 1], 0, 1, "rank 2 (h3) up, but not in this all-reduce after 0.05 s"),
+        (
+            [HERE, HERE, ELSEWHERE],
+            [0, 1, 1],
+            0,
+            1,
+            "rank 2 (h3) up, but not in this all-reduce after 0.05 s",
+        ),
         ([HERE] * 3, [0, 1, 1], 7, 1, "no progress for 0.05 s: the ranks reduce different tensors"),
         (
             [HERE] * 3,
             [0, 1, 1],
             7,
             0,
-            "no progress for 0.05 s: chunk 2 of h3 is missing; h2, h3 are up, waiting for chunk 4 of h2",
+            (
+                "no progress for 0.05 s: chunk 2 of h3 is missing; h2, h3 are up, waiting for chunk"
+                " 4 of h2"
+            ),
         ),
         (
             [HERE, HERE, Peer(SEQ, SEQ, 0, 0)],
@@ -104,12 +121,17 @@ def test_a_rank_says_why_nothing_moves(peers, heard, before, meanwhile, why) -> 
 def test_a_few_chunks_are_named_of_many() -> None:
     peers = [Peer(SEQ, 0, 0, rank) for rank in range(8)]
     recovery = Recovery(Port(spec(8), lambda _: peers, [1] * 8))  # type: ignore[arg-type]
-    with pytest.raises(CollectiveError, match=r"waiting for chunk 4 of h5; and others for 3 more chunks \(all-reduce 5"):
+    with pytest.raises(
+        CollectiveError,
+        match=r"waiting for chunk 4 of h5; and others for 3 more chunks \(all-reduce 5",
+    ):
         recovery.wait(SEQ, 9)
 
 
 def test_every_rank_is_probed_while_nothing_comes() -> None:
-    """Many times within the timeout, each time with another number: a loss must not be taken for a rank that is gone."""
+    """Many times within the timeout, each time with another number: a loss must not be taken for a
+    rank that is gone.
+    """
     port = Port(spec(), lambda _: [HERE] * 3, [0, 0, 0])
     with pytest.raises(CollectiveError):
         Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
@@ -139,15 +161,24 @@ def test_a_rank_that_was_stopped_looks_before_it_gives_up() -> None:
 
 def test_ranks_meet_once_all_have_said_that_they_are_there() -> None:
     here, nobody = Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)
-    port = Port(spec(), lambda waits: [nobody, here if waits > 1 else nobody, here if waits > 2 else nobody], [0, 0, 0])
+    port = Port(
+        spec(),
+        lambda waits: [nobody, here if waits > 1 else nobody, here if waits > 2 else nobody],
+        [0, 0, 0],
+    )
     Recovery(port).meet()  # type: ignore[arg-type]
     assert [rank for rank, _ in port.probed] == [1, 2, 1, 2, 2]
     assert port.control.verified == FIRST
 
 
 def test_who_does_not_open_the_group_is_named() -> None:
-    port = Port(spec(), lambda _: [Peer(0, 0, 0, 0), Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)], [0, 1, 0])
-    with pytest.raises(CollectiveError, match=r"^rank 0 \(h1\): no answer from rank 2 \(h3\) within 0.05 s: every member"):
+    port = Port(
+        spec(), lambda _: [Peer(0, 0, 0, 0), Peer(FIRST, 0, 0, 0), Peer(0, 0, 0, 0)], [0, 1, 0]
+    )
+    with pytest.raises(
+        CollectiveError,
+        match=r"^rank 0 \(h1\): no answer from rank 2 \(h3\) within 0.05 s: every member",
+    ):
         Recovery(port).meet()  # type: ignore[arg-type]
 
 
@@ -169,8 +200,14 @@ UNACKNOWLEDGED = Peer(SEQ, SEQ, SEQ - 1, 0)
     ],
 )
 def test_a_rank_stays_for_those_that_may_need_it(recovery, peers, stays_for) -> None:
-    """They are heard all the time; it asks them how they are until they are done, here after five looks."""
-    port = Port(spec(timeout=5.0, recovery=recovery), lambda waits: peers if waits < 5 else [DONE] * 3, [0, 1, 1])
+    """They are heard all the time; it asks them how they are until they are done, here after five
+    looks.
+    """
+    port = Port(
+        spec(timeout=5.0, recovery=recovery),
+        lambda waits: peers if waits < 5 else [DONE] * 3,
+        [0, 1, 1],
+    )
     Recovery(port).linger(SEQ)  # type: ignore[arg-type]
     assert {rank for rank, _ in port.probed} == stays_for
     assert port.waits == (5 if stays_for else 0)

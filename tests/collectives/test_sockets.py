@@ -1,4 +1,6 @@
-"""The socket baselines on a real fabric: sums against numpy, groups over subsets, ranks that die."""
+"""The socket baselines on a real fabric: sums against numpy, groups over subsets,
+ranks that die.
+"""
 
 import os
 import signal
@@ -53,7 +55,9 @@ def check(results, size):
 
 def connect(workers, names, backend, hosts, **options):
     specs = make_groups(hosts, rendezvous=str(workers.fabric.directory), **options)
-    arguments = {name: {"backend": backend, "spec": spec} for name, spec in zip(names, specs, strict=True)}
+    arguments = {
+        name: {"backend": backend, "spec": spec} for name, spec in zip(names, specs, strict=True)
+    }
     workers.call_all(open_in, arguments, timeout=60)
 
 
@@ -66,7 +70,10 @@ def all_reduce(workers, names, backend, size, group_id=0, **options):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_sums_are_those_of_numpy(ranks):
     plan = plan_fabric(hosts=ranks, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers:
+    with (
+        Fabric(plan) as fabric,
+        Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers,
+    ):
         for backend in BACKENDS:
             with rank_workers(backend, workers, list(fabric.hosts)) as names:
                 connect(workers, names, backend, plan.hosts)
@@ -76,7 +83,8 @@ def test_sums_are_those_of_numpy(ranks):
                 arguments = {name: {"backend": backend, "group_id": 0} for name in names}
                 sent = sum(workers.call_all(counters_in, arguments).values(), Counters())
                 if ranks > 1:
-                    # Two all-reduces of each size; no algorithm sends less than a ring, 2(n-1) tensors.
+                    # Two all-reduces of each size; no algorithm sends less than a ring, 2(n-1)
+                    # tensors.
                     assert sent.wire_bytes > 2 * sum(SIZES) * 4 * 2 * (ranks - 1)
                     assert 0 < sent.packets < sent.wire_bytes / 54
 
@@ -84,10 +92,15 @@ def test_sums_are_those_of_numpy(ranks):
 def test_groups_over_subsets_take_turns():
     plan = plan_fabric(hosts=4, switch="bridge")
     groups = {1: [0, 1, 2, 3], 2: [3, 1], 3: [0, 2]}
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers:
+    with (
+        Fabric(plan) as fabric,
+        Workers(fabric, modules=[__name__, *modules_of(BACKENDS)]) as workers,
+    ):
         for backend in BACKENDS:
             with rank_workers(backend, workers, list(fabric.hosts)) as all_names:
-                members = {group: [all_names[i] for i in chosen] for group, chosen in groups.items()}
+                members = {
+                    group: [all_names[i] for i in chosen] for group, chosen in groups.items()
+                }
                 for group, names in members.items():
                     hosts = [plan.hosts[i] for i in groups[group]]
                     connect(workers, names, backend, hosts, group_id=group)
@@ -98,11 +111,16 @@ def test_groups_over_subsets_take_turns():
 @pytest.mark.parametrize("backend", ["tcp-ring", "gloo"])
 def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers:
+    with (
+        Fabric(plan) as fabric,
+        Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers,
+    ):
         connect(workers, list(fabric.hosts), backend, plan.hosts, timeout=1.0)
         os.kill(workers["h2"].pid, signal.SIGSTOP)
         try:
-            with pytest.raises(CollectiveError, match=r"rank 1 \(h2\) was silent|Timed out|timed out"):
+            with pytest.raises(
+                CollectiveError, match=r"rank 1 \(h2\) was silent|Timed out|timed out"
+            ):
                 all_reduce(workers, ["h1", "h3", "h2"], backend, 100_000)
         finally:
             os.kill(workers["h2"].pid, signal.SIGCONT)
@@ -111,7 +129,10 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_killed_rank_ends_the_rest(backend):
     plan = plan_fabric(hosts=3, switch="bridge")
-    with Fabric(plan) as fabric, Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers:
+    with (
+        Fabric(plan) as fabric,
+        Workers(fabric, modules=[__name__, *modules_of([backend])]) as workers,
+    ):
 
         def run():
             with rank_workers(backend, workers, list(fabric.hosts)) as names:

@@ -20,8 +20,12 @@ GROUP_IDS = iter(range(4095))
 
 
 def make_specs(ranks, **options):
-    hosts = [SimpleNamespace(name=f"h{i + 1}", ip=f"127.77.0.{i + 1}", mac="") for i in range(ranks)]
-    return make_groups(hosts, group_id=next(GROUP_IDS), timeout=options.pop("timeout", 5.0), **options)
+    hosts = [
+        SimpleNamespace(name=f"h{i + 1}", ip=f"127.77.0.{i + 1}", mac="") for i in range(ranks)
+    ]
+    return make_groups(
+        hosts, group_id=next(GROUP_IDS), timeout=options.pop("timeout", 5.0), **options
+    )
 
 
 def on_all_ranks(specs, work):
@@ -37,7 +41,9 @@ def on_all_ranks(specs, work):
 
 
 def inputs(ranks, size):
-    return [np.random.default_rng([size, r]).standard_normal(size, np.float32) for r in range(ranks)]
+    return [
+        np.random.default_rng([size, r]).standard_normal(size, np.float32) for r in range(ranks)
+    ]
 
 
 @pytest.fixture
@@ -163,7 +169,9 @@ def test_foreign_clients_delay_nobody_and_are_closed(kind, number):
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
         # Rank 0 listens, and cannot have met rank 1, which is not there.
-        with connect_clients(address_of(specs[0]), [FOREIGN[kind]] * number, lambda: not first.done()) as clients:
+        with connect_clients(
+            address_of(specs[0]), [FOREIGN[kind]] * number, lambda: not first.done()
+        ) as clients:
             second = pool.submit(connect_and_sum, specs[1])
             assert first.result() == second.result() == 3.0
             assert all(map(is_closed, clients))
@@ -173,10 +181,16 @@ def test_foreign_clients_of_all_kinds_at_several_listeners():
     first, second, third, last = make_specs(4)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         pool.submit(connect_and_sum, second)
-        waiting = {spec: pool.submit(connect_and_sum, spec) for spec in (first, third)}  # for the last
+        waiting = {
+            spec: pool.submit(connect_and_sum, spec) for spec in (first, third)
+        }  # for the last
         for spec, future in waiting.items():
             behaviours = [*FOREIGN.values()] * 4
-            stack.enter_context(connect_clients(address_of(spec), behaviours, lambda future=future: not future.done()))
+            stack.enter_context(
+                connect_clients(
+                    address_of(spec), behaviours, lambda future=future: not future.done()
+                )
+            )
         assert connect_and_sum(last) == 10.0
         assert [future.result() for future in waiting.values()] == [10.0] * 2
 
@@ -186,7 +200,9 @@ def test_the_oldest_of_too_many_foreign_clients_makes_room(monkeypatch):
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(connect_and_sum, specs[0])
-        with connect_clients(address_of(specs[0]), [FOREIGN["silent"]] * 50, lambda: not first.done()) as clients:
+        with connect_clients(
+            address_of(specs[0]), [FOREIGN["silent"]] * 50, lambda: not first.done()
+        ) as clients:
             assert all(map(is_closed, clients[:42]))  # before anybody has met
             assert not first.done()
             second = pool.submit(connect_and_sum, specs[1])
@@ -252,7 +268,10 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(tmp_p
     def work(rank, backend):
         mine = np.full(mapped.shape, rank + 1, np.float32)
         for tensor, out in [(mine, mapped), (mapped, mapped)] if rank == 0 else []:
-            with pytest.raises(SpecError, match="all_reduce: out is read-only: must be an array that can be written"):
+            with pytest.raises(
+                SpecError,
+                match="all_reduce: out is read-only: must be an array that can be written",
+            ):
                 backend.all_reduce(tensor, out)
         return backend.all_reduce(mapped if rank == 0 else mine)[-1]
 

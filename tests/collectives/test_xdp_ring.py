@@ -67,11 +67,18 @@ def set_seq_in(context, seq, group_id=0):
 
 def connect(workers, hosts, **options):
     specs = make_groups(hosts, mtu=MTU, **options)
-    workers.call_all(open_in, {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)}, timeout=60)
+    workers.call_all(
+        open_in,
+        {host.name: {"spec": spec} for host, spec in zip(hosts, specs, strict=True)},
+        timeout=60,
+    )
 
 
 def all_reduce(workers, hosts, sizes, group_id=0):
-    arguments = {host.name: {"sizes": sizes, "rank": rank, "group_id": group_id} for rank, host in enumerate(hosts)}
+    arguments = {
+        host.name: {"sizes": sizes, "rank": rank, "group_id": group_id}
+        for rank, host in enumerate(hosts)
+    }
     return list(workers.call_all(reduce_in, arguments, timeout=90).values())
 
 
@@ -118,7 +125,12 @@ def test_sums_are_exact_over_several_switches(topology):
 def test_groups_over_subsets_work_at_once(ring4):
     plan, workers = ring4
     hosts = plan.hosts
-    groups = {1: hosts, 2: [hosts[3], hosts[1]], 3: [hosts[0], hosts[2]], 4000: [hosts[1], hosts[2], hosts[0]]}
+    groups = {
+        1: hosts,
+        2: [hosts[3], hosts[1]],
+        3: [hosts[0], hosts[2]],
+        4000: [hosts[1], hosts[2], hosts[0]],
+    }
     for group_id, members in groups.items():
         connect(workers, members, lanes="int16", group_id=group_id, capacity=1 << 18)
     # Groups 2 and 3 share no host: both are under way at the same time.
@@ -144,7 +156,9 @@ def test_ten_thousand_in_a_row(ring4):
     last = all_reduce(workers, plan.hosts, sizes[:100])
     for of_rank in last:
         for size, result in zip(sizes, of_rank, strict=False):
-            reference = np.sum([make_input(size, rank) for rank in range(4)], axis=0, dtype=np.float64)
+            reference = np.sum(
+                [make_input(size, rank) for rank in range(4)], axis=0, dtype=np.float64
+            )
             assert np.abs(result - reference).max() < 1e-5
 
 
@@ -167,7 +181,9 @@ def test_system_calls_do_not_grow_with_the_tensor(ring4):
         before = workers.call_all(counters_in, names)
         all_reduce(workers, plan.hosts, [size])
         after = workers.call_all(counters_in, names)
-        spent[size] = [{key: after[name][key] - before[name][key] for key in after[name]} for name in names]
+        spent[size] = [
+            {key: after[name][key] - before[name][key] for key in after[name]} for name in names
+        ]
     # A doorbell a block and one for each 32 early frames, giving way 64 times, a sleep.
     doorbells = 1 + EARLY_SLOTS // constant("RING_FAN_LARGE")
     for ranks in spent.values():
@@ -183,10 +199,14 @@ def test_values_that_are_not_finite_name_rank_and_index(ring4):
     values = {host.name: {"values": np.arange(3000.0)} for host in plan.hosts}
     broken = np.arange(3000.0)
     broken[[17, 2000]] = np.nan, np.inf
-    answers = workers.call_all(reduce_values_in, values | {"h3": {"values": broken}}, errors="return")
+    answers = workers.call_all(
+        reduce_values_in, values | {"h3": {"values": broken}}, errors="return"
+    )
     for answer in answers.values():
         assert isinstance(answer, CollectiveError)
-        assert str(answer) == "all-reduce: rank 2 (h3) has NaN at index 17 (2 values are not finite)"
+        assert (
+            str(answer) == "all-reduce: rank 2 (h3) has NaN at index 17 (2 values are not finite)"
+        )
     # The group is as good as before.
     for answer in workers.call_all(reduce_values_in, values).values():
         np.testing.assert_allclose(answer, 4 * np.arange(3000.0), atol=1e-4)
@@ -217,14 +237,18 @@ def test_tiny_values_keep_their_precision(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int16", capacity=1 << 12)
     values = np.linspace(-1e-30, 1e-30, 1000).astype(np.float32)
-    for answer in workers.call_all(reduce_values_in, {host.name: {"values": values} for host in plan.hosts}).values():
+    for answer in workers.call_all(
+        reduce_values_in, {host.name: {"values": values} for host in plan.hosts}
+    ).values():
         assert np.abs(answer - 4 * values.astype(float)).max() < 1e-33
 
 
 def test_different_lengths_are_an_error_not_a_wrong_sum(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=1.0)
-    values = {host.name: {"values": np.ones(3000)} for host in plan.hosts} | {"h4": {"values": np.ones(2999)}}
+    values = {host.name: {"values": np.ones(3000)} for host in plan.hosts} | {
+        "h4": {"values": np.ones(2999)}
+    }
     answers = workers.call_all(reduce_values_in, values, errors="return", timeout=30)
     assert all(isinstance(answer, CollectiveError) for answer in answers.values())
     assert any("different" in str(answer) for answer in answers.values()), answers

@@ -1,4 +1,6 @@
-"""An option is stated once: a field of its model is a key of scenarios, a field of groups and a flag of benches."""
+"""An option is stated once: a field of its model is a key of scenarios, a field of groups and a
+flag of benches.
+"""
 
 import json
 import os
@@ -55,12 +57,20 @@ print(json.dumps({
     "wrong": [refused(lambda: scenario(10)), refused(lambda: make_groups(hosts, pace=10)), bench(10)],
     "help": " ".join(CliRunner().invoke(app, ["bench", "faults", "--help"], env={"COLUMNS": "200"}).stdout.split()),
 }))
-"""
+"""  # noqa: E501
 
 
-@pytest.mark.parametrize(("model", "options"), [(GroupSpec, CollectiveOptions), (CollectiveSpec, CollectiveOptions),
-                                                (FullGraphSpec, GroupOptions), (FullGraphSpec, ExchangeTerms),
-                                                (ExchangeOptions, GroupOptions), (ExchangeOptions, ExchangeTerms)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (GroupSpec, CollectiveOptions),
+        (CollectiveSpec, CollectiveOptions),
+        (FullGraphSpec, GroupOptions),
+        (FullGraphSpec, ExchangeTerms),
+        (ExchangeOptions, GroupOptions),
+        (ExchangeOptions, ExchangeTerms),
+    ],
+)
 def test_models_have_the_options(model: type, options: type) -> None:
     assert issubclass(model, options)
 
@@ -74,12 +84,17 @@ def test_a_new_option_is_one_field(tmp_path: Path) -> None:
     for name in ("testbed", "bpf"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "testbed" / "comm" / "options.py"
-    path.write_text(path.read_text() + '    pace: int = Field(default=3, ge=1, le=9, description="how fast")\n')
+    path.write_text(
+        path.read_text() + '    pace: int = Field(default=3, ge=1, le=9, description="how fast")\n'
+    )
     done = subprocess.run(
         [sys.executable, "-c", ADDED],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "--pace <int> How fast (1 to 9). [default: 3]" in found.pop("help")

@@ -19,4 +19,6 @@ def partitioned(draw: Any, ranks: int = 5) -> Partitioned:
     n = len(indptr) - 1
     owner = draw(st.lists(st.integers(0, world - 1), min_size=n, max_size=n))
     weights = draw(st.lists(st.integers(-64, 64), min_size=len(indices), max_size=len(indices)))
-    return Partitioned(indptr, indices, np.array(weights, np.float32) / 16, np.array(owner, np.int32), world)
+    return Partitioned(
+        indptr, indices, np.array(weights, np.float32) / 16, np.array(owner, np.int32), world
+    )

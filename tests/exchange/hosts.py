@@ -1,4 +1,6 @@
-"""A fabric on which exchanges are opened and checked: one list of names, and how far each may be off."""
+"""A fabric on which exchanges are opened and checked: one list of names, and how far each may be
+off.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -34,16 +36,25 @@ def float32_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Boun
 
 
 def pinch_bounds(graph: Partitioned, x: np.ndarray, kind: Aggregation) -> Bounds:
-    """With the lanes that groups have if nothing else is said, int32: the size of frames does not matter."""
+    """With the lanes that groups have if nothing else is said, int32: the size of frames does not
+    matter.
+    """
     layout = RowLayout.plan(x.shape[1], 32, 1500)
     absmax = float(np.abs(x).max(initial=0))
-    numbers = [Numbers(layout, kind, make_tables(halo, layout, kind).scale, halved=False) for halo in graph.halos]
-    bounds = [each.error_bound(halo, absmax) for each, halo in zip(numbers, graph.halos, strict=True)]
+    numbers = [
+        Numbers(layout, kind, make_tables(halo, layout, kind).scale, halved=False)
+        for halo in graph.halos
+    ]
+    bounds = [
+        each.error_bound(halo, absmax) for each, halo in zip(numbers, graph.halos, strict=True)
+    ]
     return [np.broadcast_to(bound, (len(bound), x.shape[1])) for bound in bounds]
 
 
 #: Largest error of an exchange's aggregates; those that are not here compute in float32.
-BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {"pinch": pinch_bounds}
+BOUNDS: dict[str, Callable[[Partitioned, np.ndarray, Aggregation], Bounds]] = {
+    "pinch": pinch_bounds
+}
 
 
 class Hosts:
@@ -57,32 +68,50 @@ class Hosts:
 
     def groups(self, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)
-        return make_groups(plan.hosts, group_id=next(_GROUPS), mtu=plan.mtu, rendezvous=directory, **options)
+        return make_groups(
+            plan.hosts, group_id=next(_GROUPS), mtu=plan.mtu, rendezvous=directory, **options
+        )
 
     def open(self, graph: Partitioned, dim: int, kind: Aggregation, **options: Any) -> int:
         """Open an exchange on all hosts; its number."""
-        specs = [ExchangeSpec(group, halo, dim, kind) for group, halo in zip(self.groups(**options), graph.halos, strict=True)]
+        specs = [
+            ExchangeSpec(group, halo, dim, kind)
+            for group, halo in zip(self.groups(**options), graph.halos, strict=True)
+        ]
         self._each(calls.open_one, [{"name": self.name, "spec": spec} for spec in specs])
         return specs[0].group.group_id
 
-    def aggregate(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[list[Any]]:
+    def aggregate(
+        self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]
+    ) -> list[list[Any]]:
         """Each rank's results or errors of aggregating inputs, one after the other."""
         return self._each(calls.aggregate, self.arguments(number, graph, inputs))
 
-    def arguments(self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+    def arguments(
+        self, number: int, graph: Partitioned, inputs: Sequence[np.ndarray]
+    ) -> list[dict[str, Any]]:
         parts = [graph.split(x) for x in inputs]
-        return [{"group_id": number, "inputs": [part[rank] for part in parts]} for rank in range(graph.world)]
+        return [
+            {"group_id": number, "inputs": [part[rank] for part in parts]}
+            for rank in range(graph.world)
+        ]
 
-    def check(self, graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]) -> None:
+    def check(
+        self, graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]
+    ) -> None:
         bounds = BOUNDS.get(self.name, float32_bounds)(graph, x, kind)
-        for rank, (result, exact, bound) in enumerate(zip(results, graph.aggregates(x, kind), bounds, strict=True)):
+        for rank, (result, exact, bound) in enumerate(
+            zip(results, graph.aggregates(x, kind), bounds, strict=True)
+        ):
             assert isinstance(result, np.ndarray), (rank, result)
             assert (result.dtype, result.shape) == (np.float32, exact.shape)
             other = result != exact  # infinities are equal
             assert (np.abs(result[other] - exact[other]) <= bound[other]).all(), (rank, kind)
 
     def counters(self, number: int) -> Counters:
-        return sum(self._each(calls.count, [{"group_id": number}] * len(self.fabric.hosts)), Counters())
+        return sum(
+            self._each(calls.count, [{"group_id": number}] * len(self.fabric.hosts)), Counters()
+        )
 
     def _each(self, function: Callable[..., Any], arguments: list[dict[str, Any]]) -> list[Any]:
         by_host = dict(zip(self.fabric.hosts, arguments, strict=True))

@@ -34,7 +34,9 @@ def open_in(context: WorkerContext, spec: ExchangeSpec) -> None:
         kept(context)[f"pinch/{spec.group.group_id}"] = exchange, stack.pop_all()
 
 
-def aggregate_in(context: WorkerContext, number: int, inputs: list[Any], times: int = 1) -> list[Any]:
+def aggregate_in(
+    context: WorkerContext, number: int, inputs: list[Any], times: int = 1
+) -> list[Any]:
     """Aggregate some embeddings, all of them so many times; results or errors of the last time."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     results: list[Any] = []
@@ -97,17 +99,25 @@ class Opened(Closing):
         self.guess = ScaleGuess(slack=SLACK)
         groups = on.groups(graph.world, lanes=lanes, timeout=timeout)
         self.number = groups[0].group_id
-        specs = [ExchangeSpec(group, halo, dim, kind, **options) for group, halo in zip(groups, graph.halos, strict=True)]
+        specs = [
+            ExchangeSpec(group, halo, dim, kind, **options)
+            for group, halo in zip(groups, graph.halos, strict=True)
+        ]
         self.call(open_in, [{"spec": spec} for spec in specs])
         self.open = True
 
-    def call(self, function: Callable[..., Any], arguments: list[dict[str, Any]], **options: Any) -> list[Any]:
+    def call(
+        self, function: Callable[..., Any], arguments: list[dict[str, Any]], **options: Any
+    ) -> list[Any]:
         by_host = dict(zip(self.names, arguments, strict=True))
         return list(self.on.workers.call_all(function, by_host, timeout=WITHIN, **options).values())
 
     def arguments(self, inputs: Sequence[np.ndarray], **more: Any) -> list[dict[str, Any]]:
         parts = [self.graph.split(x) for x in inputs]
-        return [{"number": self.number, "inputs": [part[rank] for part in parts], **more} for rank in range(self.graph.world)]
+        return [
+            {"number": self.number, "inputs": [part[rank] for part in parts], **more}
+            for rank in range(self.graph.world)
+        ]
 
     def aggregate(self, inputs: Sequence[np.ndarray], times: int = 1) -> list[list[Any]]:
         """Results of all ranks, by input."""
@@ -115,7 +125,9 @@ class Opened(Closing):
         return [[results[turn] for results in by_rank] for turn in range(len(inputs))]
 
     def check(self, inputs: Sequence[np.ndarray], times: int = 1) -> None:
-        """All results are exact; of all times, which must leave the scale where they found it, the last."""
+        """All results are exact; of all times, which must leave the scale where they found it, the
+        last.
+        """
         for x, results in zip(inputs, self.aggregate(inputs, times), strict=True):
             assert_exact(self.graph, self.kind, self.lanes, x, results, self.guess)
 
@@ -140,7 +152,13 @@ class PinchHosts:
 
     def groups(self, ranks: int, **options: Any) -> tuple[GroupSpec, ...]:
         plan, directory = self.fabric.plan, str(self.fabric.directory)
-        return make_groups(plan.hosts[:ranks], group_id=next(hosts._GROUPS), mtu=plan.mtu, rendezvous=directory, **options)
+        return make_groups(
+            plan.hosts[:ranks],
+            group_id=next(hosts._GROUPS),
+            mtu=plan.mtu,
+            rendezvous=directory,
+            **options,
+        )
 
     def open(
         self,

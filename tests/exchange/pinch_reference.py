@@ -14,7 +14,9 @@ __all__ = ["changed", "payloads", "rows"]
 
 def rows(layout: RowLayout, lanes: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Lanes as they stand in frames: shape (vertices, parts, words)."""
-    padded = np.zeros((len(lanes), layout.parts * layout.words * 64 // layout.bits), f"<i{layout.bits // 8}")
+    padded = np.zeros(
+        (len(lanes), layout.parts * layout.words * 64 // layout.bits), f"<i{layout.bits // 8}"
+    )
     padded[:, : layout.dim] = lanes
     return padded.view(np.uint64).reshape(len(lanes), layout.parts, layout.words)
 
@@ -29,12 +31,18 @@ def payloads(layout: RowLayout, bundles: Bundles, lanes: NDArray[np.int64]) -> l
             numbers[: len(positions)] = positions
             if layout.parts > 1:
                 numbers[1] = part
-            made.append(np.concatenate([numbers.view(np.uint64), words[positions, part].reshape(-1)]))
+            made.append(
+                np.concatenate([numbers.view(np.uint64), words[positions, part].reshape(-1)])
+            )
     return made
 
 
 def changed(
-    lanes: NDArray[np.int64], last: NDArray[np.int64], most: int, age: NDArray[np.integer], staleness: int
+    lanes: NDArray[np.int64],
+    last: NDArray[np.int64],
+    most: int,
+    age: NDArray[np.integer],
+    staleness: int,
 ) -> NDArray[np.bool_]:
     """Which rows to send; `age` is that of before."""
     change = np.abs(lanes - last).max(axis=1, initial=0)

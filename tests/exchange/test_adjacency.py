@@ -1,4 +1,6 @@
-"""Aggregation in user space against the definition: every kind, and dims around what is done in one go."""
+"""Aggregation in user space against the definition: every kind, and dims around what is done in one
+go.
+"""
 
 from typing import get_args
 
@@ -20,7 +22,9 @@ def check(graph: Partitioned, dim: int, kind: Aggregation) -> None:
     expected, bounds = graph.aggregates(x, kind), graph.float32_bounds(x, kind)
     for halo, exact, bound in zip(graph.halos, expected, bounds, strict=True):
         out = np.full((halo.num_owned, dim), np.nan, np.float32)
-        Adjacency(halo.indptr, halo.indices, halo.weights, dim, kind).aggregate(x[np.concatenate(halo.sources)], out)
+        Adjacency(halo.indptr, halo.indices, halo.weights, dim, kind).aggregate(
+            x[np.concatenate(halo.sources)], out
+        )
         infinite = np.isneginf(exact)  # a maximum over nothing
         assert np.array_equal(np.isneginf(out), infinite)
         assert (np.abs(out[~infinite] - exact[~infinite]) <= bound[~infinite]).all()

@@ -57,12 +57,20 @@ def test_aggregates_are_those_of_the_reference(ranks: int) -> None:
 @every
 @pytest.mark.fabric(hosts=4)
 def test_ranks_without_vertices_and_without_neighbours(name: str, hosts: Hosts) -> None:
-    for empty, aloof in (((1,), (3,)), ((0,), ()), ((), (0, 2)), ((0, 1, 2), ()), ((), (0, 1, 2, 3))):
+    for empty, aloof in (
+        ((1,), (3,)),
+        ((0,), ()),
+        ((), (0, 2)),
+        ((0, 1, 2), ()),
+        ((), (0, 1, 2, 3)),
+    ):
         graph = draw_partitioned(0, 100, 800, 4, empty=empty, aloof=aloof)
         for kind in KINDS:
             x = embeddings(0, graph, 7)
             number = hosts.open(graph, 7, kind)
-            hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])])
+            hosts.check(
+                graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])]
+            )
 
 
 @every
@@ -76,7 +84,9 @@ def test_several_are_open_at_once(name: str, hosts: Hosts) -> None:
         for k in (0, 1, 2, 3, 2, 1, 0):
             graph, dim, kind = layers[k]
             x = embeddings(10 * epoch + k, graph, dim)
-            hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(numbers[k], graph, [x])])
+            hosts.check(
+                graph, kind, x, [results[0] for results in hosts.aggregate(numbers[k], graph, [x])]
+            )
 
 
 @every
@@ -88,7 +98,8 @@ def test_a_larger_graph_with_a_hub(name: str, hosts: Hosts) -> None:
         number = hosts.open(graph, 64, kind)
         hosts.check(graph, kind, x, [results[0] for results in hosts.aggregate(number, graph, [x])])
         sent = hosts.counters(number)
-        # Each halo vertex comes once at least, as 16-bit numbers at the smallest; a frame is a TSO super-packet at the largest.
+        # Each halo vertex comes once at least, as 16-bit numbers at the smallest; a frame is a TSO
+        # super-packet at the largest.
         assert sent.wire_bytes > sum(halo.num_halo for halo in graph.halos) * 64 * 2
         assert 0 < sent.packets < sent.wire_bytes / 54
 
@@ -114,13 +125,17 @@ def test_a_stopped_rank_is_an_error_in_bounded_time(name: str, hosts: Hosts) -> 
     x = embeddings(0, graph, 64)
     arguments = hosts.arguments(number, graph, [x] * 2)
     try:
-        results = hosts.workers.call_all(calls.aggregate, {"h1": arguments[0], "h3": arguments[2]}, timeout=WITHIN)
+        results = hosts.workers.call_all(
+            calls.aggregate, {"h1": arguments[0], "h3": arguments[2]}, timeout=WITHIN
+        )
     finally:
         os.kill(hosts.workers["h2"].pid, signal.SIGCONT)
     for of_rank in results.values():
         for error in of_rank:
             assert isinstance(error, CollectiveError)
-            if name != "gloo":  # which says that time is over, or names an address if it was the first to notice
+            if (
+                name != "gloo"
+            ):  # which says that time is over, or names an address if it was the first to notice
                 assert "rank 1 (h2)" in str(error)
 
 

@@ -1,4 +1,6 @@
-"""Every exchange under faults: exact within its bounds, an end in bounded time, and faults that have fired."""
+"""Every exchange under faults: exact within its bounds, an end in bounded time, and faults that
+have fired.
+"""
 
 import pytest
 
@@ -17,7 +19,11 @@ pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4)]
 FAULTS = [
     ["drop p=0.02"],
     ["duplicate p=0.1"],
-    ["corrupt p=0.02"],  # one bit: of two, TCP's checksum misses one pair in 32, those that cancel each other out in its sum
+    [
+        "corrupt p=0.02"
+        # one bit: of two, TCP's checksum misses one pair in 32, those that cancel each other out in
+        # its sum
+    ],
     ["reorder p=0.05 behind=5", "delay p=0.05 delay=2ms jitter=1ms"],
     # Short ones: TCP, which sends one frame a timeout and doubles it, meets them frame by frame.
     ["burst enter=0.01 leave=0.7", "duplicate p=0.01"],
@@ -41,7 +47,12 @@ def test_aggregates_are_those_of_the_reference(
         turn = 0
         while turn < 3 or not all(entry.ended for entry in injected.timeline.log()):
             x = embeddings(turn, graph, 64)
-            hosts.check(graph, "weighted", x, [results[0] for results in hosts.aggregate(number, graph, [x])])
+            hosts.check(
+                graph,
+                "weighted",
+                x,
+                [results[0] for results in hosts.aggregate(number, graph, [x])],
+            )
             turn += 1
     for fault in words:
         assert_faults_fired(injected, fault.split()[0])
@@ -49,7 +60,9 @@ def test_aggregates_are_those_of_the_reference(
 
 
 @every
-def test_a_killed_rank_is_named_by_all_others(name: str, fabric: Fabric, workers: Workers, faults: MakeFaults) -> None:
+def test_a_killed_rank_is_named_by_all_others(
+    name: str, fabric: Fabric, workers: Workers, faults: MakeFaults
+) -> None:
     hosts = Hosts(fabric, workers, name)
     graph = draw_partitioned(0, 1000, 9000, 4)
     number = hosts.open(graph, 64, "sum", timeout=2.0)
@@ -59,9 +72,18 @@ def test_a_killed_rank_is_named_by_all_others(name: str, fabric: Fabric, workers
     with faults("kill host=h2 at=50ms"):
         while len(errors) < 3:
             outcomes = workers.call_all(calls.aggregate, by_host, timeout=20, errors="return")
-            alive = {host: outcome[0] for host, outcome in outcomes.items() if not isinstance(outcome, WorkerDied)}
-            errors |= {host: outcome for host, outcome in alive.items() if isinstance(outcome, CollectiveError)}
+            alive = {
+                host: outcome[0]
+                for host, outcome in outcomes.items()
+                if not isinstance(outcome, WorkerDied)
+            }
+            errors |= {
+                host: outcome
+                for host, outcome in alive.items()
+                if isinstance(outcome, CollectiveError)
+            }
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
-        # A rank that gives up closes gloo's connections, which others may notice before those of the one that died.
+        # A rank that gives up closes gloo's connections, which others may notice before those of
+        # the one that died.
         assert name == "gloo" or "rank 1 (h2)" in str(error)

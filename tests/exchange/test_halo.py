@@ -41,8 +41,12 @@ def test_halos_hold_every_entry_once(given: tuple[Adjacency, np.ndarray, int]) -
     (indptr, indices), owner, world = given
     halos = make_halos(indptr, indices, owner, world)
     rows = np.repeat(np.arange(len(owner)), np.diff(indptr))
-    assert sorted(pair for halo in halos for pair in entries(halo)) == sorted(zip(rows.tolist(), indices.tolist(), strict=True))
-    assert np.array_equal(np.sort(np.concatenate([halo.owned for halo in halos])), np.arange(len(owner)))
+    assert sorted(pair for halo in halos for pair in entries(halo)) == sorted(
+        zip(rows.tolist(), indices.tolist(), strict=True)
+    )
+    assert np.array_equal(
+        np.sort(np.concatenate([halo.owned for halo in halos])), np.arange(len(owner))
+    )
 
 
 @given(halves())
@@ -64,21 +68,29 @@ def test_what_is_sent_is_what_is_expected(given: tuple[Adjacency, np.ndarray, in
 
 
 @given(halves(), st.booleans(), st.integers(0, 2**32 - 1))
-def test_local_and_remote_sums_make_the_whole(given: tuple[Adjacency, np.ndarray, int], weighted: bool, seed: int) -> None:
+def test_local_and_remote_sums_make_the_whole(
+    given: tuple[Adjacency, np.ndarray, int], weighted: bool, seed: int
+) -> None:
     (indptr, indices), owner, world = given
     n = len(owner)
     rng = np.random.default_rng(seed)
-    x = rng.integers(-9, 10, (n, 3)).astype(np.float32)  # whole numbers: sums are exact in any order
+    x = rng.integers(-9, 10, (n, 3)).astype(
+        np.float32
+    )  # whole numbers: sums are exact in any order
     weights = rng.integers(1, 5, len(indices)).astype(np.float32) if weighted else None
     whole = sums(weights, indices, indptr, x, n)
     for halo in make_halos(indptr, indices, owner, world, weights):
         received = x[np.concatenate(halo.sources)]
         remote = sums(halo.weights, halo.indices, halo.indptr, received, halo.num_owned)
-        local = sums(halo.local_weights, halo.local_indices, halo.local_indptr, x[halo.owned], halo.num_owned)
+        local = sums(
+            halo.local_weights, halo.local_indices, halo.local_indptr, x[halo.owned], halo.num_owned
+        )
         assert np.array_equal(local + remote, whole[halo.owned])
 
 
-def sums(weights: np.ndarray | None, indices: np.ndarray, indptr: np.ndarray, x: np.ndarray, rows: int) -> np.ndarray:
+def sums(
+    weights: np.ndarray | None, indices: np.ndarray, indptr: np.ndarray, x: np.ndarray, rows: int
+) -> np.ndarray:
     values = np.ones(len(indices), np.float32) if weights is None else weights
     return np.asarray(csr_array((values, indices, indptr), shape=(rows, len(x))) @ x)
 
@@ -97,6 +109,8 @@ def test_types_are_those_of_maps_and_views(given: tuple[Adjacency, np.ndarray, i
 @pytest.mark.parametrize("owner", [[0, 1], [0, 1, 2], [0, -1, 1]])
 def test_owners_that_are_no_ranks(owner: list[int]) -> None:
     graph = np.array([0, 1, 2, 2]), np.array([1, 0], np.int32)
-    text = rf"^halo: owner has {len(owner)} entries: must be one for each of 3 vertices, each 0\.\.1$"
+    text = (
+        rf"^halo: owner has {len(owner)} entries: must be one for each of 3 vertices, each 0\.\.1$"
+    )
     with pytest.raises(SpecError, match=text):
         make_halos(*graph, np.array(owner, np.int32), 2)

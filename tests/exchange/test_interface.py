@@ -27,7 +27,10 @@ BARE = make_halos(GRAPH.indptr, GRAPH.indices, GRAPH.owner, 2)[0]
             {"bound": 0.0, "aggregation": "max"},
             "bound: aggregation must be sum or weighted, since a maximum cannot be taken back",
         ),
-        ({"aggregation": "weighted", "halo": BARE}, "aggregation = 'weighted': needs a halo with weights"),
+        (
+            {"aggregation": "weighted", "halo": BARE},
+            "aggregation = 'weighted': needs a halo with weights",
+        ),
         ({"staleness": 0}, "staleness = 0: must be 1 to 2147483648"),
         ({"staleness": 1 << 40}, "staleness = 1099511627776: must be 1 to 2147483648"),
         ({"exponent": 128}, "exponent = 128: must be -126..127, without bound"),
@@ -42,5 +45,10 @@ def test_specs_outside_of_what_is_allowed(options, text) -> None:
 
 
 def test_specs_that_are_allowed() -> None:
-    for options in ({}, {"aggregation": "weighted"}, {"bound": 0.0, "staleness": 1}, {"exponent": -126}):
+    for options in (
+        {},
+        {"aggregation": "weighted"},
+        {"bound": 0.0, "staleness": 1},
+        {"exponent": -126},
+    ):
         ExchangeSpec(GROUP, WEIGHED, 512, **options)

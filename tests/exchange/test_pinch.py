@@ -1,4 +1,6 @@
-"""The exchange in the kernel on real hosts, bit for bit: many in a row, two at once, frames of earlier ones, a cache."""
+"""The exchange in the kernel on real hosts, bit for bit: many in a row, two at once, frames of
+earlier ones, a cache.
+"""
 
 import threading
 import time
@@ -43,10 +45,16 @@ def test_aggregates_are_exact(hosts, lanes, kind, assert_nothing_left) -> None:
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("mtu", [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506)])
+@pytest.mark.parametrize(
+    "mtu", [pytest.param(mtu, marks=pytest.mark.fabric(hosts=3, mtu=mtu)) for mtu in (576, 3506)]
+)
 def test_other_mtus(hosts, mtu) -> None:
     graph = draw_partitioned(0, 200, 1500, 3)
-    for dim, kind, lanes in ((5, "sum", "int16"), (512, "weighted", "int32"), (512, "max", "int16")):
+    for dim, kind, lanes in (
+        (5, "sum", "int16"),
+        (512, "weighted", "int32"),
+        (512, "max", "int16"),
+    ):
         with hosts.open(graph, dim, kind, lanes) as exchange:
             exchange.check([embeddings(0, graph, dim)])
 
@@ -84,13 +92,19 @@ def both_in(context, one, other, inputs, times):
 def test_two_at_once_on_the_same_hosts(hosts) -> None:
     graph = draw_partitioned(0, 1000, 8000, 4)
     x = embeddings(0, graph, 64)
-    with hosts.open(graph, 64) as one, hosts.open(graph, 64, "max", "int32", processing="spread") as other:
+    with (
+        hosts.open(graph, 64) as one,
+        hosts.open(graph, 64, "max", "int32", processing="spread") as other,
+    ):
         arguments = [
-            {"one": one.number, "other": other.number, "inputs": each["inputs"], "times": 30} for each in one.arguments([x])
+            {"one": one.number, "other": other.number, "inputs": each["inputs"], "times": 30}
+            for each in one.arguments([x])
         ]
         by_rank = one.call(both_in, arguments)
         for exchange, which in ((one, 0), (other, 1)):
-            assert_exact(graph, exchange.kind, exchange.lanes, x, [results[which][0] for results in by_rank])
+            assert_exact(
+                graph, exchange.kind, exchange.lanes, x, [results[which][0] for results in by_rank]
+            )
 
 
 def received(tap: socket) -> Iterator[bytes]:
@@ -101,7 +115,11 @@ def received(tap: socket) -> Iterator[bytes]:
         except BlockingIOError:
             return
         found = decode(data)
-        if found is not None and found.header.kind in (PinchKind.EMBED, PinchKind.ACK, PinchKind.HANDSHAKE):
+        if found is not None and found.header.kind in (
+            PinchKind.EMBED,
+            PinchKind.ACK,
+            PinchKind.HANDSHAKE,
+        ):
             yield data
 
 
@@ -114,17 +132,26 @@ def replay(fabric, frames: list[bytes]) -> None:
 
 @pytest.mark.fabric(hosts=4, switch="bridge", datapath="xdp")
 def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric) -> None:
-    """From a host outside, with the cookie that still holds. A bridge shows what a switch program does not."""
+    """From a host outside, with the cookie that still holds. A bridge shows what a switch program
+    does not.
+    """
     graph = draw_partitioned(0, 400, 4000, 3, hub=1000)
     with (
         hosts.open(graph, 64, "weighted") as exchange,
-        inside(fabric.switches["s1"].namespace.fd, lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL))) as tap,
+        inside(
+            fabric.switches["s1"].namespace.fd,
+            lambda: socket(AF_PACKET, SOCK_RAW, htons(ETH_P_ALL)),
+        ) as tap,
     ):
         tap.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 27)
         tap.setblocking(False)
         exchange.check([embeddings(turn, graph, 64) for turn in range(3)])
         recorded = sorted(set(received(tap)))
-        assert {decode(data).header.kind for data in recorded} == {PinchKind.EMBED, PinchKind.ACK, PinchKind.HANDSHAKE}
+        assert {decode(data).header.kind for data in recorded} == {
+            PinchKind.EMBED,
+            PinchKind.ACK,
+            PinchKind.HANDSHAKE,
+        }
         before = exchange.measures()["bad_seq"]
         replayed = threading.Thread(target=replay, args=(fabric, recorded))
         replayed.start()
@@ -140,10 +167,15 @@ def test_frames_of_earlier_exchanges_are_replayed_into_later_ones(hosts, fabric)
 
 
 @both_lanes
-@pytest.mark.parametrize("words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")])
+@pytest.mark.parametrize(
+    "words", [(), ("drop p=0.05", "duplicate p=0.05", "reorder p=0.05 behind=5")]
+)
 def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> None:
     """Nothing holds them together but frames: some are an exchange ahead of others."""
-    graph, form = draw_partitioned(0, 400, 3000, 4, hub=2000), Format(16 if lanes == "int16" else 32)
+    graph, form = (
+        draw_partitioned(0, 400, 3000, 4, hub=2000),
+        Format(16 if lanes == "int16" else 32),
+    )
     inputs = [embeddings(turn, graph, 32) for turn in range(10)]
     with hosts.open(graph, 32, "sum", lanes, exponent=11) as exchange:
         with faults(*words) as injected:
@@ -152,15 +184,20 @@ def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> Non
             assert_faults_fired(injected)
     for x, of_ranks in zip(inputs, results, strict=True):
         assert magnitude(x) <= 11
-        for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 11), "sum", form, 11), strict=True):
+        for found, wanted in zip(
+            of_ranks, exact(graph, form.quantize(x, 11), "sum", form, 11), strict=True
+        ):
             np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [(4.0, "of 2**2 or more, which exponent = 2 leaves out"), (np.nan, "that are not finite")]
+    ("value", "what"),
+    [(4.0, "of 2**2 or more, which exponent = 2 leaves out"), (np.nan, "that are not finite")],
 )
 def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
-    """The rank that has them tells the others, which do not wait for it, even where it has told them in vain at first."""
+    """The rank that has them tells the others, which do not wait for it, even where it has told
+    them in vain at first.
+    """
     graph = draw_partitioned(0, 200, 2000, 3)
     x = np.full((200, 4), 3.99, np.float32)
     lost = "drop kind=handshake attempt=0 link=h2->h3"
@@ -181,7 +218,9 @@ def test_values_beyond_a_known_scale(hosts, faults, value, what) -> None:
 # With a cache.
 
 
-def moving(graph: Partitioned, dim: int, turns: int, share: float = 0.3, step: float = 0.1) -> list[np.ndarray]:
+def moving(
+    graph: Partitioned, dim: int, turns: int, share: float = 0.3, step: float = 0.1
+) -> list[np.ndarray]:
     """Embeddings of which some change a little from turn to turn."""
     random = np.random.default_rng(0)
     x = random.uniform(-1, 1, (len(graph.owner), dim)).astype(np.float32)
@@ -190,19 +229,25 @@ def moving(graph: Partitioned, dim: int, turns: int, share: float = 0.3, step: f
     for _ in range(turns):
         moved = random.random(len(x)) < share
         moved[0] = False
-        x = np.clip(x + moved[:, None] * random.uniform(-step, step, x.shape), -0.9999, 0.9999).astype(np.float32)
+        x = np.clip(
+            x + moved[:, None] * random.uniform(-step, step, x.shape), -0.9999, 0.9999
+        ).astype(np.float32)
         found.append(x)
     return found
 
 
-def cached(graph: Partitioned, kind: str, lanes: str, x: np.ndarray, exponent: int) -> list[np.ndarray]:
+def cached(
+    graph: Partitioned, kind: str, lanes: str, x: np.ndarray, exponent: int
+) -> list[np.ndarray]:
     """What a cache of bound 0 gives: what none gives with half the range."""
     form = Format(16 if lanes == "int16" else 32, halved=True)
     return exact(graph, form.quantize(x, exponent), kind, form, exponent)
 
 
 @both_lanes
-@pytest.mark.parametrize(("kind", "words"), [("sum", ()), ("weighted", ("drop p=0.05", "duplicate p=0.05"))])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("sum", ()), ("weighted", ("drop p=0.05", "duplicate p=0.05"))]
+)
 def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, words) -> None:
     graph = draw_partitioned(0, 500, 4000, 4, hub=1000)
     inputs = moving(graph, 16, 6)
@@ -218,7 +263,9 @@ def test_a_bound_of_0_gives_what_no_cache_gives(hosts, faults, lanes, kind, word
     outgoing = sum(len(np.unique(np.concatenate(halo.sends))) for halo in graph.halos)
     assert measures["cache_lookups"] == len(inputs) * outgoing
     still = [(after == before).all(axis=1) for before, after in pairwise(inputs)]
-    sends = np.concatenate([halo.owned[np.unique(np.concatenate(halo.sends))] for halo in graph.halos])
+    sends = np.concatenate(
+        [halo.owned[np.unique(np.concatenate(halo.sends))] for halo in graph.halos]
+    )
     # Some that have moved less than a step have moved by no lane.
     assert measures["cache_hits"] >= sum(int(each[sends].sum()) for each in still) > 0
     assert measures["bytes_saved"] > 0
@@ -254,7 +301,9 @@ def test_aggregates_stay_within_the_bound(hosts, faults, words) -> None:
     layout = RowLayout.plan(16, 16, 1500)
     off = 0.0
     for x, of_ranks in zip(inputs, results, strict=True):
-        for halo, found, wanted in zip(graph.halos, of_ranks, graph.aggregates(x, "weighted"), strict=True):
+        for halo, found, wanted in zip(
+            graph.halos, of_ranks, graph.aggregates(x, "weighted"), strict=True
+        ):
             scale = make_tables(halo, layout, "weighted").scale
             most = Numbers(layout, "weighted", scale, halved=True).error_bound(halo, 1.0, bound)
             assert (np.abs(found - wanted) <= most).all()

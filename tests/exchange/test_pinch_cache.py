@@ -31,7 +31,9 @@ class Sender:
         layout = RowLayout.plan(DIM, bits, 1500)
         self.tables = make_tables(self.halo, layout, "sum")
         self.numbers = Numbers(layout, "sum", 1.0, halved=True)
-        self.cache = Cache(self.numbers, ExchangeSpec(GROUPS[0], self.halo, DIM, **options), self.tables.outgoing)
+        self.cache = Cache(
+            self.numbers, ExchangeSpec(GROUPS[0], self.halo, DIM, **options), self.tables.outgoing
+        )
         self.form = Format(bits, halved=True)
         self.scale = ScaleGuess(slack=SLACK, patience=None)
 
@@ -47,13 +49,22 @@ class Sender:
         sent = self.tables.outgoing[chosen]
         bundles = bundle(sent, self.tables.masks[chosen], self.numbers.layout.rows)
         count = len(bundles.to)
-        payloads, frames = np.zeros((count, self.numbers.layout.payload), np.uint8), np.zeros(count, dtype("pinch_frame"))
-        self.numbers.fill(x, bundles, 0, count, payloads, frames, self.scale.exponent, self.cache.last)
+        payloads, frames = (
+            np.zeros((count, self.numbers.layout.payload), np.uint8),
+            np.zeros(count, dtype("pinch_frame")),
+        )
+        self.numbers.fill(
+            x, bundles, 0, count, payloads, frames, self.scale.exponent, self.cache.last
+        )
         return sent
 
 
 def draw(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(-1, 1, (GRAPH.halos[0].num_owned, DIM)).astype(np.float32)
+    return (
+        np.random.default_rng(seed)
+        .uniform(-1, 1, (GRAPH.halos[0].num_owned, DIM))
+        .astype(np.float32)
+    )
 
 
 def test_what_has_not_changed_is_not_sent_again() -> None:
@@ -78,13 +89,22 @@ def test_a_small_change_waits_no_longer_than_staleness_says(staleness) -> None:
     sender.send(x, 0)
     x[sender.tables.outgoing] *= np.float32(0.9)
     sent = [len(sender.send(x, 0)) for _ in range(2 * staleness)]
-    assert sent == [len(sender.tables.outgoing) if turn == staleness - 1 else 0 for turn in range(2 * staleness)]
+    assert sent == [
+        len(sender.tables.outgoing) if turn == staleness - 1 else 0 for turn in range(2 * staleness)
+    ]
 
 
 @settings(max_examples=40)
-@given(st.sampled_from([16, 32]), st.floats(0, 0.5), st.integers(1, 4), st.lists(st.integers(-9, 3), min_size=1, max_size=8))
+@given(
+    st.sampled_from([16, 32]),
+    st.floats(0, 0.5),
+    st.integers(1, 4),
+    st.lists(st.integers(-9, 3), min_size=1, max_size=8),
+)
 def test_others_never_differ_by_more_than_the_bound(bits, bound, staleness, exponents) -> None:
-    """Whatever the magnitudes: lanes that others hold are those of now, but for the bound; and none is older than allowed."""
+    """Whatever the magnitudes: lanes that others hold are those of now, but for the bound; and none
+    is older than allowed.
+    """
     sender = Sender(bits, bound=bound, staleness=staleness)
     outgoing = sender.tables.outgoing
     scale: int | None = None
@@ -117,4 +137,7 @@ def test_a_scale_holds_for_three_powers_of_two_below_it(then) -> None:
     sender.send(x, 3)
     np.testing.assert_array_equal(sender.send(x, then), outgoing if fresh else outgoing[:0])
     # What was chosen by a scale that did not hold does not count.
-    assert (sender.cache.hits, sender.cache.lookups) == (0 if fresh else len(outgoing), 2 * len(outgoing))
+    assert (sender.cache.hits, sender.cache.lookups) == (
+        0 if fresh else len(outgoing),
+        2 * len(outgoing),
+    )

@@ -22,7 +22,12 @@ pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=3, datapath="xdp")]
 HANDSHAKES = [
     ("drop p=0.3 kind=handshake",),
     ("duplicate p=0.5 kind=handshake copies=2", "delay delay=1ms jitter=1ms kind=handshake p=0.5"),
-    ("drop p=0.1 kind=handshake", "corrupt p=0.2 kind=handshake bits=2", "duplicate p=0.2", "delay delay=2ms jitter=2ms p=0.1"),
+    (
+        "drop p=0.1 kind=handshake",
+        "corrupt p=0.2 kind=handshake bits=2",
+        "duplicate p=0.2",
+        "delay delay=2ms jitter=2ms p=0.1",
+    ),
 ]
 
 
@@ -37,7 +42,13 @@ def lonely() -> Partitioned:
     firsts = np.repeat([share, 0, 2 * share], share)
     indices = (firsts[:, None] + random.integers(0, share, (3 * share, 5))).ravel()
     owner = np.repeat(np.arange(3), share).astype(np.int32)
-    return Partitioned(np.arange(0, 15 * share + 1, 5), indices.astype(np.int32), np.ones(15 * share, np.float32), owner, 3)
+    return Partitioned(
+        np.arange(0, 15 * share + 1, 5),
+        indices.astype(np.int32),
+        np.ones(15 * share, np.float32),
+        owner,
+        3,
+    )
 
 
 def chain() -> Partitioned:
@@ -52,7 +63,9 @@ def chain() -> Partitioned:
 
 
 def whole_life(context: WorkerContext, spec: ExchangeSpec, inputs: list[Any]) -> list[Any]:
-    """Open, aggregate and close, without a word to anybody else; results, the last of which may be an error."""
+    """Open, aggregate and close, without a word to anybody else; results, the last of which may be
+    an error.
+    """
     results: list[Any] = []
     with open_exchange("pinch", context, spec) as exchange:
         try:
@@ -76,17 +89,30 @@ def live(
     groups = hosts.groups(graph.world, lanes="int16")
     parts = [graph.split(x) for x in inputs]
     arguments = {}
-    for rank, (name, group, halo) in enumerate(zip(hosts.fabric.hosts, groups, graph.halos, strict=True)):
-        spec = ExchangeSpec(group.model_copy(update={"timeout": timeouts[rank]}), halo, inputs[0].shape[1], **options)
+    for rank, (name, group, halo) in enumerate(
+        zip(hosts.fabric.hosts, groups, graph.halos, strict=True)
+    ):
+        spec = ExchangeSpec(
+            group.model_copy(update={"timeout": timeouts[rank]}),
+            halo,
+            inputs[0].shape[1],
+            **options,
+        )
         arguments[name] = {"spec": spec, "inputs": [part[rank] for part in parts[: turns[rank]]]}
     return list(hosts.workers.call_all(whole_life, arguments, timeout=WITHIN).values())
 
 
 @pytest.mark.parametrize(
-    "words", ["drop link=h1->h3 kind=handshake seq=3 attempt=0", "drop link=h1->h2 kind=ack seq=3 attempt=0"]
+    "words",
+    [
+        "drop link=h1->h3 kind=handshake seq=3 attempt=0",
+        "drop link=h1->h2 kind=ack seq=3 attempt=0",
+    ],
 )
 def test_who_closes_leaves_nobody_behind(hosts, faults, words) -> None:
-    """A rank is done, and another lacks its last handshake or acknowledgement. Sequence number 2 is one without a scale."""
+    """A rank is done, and another lacks its last handshake or acknowledgement. Sequence number 2 is
+    one without a scale.
+    """
     graph = lonely() if "handshake" in words else draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     with faults(words) as injected:
@@ -108,12 +134,16 @@ def test_all_are_told_of_values_that_are_not_finite(hosts, faults) -> None:
 
 
 def test_who_shares_nothing_is_left_behind_and_met_all_the_same(hosts) -> None:
-    """Where the scale is known, ranks that share frames do not wait for others, which may still be connecting."""
+    """Where the scale is known, ranks that share frames do not wait for others, which may still be
+    connecting.
+    """
     graph = lonely()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
     for _ in range(5):
         found = live(hosts, graph, [x] * 50, exponent=11)
-        assert all(len(results) == 50 and isinstance(results[-1], np.ndarray) for results in found), found
+        assert all(
+            len(results) == 50 and isinstance(results[-1], np.ndarray) for results in found
+        ), found
 
 
 @pytest.mark.parametrize("words", HANDSHAKES)
@@ -132,7 +162,9 @@ def move_to(context: WorkerContext, number: int, seq: int) -> None:
     """Let all exchanges up to a sequence number have been."""
     exchange, _ = kept(context)[f"pinch/{number}"]
     for name in ("seen", "acked"):
-        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64((seq - 1) << 32)
+        exchange._port._receive.maps[f"pinch_{name}"].view(np.uint64)[:] = np.uint64(
+            (seq - 1) << 32
+        )
     exchange._port.peers["ours"] = exchange._port.peers["theirs"] = 0
     exchange._port.control.progress = seq - 1 << 32
     exchange._seq = seq - 1
@@ -152,7 +184,9 @@ def test_sequence_numbers_wrap(hosts, faults, known, first) -> None:
             results = exchange.aggregate([x] * 16)
         assert_faults_fired(injected)
         for of_ranks in results:
-            for found, wanted in zip(of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True):
+            for found, wanted in zip(
+                of_ranks, exact(graph, form.quantize(x, 1), "sum", form, 1), strict=True
+            ):
                 np.testing.assert_array_equal(found, wanted)
         after = (first + 16) % 2**32 + (2 if first > 2**31 else 0)  # which leaves out 0 and 1
         assert exchange.call(seq_of, [{"number": exchange.number}] * 3) == [after] * 3
@@ -164,7 +198,9 @@ def seq_of(context: WorkerContext, number: int) -> int:
     return found
 
 
-def aggregate_or_compute(context: WorkerContext, number: int, inputs: list[Any], compute: bool) -> list[Any]:
+def aggregate_or_compute(
+    context: WorkerContext, number: int, inputs: list[Any], compute: bool
+) -> list[Any]:
     """Aggregate, or be busy with something else till the end."""
     if compute:
         threading.Event().wait(WITHIN)
@@ -172,29 +208,41 @@ def aggregate_or_compute(context: WorkerContext, number: int, inputs: list[Any],
 
 
 def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> None:
-    """It has answered for a while that it is up; who waits for it, too, and has therefore sent nothing, is not to blame."""
+    """It has answered for a while that it is up; who waits for it, too, and has therefore sent
+    nothing, is not to blame.
+    """
     graph = draw_partitioned(0, 300, 2000, 3)
     x = embeddings(0, graph, 16)
     exchange = hosts.open(graph, 16, timeout=2.0)
     exchange.check([x])
     arguments = {
-        name: {**each, "compute": name == "h2"} for name, each in zip(exchange.names, exchange.arguments([x]), strict=True)
+        name: {**each, "compute": name == "h2"}
+        for name, each in zip(exchange.names, exchange.arguments([x]), strict=True)
     }
     with faults("kill host=h2 at=500ms"):
-        found = hosts.workers.call_all(aggregate_or_compute, arguments, timeout=WITHIN, errors="return")
+        found = hosts.workers.call_all(
+            aggregate_or_compute, arguments, timeout=WITHIN, errors="return"
+        )
     assert isinstance(found.pop("h2"), WorkerDied)
     for name, (error,) in found.items():  # who is the first to give up tells the others why
         told = f"({name}): the others have given up as nothing comes from rank 1 (h2) (exchange "
-        assert f"({name}): rank 1 (h2) silent for 2 s (exchange " in str(error) or told in str(error), error
+        assert f"({name}): rank 1 (h2) silent for 2 s (exchange " in str(error) or told in str(
+            error
+        ), error
 
 
 def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> None:
-    """Rank 2 leaves. Rank 0, which has nothing to do with it, has waited for rank 1 for its timeout before rank 1 gives up."""
+    """Rank 2 leaves. Rank 0, which has nothing to do with it, has waited for rank 1 for its timeout
+    before rank 1 gives up.
+    """
     graph = chain()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
     found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 3.0), turns=(3, 3, 0), exponent=1)
     first, second = str(found[0][-1]), str(found[1][-1])
-    assert "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange " in first
+    assert (
+        "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange "
+        in first
+    )
     assert "rank 1 (h2): rank 2 (h3) silent for 3 s (exchange " in second
 
 
@@ -206,7 +254,10 @@ def test_who_computes_for_longer_than_the_timeout_is_up(hosts) -> None:
         two = dict(list(zip(exchange.names, exchange.arguments([x]), strict=True))[:2])
         for name, (error,) in hosts.workers.call_all(aggregate_in, two, timeout=WITHIN).items():
             found_out = f"({name}): rank 2 (h3) up, but not in this exchange after 1 s (exchange "
-            told = f"({name}): the others have given up waiting for rank 2 (h3), which is up (exchange "
+            told = (
+                f"({name}): the others have given up waiting for rank 2 (h3), which is up"
+                " (exchange "
+            )
             assert found_out in str(error) or told in str(error), error
         (late,) = hosts.workers["h3"].call(aggregate_in, **exchange.arguments([x])[2])
         assert "rank 2 (h3): the others have given up waiting for this rank (exchange " in str(late)

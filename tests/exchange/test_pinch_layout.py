@@ -15,7 +15,9 @@ from testbed.protocol.wire import FRAME_BYTES
 ETHERNET = 14
 MTUS = (576, 1280, 1500, 3506)
 
-layouts = st.builds(RowLayout.plan, st.integers(1, MAX_DIM), st.sampled_from((16, 32)), st.integers(576, 3506))
+layouts = st.builds(
+    RowLayout.plan, st.integers(1, MAX_DIM), st.sampled_from((16, 32)), st.integers(576, 3506)
+)
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -25,7 +27,9 @@ def test_every_dim_fits_its_frames(bits, mtu) -> None:
         layout = RowLayout.plan(dim, bits, mtu)
         assert FRAME_BYTES + layout.payload <= min(mtu + ETHERNET, FRAME_BYTES + 8 * MAX_WORDS)
         assert layout.parts * layout.words * 64 >= dim * bits  # nothing is cut off
-        assert (layout.parts * layout.words - layout.parts) * 64 < dim * bits  # no part is all padding
+        assert (
+            layout.parts * layout.words - layout.parts
+        ) * 64 < dim * bits  # no part is all padding
         assert layout.rows == 1 or layout.parts == 1
         assert layout.wide == 2 * layout.parts * layout.words
         # One more vertex would not fit, nor fewer parts do.
@@ -47,13 +51,15 @@ def test_what_a_payload_of_some_vertices_takes() -> None:
 def test_links_too_small_for_a_row() -> None:
     assert RowLayout.plan(2, 32, 90).payload == 16
     assert RowLayout.plan(512, 32, 90).parts == 256
-    with pytest.raises(SpecError, match=r"^mtu: 89 is too small for embeddings: must be 90 or more$"):
+    with pytest.raises(
+        SpecError, match=r"^mtu: 89 is too small for embeddings: must be 90 or more$"
+    ):
         RowLayout.plan(2, 32, 89)
 
 
-masks = hnp.arrays(np.uint32, st.integers(0, 300), elements=st.integers(1, (1 << 32) - 1)) | hnp.arrays(
-    np.uint32, st.integers(0, 300), elements=st.integers(1, 7)
-)
+masks = hnp.arrays(
+    np.uint32, st.integers(0, 300), elements=st.integers(1, (1 << 32) - 1)
+) | hnp.arrays(np.uint32, st.integers(0, 300), elements=st.integers(1, 7))
 
 
 @given(masks, st.integers(1, 40), st.integers(0, 1 << 20))
@@ -72,9 +78,15 @@ def test_bundles_carry_every_vertex_once_to_all_its_ranks(masks, rows, first) ->
     for number, to in enumerate(bundles.to):  # and to nobody else
         assert to == np.bitwise_or.reduce(needed[of_bundle == number])
     # Only what is left over of each kind, less than a frame, shares one.
-    mixed = [number for number, to in enumerate(bundles.to) if (needed[of_bundle == number] != to).any()]
+    mixed = [
+        number for number, to in enumerate(bundles.to) if (needed[of_bundle == number] != to).any()
+    ]
     assert len(mixed) <= -(-len(np.unique(masks)) * (rows - 1) // rows)
-    assert (bundles.order.dtype, bundles.starts.dtype, bundles.to.dtype) == (np.int32, np.int64, np.uint32)
+    assert (bundles.order.dtype, bundles.starts.dtype, bundles.to.dtype) == (
+        np.int32,
+        np.int64,
+        np.uint32,
+    )
 
 
 @given(st.data(), layouts)

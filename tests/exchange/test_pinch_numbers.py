@@ -24,7 +24,15 @@ DIMS = (1, 2, 3, 4, 5, 7, 8, 31, 64, 100, 256, 511, 512)
 EXPONENTS = (-149, -126, -40, 0, 3, 60, 128)
 
 
-def numbers(dim: int, bits: int, kind: Aggregation = "sum", scale: float = 1.0, *, halved=False, mtu: int = 1500) -> Numbers:
+def numbers(
+    dim: int,
+    bits: int,
+    kind: Aggregation = "sum",
+    scale: float = 1.0,
+    *,
+    halved=False,
+    mtu: int = 1500,
+) -> Numbers:
     return Numbers(RowLayout.plan(dim, bits, mtu), kind, scale, halved)
 
 
@@ -33,14 +41,23 @@ def draw(shape: tuple[int, int], exponent: int, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng([seed, *shape])
     with np.errstate(under="ignore"):
         x = np.ldexp(random.uniform(-1, 1, shape).astype(np.float32), exponent).astype(np.float32)
-    largest = np.nextafter(np.float32(np.inf), np.float32(0)) if exponent == 128 else np.nextafter(
-        np.float32(2.0**exponent), np.float32(0)
+    largest = (
+        np.nextafter(np.float32(np.inf), np.float32(0))
+        if exponent == 128
+        else np.nextafter(np.float32(2.0**exponent), np.float32(0))
     )
-    x.flat[: 3] = np.array([largest, -largest, 0], np.float32)[: x.size]
+    x.flat[:3] = np.array([largest, -largest, 0], np.float32)[: x.size]
     return x
 
 
-def fill(made: Numbers, x: np.ndarray, bundles: Bundles, exponent: int, last: np.ndarray | None = None, cuts: int = 1):
+def fill(
+    made: Numbers,
+    x: np.ndarray,
+    bundles: Bundles,
+    exponent: int,
+    last: np.ndarray | None = None,
+    cuts: int = 1,
+):
     """Payloads of all frames, written in one go or several; records of frames."""
     count = len(bundles.to)
     payloads = np.full((count * made.layout.parts, made.layout.payload), 0xAA, np.uint8)
@@ -51,7 +68,9 @@ def fill(made: Numbers, x: np.ndarray, bundles: Bundles, exponent: int, last: np
     return payloads, frames
 
 
-def assert_payloads(made: Numbers, bundles: Bundles, lanes: np.ndarray, payloads: np.ndarray, frames: np.ndarray) -> None:
+def assert_payloads(
+    made: Numbers, bundles: Bundles, lanes: np.ndarray, payloads: np.ndarray, frames: np.ndarray
+) -> None:
     expected = reference.payloads(made.layout, bundles, lanes)
     assert len(expected) == len(payloads)
     for words, payload, frame in zip(expected, payloads, frames, strict=True):
@@ -69,7 +88,9 @@ def test_payloads_are_those_of_the_reference(bits, dim) -> None:
         positions = np.flatnonzero(random.random(40) < 0.8)
         for mtu in (576, 1500, 3506):
             made = numbers(dim, bits, mtu=mtu)
-            bundles = bundle(positions, random.integers(1, 8, len(positions)).astype(np.uint32), made.layout.rows)
+            bundles = bundle(
+                positions, random.integers(1, 8, len(positions)).astype(np.uint32), made.layout.rows
+            )
             lanes = Format(bits).quantize(x, exponent)
             assert np.abs(lanes).max() <= Format(bits).limit == made.limit
             assert_payloads(made, bundles, lanes, *fill(made, x, bundles, exponent, cuts=3))
@@ -107,16 +128,28 @@ def test_the_largest_change_fits_a_lane(bits) -> None:
 
 
 @BITS
-@given(st.integers(1, 9), st.integers(0, 30), st.floats(0, 2), st.integers(1, 4), st.integers(0, 99))
-def test_what_has_changed_is_what_the_reference_says(bits, dim, count, bound, staleness, seed) -> None:
-    made, form, random = numbers(dim, bits, halved=True), Format(bits, halved=True), np.random.default_rng(seed)
+@given(
+    st.integers(1, 9), st.integers(0, 30), st.floats(0, 2), st.integers(1, 4), st.integers(0, 99)
+)
+def test_what_has_changed_is_what_the_reference_says(
+    bits, dim, count, bound, staleness, seed
+) -> None:
+    made, form, random = (
+        numbers(dim, bits, halved=True),
+        Format(bits, halved=True),
+        np.random.default_rng(seed),
+    )
     positions = np.sort(random.permutation(30)[:count]).astype(np.int32)
     last, age = np.zeros((30, dim), np.int32), np.zeros(30, np.uint32)
     for turn in range(5):
-        x = draw((30, dim), 1, seed) + np.float32(0.1) * draw((30, dim), 0, turn) * (random.random((30, 1)) < 0.5)
+        x = draw((30, dim), 1, seed) + np.float32(0.1) * draw((30, dim), 0, turn) * (
+            random.random((30, 1)) < 0.5
+        )
         lanes = form.quantize(x.astype(np.float32), 2)
         most = int(min(bound * form.factor(2), 2**32))
-        expected = reference.changed(lanes[positions], last[positions], most, age[positions].astype(int), staleness)
+        expected = reference.changed(
+            lanes[positions], last[positions], most, age[positions].astype(int), staleness
+        )
         ages = age.copy()
         ages[positions] = np.where(expected, 0, ages[positions] + 1)
         found = made.changed(x.astype(np.float32), positions, 2, last, bound, age, staleness)
@@ -149,7 +182,9 @@ def test_aggregates_are_those_of_the_reference(bits, kind, banks) -> None:
         made = numbers(dim, bits, kind, scale=0.75)
         sums = random.integers(-most // banks, most // banks, (banks, 9, dim))
         sums[:, 0, 0], sums[:, 1, -1] = most // banks, -(most // banks)
-        accumulators = np.ascontiguousarray(np.stack([accumulate(made.layout, kind, bank) for bank in sums]))
+        accumulators = np.ascontiguousarray(
+            np.stack([accumulate(made.layout, kind, bank) for bank in sums])
+        )
         total = sums.max(axis=0) if kind == "max" else sums.sum(axis=0)
         targets = random.permutation(9).astype(np.int32)
         expected = np.empty((9, dim), np.float32)
@@ -177,7 +212,10 @@ def test_a_maximum_of_nothing(bits) -> None:
 
 
 def test_the_largest_magnitude_of_some_rows() -> None:
-    made, x = numbers(3, 16), np.array([[1, -7, 3], [0, 9, 0], [1, -np.inf, 3], [1, np.nan, np.inf]], np.float32)
+    made, x = (
+        numbers(3, 16),
+        np.array([[1, -7, 3], [0, 9, 0], [1, -np.inf, 3], [1, np.nan, np.inf]], np.float32),
+    )
     for rows, most in (([], 0), ([0], 7), ([0, 1], 9), ([1, 2], np.inf), ([2, 3], np.nan)):
         np.testing.assert_equal(made.absmax(x, np.array(rows, np.int32)), most)
 

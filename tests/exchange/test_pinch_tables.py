@@ -37,7 +37,9 @@ def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
         scale = weight_scale(halo, layout.bits) if kind == "weighted" else 1.0
         assert tables.scale == scale
         dense = [np.zeros((halo.num_owned, size), np.int64) for size in halo.sizes]
-        source = np.concatenate([np.full(len(p), rank) for rank, p in enumerate(halo.positions)]).astype(int)
+        source = np.concatenate(
+            [np.full(len(p), rank) for rank, p in enumerate(halo.positions)]
+        ).astype(int)
         position = np.concatenate(halo.positions).astype(int)
         for v in range(halo.num_owned):
             for k in range(halo.indptr[v], halo.indptr[v + 1]):
@@ -55,7 +57,9 @@ def test_tables_are_the_matrix_that_the_halo_is(graph, shape, kind) -> None:
             covered += [(entry.first, entry.first + size)]
             for number, vertex in enumerate(tables.vertices[entry.first : entry.first + size]):
                 for edge in tables.edges[vertex["first"] :][: vertex["count"]]:
-                    found[tables.targets[edge["target"]], number] += edge["weight"] if kind == "weighted" else 1
+                    found[tables.targets[edge["target"]], number] += (
+                        edge["weight"] if kind == "weighted" else 1
+                    )
             np.testing.assert_array_equal(found, dense[rank])
         assert sum(end - first for first, end in covered) == len(tables.vertices)
         assert all(a[1] == b[0] for a, b in pairwise(covered))
@@ -78,7 +82,11 @@ def test_vertices_with_many_neighbours_have_a_slot_for_each_part() -> None:
         # Rank 1's one vertex is in the neighbourhood of `count` of rank 0's.
         indptr = np.concatenate([np.arange(count + 1), [count]])
         graph = Partitioned(
-            indptr, np.full(count, count, np.int32), np.ones(count, np.float32), np.r_[np.zeros(count), 1].astype(np.int32), 2
+            indptr,
+            np.full(count, count, np.int32),
+            np.ones(count, np.float32),
+            np.r_[np.zeros(count), 1].astype(np.int32),
+            2,
         )
         tables = make_tables(graph.halos[0], layout, "sum")
         assert (tables.slice, tables.hubs) == (each, hubs)
@@ -98,7 +106,10 @@ def test_weights_never_let_an_accumulator_overflow(weights, bits) -> None:
     assert most * sum(map(abs, integers)) < 1 << (2 * bits - 1)
     # And the scale is no smaller than necessary.
     if np.abs(weights).any():
-        assert max(map(abs, integers)) >= (1 << 31) - 2 or sum(map(abs, integers)) >= (1 << bits) - len(weights) - 1
+        assert (
+            max(map(abs, integers)) >= (1 << 31) - 2
+            or sum(map(abs, integers)) >= (1 << bits) - len(weights) - 1
+        )
 
 
 def test_the_largest_number_of_weights_that_an_accumulator_takes() -> None:
@@ -117,7 +128,10 @@ def test_a_vertex_with_more_neighbours_than_an_accumulator_adds_up() -> None:
     most = 65538
     assert most * ((1 << 15) - 1) < 1 << 31 <= (most + 1) * ((1 << 15) - 1)
     assert make_tables(star(most).halos[0], layout, "sum").edges.size == most
-    text = f"a vertex has {most + 1} neighbours on other ranks: must be at most {most} with lanes = int16; use int32"
+    text = (
+        f"a vertex has {most + 1} neighbours on other ranks: must be at most {most} with lanes ="
+        " int16; use int32"
+    )
     with pytest.raises(SpecError, match=f"^exchange: {text}$"):
         make_tables(star(most + 1).halos[0], layout, "sum")
     make_tables(star(most + 1).halos[0], layout, "max")

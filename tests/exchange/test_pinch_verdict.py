@@ -50,11 +50,19 @@ CASES = [
         "rank 0 (h1) up, but not in this exchange after 2 s",
         "13 of 13",
     ),
-    ({"handshakes": [0] * 4}, Verdict((), (Up(0, 0, ()),)), "rank 0 (h1) up, but not in this exchange after 2 s", "0 of 0"),
+    (
+        {"handshakes": [0] * 4},
+        Verdict((), (Up(0, 0, ()),)),
+        "rank 0 (h1) up, but not in this exchange after 2 s",
+        "0 of 0",
+    ),
     (
         {"received": [5, 0, 2, 7]},
         Verdict((), (Up(2, SEQ, (0, 3)),)),
-        "no progress for 2 s: frames of h3 missing: 4 of 6; h3 is up, in exchange 16, waiting for h1, h4",
+        (
+            "no progress for 2 s: frames of h3 missing: 4 of 6; h3 is up, in exchange 16, waiting"
+            " for h1, h4"
+        ),
         "14 of 18",
     ),
     (
@@ -66,32 +74,48 @@ CASES = [
     (
         {"lacking": lambda rank: [8, 9][: rank - 1]},
         Verdict((), (Up(2, SEQ, ()), Up(3, SEQ, ()))),
-        "no progress for 2 s: acknowledgements of h3 missing: 1; acknowledgements of h4 missing: 2; "
-        "h3 is up, in exchange 16; h4 is up, in exchange 16",
+        (
+            "no progress for 2 s: acknowledgements of h3 missing: 1; acknowledgements of h4"
+            " missing: 2; h3 is up, in exchange 16; h4 is up, in exchange 16"
+        ),
         "18 of 18",
     ),
-    ({"owed": 3}, Verdict((), ()), "no progress for 2 s: slices of this rank's own hubs missing: 3", "18 of 18"),
+    (
+        {"owed": 3},
+        Verdict((), ()),
+        "no progress for 2 s: slices of this rank's own hubs missing: 3",
+        "18 of 18",
+    ),
     ({}, Verdict((), ()), "no progress for 2 s: this rank's own frames are not sent", "18 of 18"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "verdict", "why", "received"), CASES)
-def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(fields, verdict, why, received) -> None:
+def test_who_gives_up_says_who_is_gone_or_what_is_missing_and_who_is_behind(
+    fields, verdict, why, received
+) -> None:
     text = WORDS.gave_up(seen(**fields), verdict, 20, 2.34)
-    assert text == f"rank 1 (h2): {why} (exchange 16: {received} frames received, 9 of 20 acknowledged after 2.3 s)"
+    assert (
+        text == f"rank 1 (h2): {why} (exchange 16: {received} frames received, 9 of 20 acknowledged"
+        " after 2.3 s)"
+    )
 
 
 def test_no_more_frames_have_been_received_than_there_were() -> None:
     """Frames may come before the handshake that says how many they are."""
     now = seen(handshakes=[0, word(0), word(6), word(2)], received=[50, 0, 3, 2])
-    assert "(exchange 16: 5 of 8 frames received, " in WORDS.gave_up(now, Verdict((0,), ()), 20, 2.0)
+    assert "(exchange 16: 5 of 8 frames received, " in WORDS.gave_up(
+        now, Verdict((0,), ()), 20, 2.0
+    )
 
 
 def test_many_ranks_are_not_all_named() -> None:
     words = Words(1, [f"h{number}" for number in range(1, 17)], 2.0)
     ups = tuple(Up(rank, SEQ, ()) for rank in range(2, 16))
     handshakes = [word(1)] * 16
-    now = seen(partners=list(range(2, 16)), handshakes=handshakes, received=[0] * 16, acked=[0] * 16)
+    now = seen(
+        partners=list(range(2, 16)), handshakes=handshakes, received=[0] * 16, acked=[0] * 16
+    )
     text = words.gave_up(now, Verdict((), ups), 20, 2.0)
     assert "frames of h6 missing: 1 of 1; h3 is up, " in text
     assert "; h6 is up, in exchange 16; and 10 more ranks (" in text
@@ -109,4 +133,6 @@ def test_many_ranks_are_not_all_named() -> None:
     ],
 )
 def test_what_others_have_found_out(gone, late, why) -> None:
-    assert WORDS.ended(SEQ, gone, late) == f"rank 1 (h2): the others have given up {why} (exchange 16)"
+    assert (
+        WORDS.ended(SEQ, gone, late) == f"rank 1 (h2): the others have given up {why} (exchange 16)"
+    )

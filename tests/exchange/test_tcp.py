@@ -1,4 +1,6 @@
-"""tcp-push and tcp-pull: all ranks as threads over loopback addresses; over a fabric in test_exchanges.py."""
+"""tcp-push and tcp-pull: all ranks as threads over loopback addresses; over a fabric in
+test_exchanges.py.
+"""
 
 import contextlib
 import itertools
@@ -31,14 +33,26 @@ GROUP_IDS = itertools.cycle(range(4096))
 both = pytest.mark.parametrize("name", NAMES)
 
 
-def make_specs(graph: Partitioned, dim: int = 3, kind: Aggregation = "weighted", timeout: float = 5.0) -> list[ExchangeSpec]:
-    hosts = [SimpleNamespace(name=f"h{rank + 1}", ip=f"127.78.0.{rank + 1}", mac="") for rank in range(graph.world)]
+def make_specs(
+    graph: Partitioned, dim: int = 3, kind: Aggregation = "weighted", timeout: float = 5.0
+) -> list[ExchangeSpec]:
+    hosts = [
+        SimpleNamespace(name=f"h{rank + 1}", ip=f"127.78.0.{rank + 1}", mac="")
+        for rank in range(graph.world)
+    ]
     groups = make_groups(hosts, group_id=next(GROUP_IDS), timeout=timeout)
-    return [ExchangeSpec(group, halo, dim, kind) for group, halo in zip(groups, graph.halos, strict=True)]
+    return [
+        ExchangeSpec(group, halo, dim, kind)
+        for group, halo in zip(groups, graph.halos, strict=True)
+    ]
 
 
-def on_all_ranks(name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, Exchange], Any]) -> list[Any]:
-    """Run work(rank, exchange) in a thread per rank; each one's result, or the CollectiveError that it met."""
+def on_all_ranks(
+    name: str, specs: Sequence[ExchangeSpec], work: Callable[[int, Exchange], Any]
+) -> list[Any]:
+    """Run work(rank, exchange) in a thread per rank; each one's result, or the CollectiveError that
+    it met.
+    """
     left = threading.Barrier(len(specs))
 
     def one(spec: ExchangeSpec) -> Any:
@@ -60,7 +74,9 @@ def texts(results: Sequence[Any]) -> list[str | None]:
 
 
 def check(graph: Partitioned, kind: Aggregation, x: np.ndarray, results: Sequence[Any]) -> None:
-    for result, exact, bound in zip(results, graph.aggregates(x, kind), graph.float32_bounds(x, kind), strict=True):
+    for result, exact, bound in zip(
+        results, graph.aggregates(x, kind), graph.float32_bounds(x, kind), strict=True
+    ):
         assert result.shape == exact.shape
         same = result == exact  # infinities, too
         assert (np.abs(result[~same] - exact[~same]) <= bound[~same]).all()
@@ -76,7 +92,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @both
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("world", "dim"), [(1, 3), (2, 1), (3, 64), (4, 3), (5, 512)])
-def test_aggregates_are_those_of_the_reference(small_chunks: None, name: str, kind: Aggregation, world: int, dim: int) -> None:
+def test_aggregates_are_those_of_the_reference(
+    small_chunks: None, name: str, kind: Aggregation, world: int, dim: int
+) -> None:
     graph = draw_partitioned(world, 200, 1500, world)
     inputs = [embeddings(number, graph, dim) for number in range(3)]
 
@@ -98,7 +116,11 @@ def test_aggregates_are_those_of_the_reference(small_chunks: None, name: str, ki
 @given(graph=partitioned(), kind=st.sampled_from(KINDS))
 def test_any_graph(name: str, graph: Partitioned, kind: Aggregation) -> None:
     x = embeddings(0, graph, 2)
-    results = on_all_ranks(name, make_specs(graph, 2, kind), lambda rank, exchange: exchange.aggregate(graph.split(x)[rank]))
+    results = on_all_ranks(
+        name,
+        make_specs(graph, 2, kind),
+        lambda rank, exchange: exchange.aggregate(graph.split(x)[rank]),
+    )
     check(graph, kind, x, results)
 
 
@@ -106,7 +128,9 @@ def test_any_graph(name: str, graph: Partitioned, kind: Aggregation) -> None:
 def test_ranks_without_vertices_and_without_neighbours(name: str) -> None:
     graph = draw_partitioned(0, 100, 800, 5, empty=[1], aloof=[3])
     x = embeddings(0, graph, 7)
-    results = on_all_ranks(name, make_specs(graph, 7), lambda rank, exchange: exchange.aggregate(graph.split(x)[rank]))
+    results = on_all_ranks(
+        name, make_specs(graph, 7), lambda rank, exchange: exchange.aggregate(graph.split(x)[rank])
+    )
     check(graph, "weighted", x, results)
     assert results[1].shape == (0, 7)
     assert not results[3].any()
@@ -120,7 +144,11 @@ def test_a_thousand_in_a_row(name: str) -> None:
 
     def work(rank: int, exchange: Exchange) -> list[np.ndarray]:
         mine, out = graph.split(x)[rank], np.empty_like(graph.split(x)[rank])
-        return [exchange.aggregate(mine * np.float32(2**k), out).copy() for k in (0, 3, 1) for _ in range(333)]
+        return [
+            exchange.aggregate(mine * np.float32(2**k), out).copy()
+            for k in (0, 3, 1)
+            for _ in range(333)
+        ]
 
     results = on_all_ranks(name, make_specs(graph, 1, "sum"), work)
     for number in range(999):
@@ -168,7 +196,9 @@ def test_time_is_accounted_for(name: str) -> None:
 
 @both
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_an_error_on_all_ranks_and_not_the_end(name: str, value: float) -> None:
+def test_values_that_are_not_finite_are_an_error_on_all_ranks_and_not_the_end(
+    name: str, value: float
+) -> None:
     graph = draw_partitioned(0, 60, 800, 4)
     good = embeddings(0, graph, 3)
     bad = good.copy()
@@ -220,7 +250,11 @@ def chain(world: int) -> Partitioned:
     """Rank r needs the vertex of rank r - 1, and no other."""
     indptr = np.concatenate([[0], np.arange(world)])
     return Partitioned(
-        indptr, np.arange(world - 1, dtype=np.int32), np.ones(world - 1, np.float32), np.arange(world, dtype=np.int32), world
+        indptr,
+        np.arange(world - 1, dtype=np.int32),
+        np.ones(world - 1, np.float32),
+        np.arange(world, dtype=np.int32),
+        world,
     )
 
 
@@ -257,7 +291,9 @@ def test_an_exchange_that_has_failed_says_so_again(name: str) -> None:
 def test_a_rank_that_never_comes(name: str) -> None:
     specs = make_specs(draw_partitioned(0, 30, 300, 3), timeout=0.3)
     with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(open_exchange(name, CONTEXT, specs[rank]).connect) for rank in (0, 2)]
+        futures = [
+            pool.submit(open_exchange(name, CONTEXT, specs[rank]).connect) for rank in (0, 2)
+        ]
         errors = [str(future.exception()) for future in futures]
     assert errors == [
         f"{name}: rank 1 (h2) did not come within 0.3 s",
@@ -271,7 +307,11 @@ def test_ranks_that_disagree(name: str) -> None:
     narrow, wide = make_specs(graph, 3), make_specs(graph, 4)
     specs = [narrow[0], ExchangeSpec(narrow[1].group, wide[1].halo, 4, "weighted")]
     results = on_all_ranks(
-        name, specs, lambda rank, exchange: exchange.aggregate(np.ones((exchange.spec.halo.num_owned, 3 + rank), np.float32))
+        name,
+        specs,
+        lambda rank, exchange: exchange.aggregate(
+            np.ones((exchange.spec.halo.num_owned, 3 + rank), np.float32)
+        ),
     )
     what = "sent what is not due: ranks differ in halos, dim, or how often they call"
     for result in results:
@@ -282,13 +322,20 @@ def test_a_request_for_a_vertex_of_another_rank() -> None:
     graph = chain(2)
     specs = make_specs(graph)
     specs[1].halo.sources[0][0] = 77
-    results = on_all_ranks("tcp-pull", specs, lambda rank, exchange: exchange.aggregate(np.ones((1, 3), np.float32)))
-    assert texts(results) == ["tcp-pull: rank 1 (h2) asked a rank for a vertex that it does not own"] * 2
+    results = on_all_ranks(
+        "tcp-pull", specs, lambda rank, exchange: exchange.aggregate(np.ones((1, 3), np.float32))
+    )
+    assert (
+        texts(results)
+        == ["tcp-pull: rank 1 (h2) asked a rank for a vertex that it does not own"] * 2
+    )
 
 
 @both
 def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
-    first, last, third = make_specs(chain(3), 3, "sum")  # the one in the middle, whom both others need, comes last
+    first, last, third = make_specs(
+        chain(3), 3, "sum"
+    )  # the one in the middle, whom both others need, comes last
 
     def one(spec: ExchangeSpec) -> float:
         with open_exchange(name, CONTEXT, spec) as exchange:
@@ -300,7 +347,9 @@ def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
         clients = []
         for spec, future in zip((first, third), futures, strict=True):
             behaviours = [*FOREIGN.values()] * 4
-            connected = connect_clients(address_of(spec.group), behaviours, lambda future=future: not future.done())
+            connected = connect_clients(
+                address_of(spec.group), behaviours, lambda future=future: not future.done()
+            )
             clients += stack.enter_context(connected)
         futures.append(pool.submit(one, last))
         assert [future.result() for future in futures] == [0.0, 2.0, 1.0]
@@ -314,7 +363,11 @@ def test_strangers_hold_nobody_up_and_are_sent_away(name: str) -> None:
         (np.zeros((4, 3)), None, "x is float64 of shape (4, 3) with strides (24, 8)"),
         (np.zeros((3, 4), np.float32).T, None, "x is float32 of shape (4, 3) with strides (4, 16)"),
         (np.zeros((4, 2), np.float32), None, "x is float32 of shape (4, 2) with strides (8, 4)"),
-        (np.zeros((4, 3), np.float32), np.zeros((5, 3), np.float32), "out is float32 of shape (5, 3) with strides (12, 4)"),
+        (
+            np.zeros((4, 3), np.float32),
+            np.zeros((5, 3), np.float32),
+            "out is float32 of shape (5, 3) with strides (12, 4)",
+        ),
     ],
 )
 def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str) -> None:
@@ -325,7 +378,9 @@ def test_bad_arrays(name: str, x: np.ndarray, out: np.ndarray | None, text: str)
 
 
 @both
-def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(name: str, tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(
+    name: str, tmp_path: Path
+) -> None:
     graph = draw_partitioned(3, 40, 200, 2)
     specs = make_specs(graph, kind="sum")
     rows = specs[0].halo.num_owned
@@ -336,9 +391,13 @@ def test_arrays_that_cannot_be_written_are_refused_before_anything_is_sent(name:
     def work(rank: int, exchange: Exchange) -> np.ndarray:
         mine = x[: exchange.spec.halo.num_owned]
         if rank == 0:
-            with pytest.raises(SpecError, match="aggregate: out is read-only: must be an array that can be written"):
+            with pytest.raises(
+                SpecError, match="aggregate: out is read-only: must be an array that can be written"
+            ):
                 exchange.aggregate(mine, mapped)
-            with pytest.raises(SpecError, match="aggregate: out overlaps x: must be memory of its own"):
+            with pytest.raises(
+                SpecError, match="aggregate: out overlaps x: must be memory of its own"
+            ):
                 exchange.aggregate(mine, mine)
         return exchange.aggregate(mine)
 

@@ -12,7 +12,9 @@ ETHERTYPE = 0x88B5  # IEEE 802: local experimental
 
 
 def redirect_kicks(context: WorkerContext) -> None:
-    """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own program."""
+    """Have XDP at the doorbell redirect every frame out of eth0, in place of the testbed's own
+    program.
+    """
     if dispatcher := context.find(Dispatcher):
         dispatcher.detach()
     probe = context.resources.enter_context(BpfObject("probe"))
@@ -22,7 +24,9 @@ def redirect_kicks(context: WorkerContext) -> None:
 
 
 def listen(context: WorkerContext) -> None:
-    receiver = context.resources.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE)))
+    receiver = context.resources.enter_context(
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
+    )
     receiver.bind(("eth0", ETHERTYPE))
     kept(context)["receiver"] = receiver
 

@@ -1,4 +1,5 @@
-"""A controller whose faults are in force, for tests that kill it: ``python faulty_controller.py RUN_ID``.
+"""A controller whose faults are in force, for tests that kill it: ``python faulty_controller.py
+RUN_ID``.
 
 Prints ``up`` when all is there, then lets faults come and go until it is killed.
 """
@@ -30,7 +31,9 @@ FAULTS = [
 
 def main() -> None:
     with Fabric(plan_fabric("star", 3), sys.argv[1]) as fabric, Workers(fabric) as workers:
-        fabric.popen("h3", ["ping", "-q", "-i", "0.002", "h1"], track="traffic", stdout=-3, stderr=-3)
+        fabric.popen(
+            "h3", ["ping", "-q", "-i", "0.002", "h1"], track="traffic", stdout=-3, stderr=-3
+        )
         print("up", flush=True)
         for datapath in ("xdp", "sockets") * 1000:
             set_datapath(fabric, datapath)  # type: ignore[arg-type]

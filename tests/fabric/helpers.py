@@ -19,7 +19,8 @@ def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 def namespaces(but: str | None = None) -> dict[int, str]:
     """Network namespaces of all processes: inode -> a process in it.
 
-    :param but: A run: processes of others are left out, since the kernel gives numbers of inodes again.
+    :param but: A run: processes of others are left out, since the kernel gives numbers of inodes
+        again.
     """
     found = {}
     for process in Path("/proc").glob("[0-9]*"):

@@ -46,7 +46,9 @@ def ip(fabric: Fabric, node: str, *arguments: str) -> list[dict[str, Any]]:
 def ping_all(fabric: Fabric) -> None:
     for source, destination in permutations(fabric.plan.hosts, 2):
         answer = fabric.run(source.name, ["ping", "-c", "1", "-W", "2", destination.name])
-        assert answer.returncode == 0, f"{source.name} -> {destination.name}: {answer.stdout}{answer.stderr}"
+        assert answer.returncode == 0, (
+            f"{source.name} -> {destination.name}: {answer.stdout}{answer.stderr}"
+        )
 
 
 @pytest.mark.parametrize(("topology", "hosts", "switch"), FABRICS)
@@ -57,12 +59,17 @@ def test_all_hosts_reach_all(topology: str, hosts: int, switch: str) -> None:
         ping_all(fabric)
         counted = workers.call_all(datapath.counters, list(fabric.switches))
         if switch == "xdp":
-            # Each ping passes every switch of the two shortest paths by the program, none by the bridge.
+            # Each ping passes every switch of the two shortest paths by the program, none by the
+            # bridge.
             assert all(counters[0] == (0, 0) for counters in counted.values())
-            delivered = {host.name: counted[host.switch][host.port][0] for host in fabric.plan.hosts}
+            delivered = {
+                host.name: counted[host.switch][host.port][0] for host in fabric.plan.hosts
+            }
             assert delivered == {host.name: 2 * (hosts - 1) for host in fabric.plan.hosts}
         else:
-            redirected = [frames for ports in counted.values() for port, (frames, _) in ports.items() if port]
+            redirected = [
+                frames for ports in counted.values() for port, (frames, _) in ports.items() if port
+            ]
             assert not any(redirected)
         # Frames that XDP redirects arrive, too: across the switch, with no program at the far host.
         first, last = fabric.plan.hosts[0], fabric.plan.hosts[-1]
@@ -91,8 +98,13 @@ def test_interfaces_are_as_planned(star: Fabric) -> None:
             for address in link["addr_info"]
         }
         assert addresses == {("lo", "127.0.0.1", 8), ("eth0", host.ip, 16)}  # none of IPv6
-        neighbours = {(entry["dst"], entry["lladdr"], *entry["state"]) for entry in ip(star, host.name, "neighbour")}
-        assert neighbours == {(peer.ip, peer.mac, "PERMANENT") for peer in star.plan.hosts if peer != host}
+        neighbours = {
+            (entry["dst"], entry["lladdr"], *entry["state"])
+            for entry in ip(star, host.name, "neighbour")
+        }
+        assert neighbours == {
+            (peer.ip, peer.mac, "PERMANENT") for peer in star.plan.hosts if peer != host
+        }
     ports = {link["ifname"]: link for link in ip(star, "s1", "link")}
     for number in star.plan.switch("s1").ports:
         port = ports[f"s1-eth{number}"]
@@ -107,13 +119,17 @@ def test_the_bridge_neither_learns_nor_floods(star: Fabric) -> None:
         for setting in ("learning", "flood", "mcast_flood", "bcast_flood"):
             assert port[setting] is False
     answer = star.run("s1", ["bridge", "-json", "fdb"], check=True)
-    static = {e["mac"]: e["ifname"] for e in json.loads(answer.stdout) if e.get("state") == "static"}
+    static = {
+        e["mac"]: e["ifname"] for e in json.loads(answer.stdout) if e.get("state") == "static"
+    }
     assert static == {mac: plan.ifname(port) for mac, port in plan.forwarding.items()}
 
 
 def test_idle_links_are_silent(star: Fabric) -> None:
     def received() -> list[int]:
-        hosts = [ip(star, host.name, "-stats", "link", "show", "eth0")[0] for host in star.plan.hosts]
+        hosts = [
+            ip(star, host.name, "-stats", "link", "show", "eth0")[0] for host in star.plan.hosts
+        ]
         return [host["stats64"]["rx"]["packets"] for host in hosts]
 
     before = received()
@@ -153,7 +169,9 @@ def test_offloads_are_as_planned_again_after_xdp(offload: bool) -> None:
             assert features(fabric, *end)["generic-receive-offload"]
         assert not features(fabric, "h1", "eth0")["tx-checksumming"]
         # TCP works across redirects although checksums are normally left to the device.
-        server = fabric.popen("h2", ["iperf3", "--server", "--one-off"], track="iperf3", stdout=-3, stderr=-3)
+        server = fabric.popen(
+            "h2", ["iperf3", "--server", "--one-off"], track="iperf3", stdout=-3, stderr=-3
+        )
         command = ["iperf3", "--client", "h2", "--bytes", "1M", "--connect-timeout", "1000"]
         while fabric.run("h1", command).returncode:
             assert server.poll() is None
@@ -169,16 +187,22 @@ def test_datapath_errors() -> None:
     with Fabric(plan_fabric("star", 1, "xdp")) as fabric:
         with pytest.raises(FabricError, match=r"programs are owned by the .*workers"):
             set_datapath(fabric, "xdp")
-        with pytest.raises(SpecError, match="datapath: 'dpdk' is unknown: must be one of xdp, sockets"):
+        with pytest.raises(
+            SpecError, match="datapath: 'dpdk' is unknown: must be one of xdp, sockets"
+        ):
             set_datapath(fabric, "dpdk")  # type: ignore[arg-type]
     with (
         Fabric(plan_fabric("star", 1, "bridge", mtu=9000)) as fabric,
-        pytest.raises(SpecError, match="mtu: 9000 is too large for native XDP, which takes at most 3506"),
+        pytest.raises(
+            SpecError, match="mtu: 9000 is too large for native XDP, which takes at most 3506"
+        ),
     ):
         set_datapath(fabric, "xdp")
 
 
-def test_a_started_process_is_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_process_is_inside(
+    star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where mnexec takes its time: a fault of the host would miss what is not there yet."""
     slow = tmp_path / "mnexec"
     slow.write_text(f'#!/bin/sh\nsleep 0.2\nexec {shutil.which("mnexec")} "$@"\n')
@@ -186,12 +210,16 @@ def test_a_started_process_is_inside(star: Fabric, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with star.popen("h1", ["sleep", "1000"], track="sleeper") as process:
         try:
-            assert os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{star.hosts['h1'].pid}/ns/net")
+            assert os.path.samefile(
+                f"/proc/{process.pid}/ns/net", f"/proc/{star.hosts['h1'].pid}/ns/net"
+            )
         finally:
             process.kill()
 
 
-def test_a_process_that_ends_before_it_is_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_before_it_is_inside(
+    star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mnexec").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "mnexec").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -199,12 +227,16 @@ def test_a_process_that_ends_before_it_is_inside(star: Fabric, tmp_path: Path, m
         assert process.wait(10) == 3
 
 
-def test_a_process_that_never_gets_inside(star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_never_gets_inside(
+    star: Fabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mnexec").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "mnexec").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("testbed.fabric.core.START_TIMEOUT", 0.1)
-    with pytest.raises(FabricError, match=r"^sleeper: is not inside h1 0\.1 s after it was started$"):
+    with pytest.raises(
+        FabricError, match=r"^sleeper: is not inside h1 0\.1 s after it was started$"
+    ):
         star.popen("h1", ["true"], track="sleeper")
     assert "sleeper" not in [entry.name for entry in star.state.read().processes if entry.alive]
 

@@ -1,4 +1,6 @@
-"""What is in a fabric cannot be reached from outside of it, nor from another one with the same addresses."""
+"""What is in a fabric cannot be reached from outside of it, nor from another one with the same
+addresses.
+"""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -27,7 +29,10 @@ pytestmark = pytest.mark.net
 SIZES = [100_003, 1]
 PLAN = plan_fabric(hosts=2)
 COOKIE = make_groups(PLAN.hosts)[0].cookie
-FOREIGN = ("strangers", *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_seq"))
+FOREIGN = (
+    "strangers",
+    *(name for name in COUNTERS if name.startswith("bad_") and name != "bad_seq"),
+)
 """What frames of another fabric would be counted as."""
 
 
@@ -46,7 +51,10 @@ def fabrics() -> Iterator[list[tuple[Fabric, Workers]]]:
 
 
 def open_group(workers: Workers) -> None:
-    specs = [spec.model_copy(update={"cookie": COOKIE}) for spec in make_groups(PLAN.hosts, lanes="int32", capacity=1 << 17)]
+    specs = [
+        spec.model_copy(update={"cookie": COOKIE})
+        for spec in make_groups(PLAN.hosts, lanes="int32", capacity=1 << 17)
+    ]
     calls = {host.name: {"spec": spec} for host, spec in zip(PLAN.hosts, specs, strict=True)}
     workers.call_all(open_in, calls, timeout=60)
 
@@ -58,7 +66,10 @@ def strangers_in(context) -> int:
 def counted(workers: Workers) -> list[dict[str, int]]:
     """What every rank has counted, with the frames for groups that its host is not in."""
     names = [host.name for host in PLAN.hosts]
-    counters, strangers = workers.call_all(counters_in, names), workers.call_all(strangers_in, names)
+    counters, strangers = (
+        workers.call_all(counters_in, names),
+        workers.call_all(strangers_in, names),
+    )
     return [counters[name] | {"strangers": strangers[name]} for name in names]
 
 
@@ -73,7 +84,12 @@ def frame(kind: Kind, sender: int, receiver: int, **fields: int) -> bytes:
 def hostile() -> list[bytes]:
     """To both hosts, of all kinds, and of a group that there is not."""
     ways = ((0, 1), (1, 0))
-    return [frame(kind, *way, group=group, seq=1, length=64) for kind in Kind for way in ways for group in (0, 9)]
+    return [
+        frame(kind, *way, group=group, seq=1, length=64)
+        for kind in Kind
+        for way in ways
+        for group in (0, 9)
+    ]
 
 
 def raw_socket(device: str) -> Callable[[], socket.socket]:
@@ -105,7 +121,9 @@ def test_fabrics_with_the_same_addresses_work_side_by_side(fabrics) -> None:
             check(result, SIZES, 32)
     for then, (_, workers) in zip(before, fabrics, strict=True):
         for rank, now in zip(then, counted(workers), strict=True):
-            assert {reason: now[reason] - rank[reason] for reason in FOREIGN} == dict.fromkeys(FOREIGN, 0)
+            assert {reason: now[reason] - rank[reason] for reason in FOREIGN} == dict.fromkeys(
+                FOREIGN, 0
+            )
 
 
 def test_the_root_namespace_has_nothing_of_a_fabric(fabrics) -> None:
@@ -116,11 +134,15 @@ def test_the_root_namespace_has_nothing_of_a_fabric(fabrics) -> None:
         assert {path.name for path in Path("/sys/class/net").glob("*")} == before
         assert Path("/proc/net/route").read_text() == routes
         own = Path("/proc/self/ns/net").readlink()
-        assert own not in {Path(f"/proc/{node.pid}/ns/net").readlink() for node in fabric.nodes.values()}
+        assert own not in {
+            Path(f"/proc/{node.pid}/ns/net").readlink() for node in fabric.nodes.values()
+        }
 
 
 def test_frames_of_the_root_namespace_reach_no_host(fabrics) -> None:
-    """Neither as datagrams to the hosts' addresses nor as whole frames, on the one device that leads nowhere else."""
+    """Neither as datagrams to the hosts' addresses nor as whole frames, on the one device that
+    leads nowhere else.
+    """
     before = [counted(workers) for _, workers in fabrics]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
@@ -135,7 +157,9 @@ def test_frames_of_the_root_namespace_reach_no_host(fabrics) -> None:
 
 
 def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
-    """The same addresses, group and cookie: those that are sent in one fabric are counted there, and there alone."""
+    """The same addresses, group and cookie: those that are sent in one fabric are counted there,
+    and there alone.
+    """
     (fabric, workers), (_, others) = fabrics
     before, untouched = counted(workers), counted(others)
     for sender in PLAN.hosts:
@@ -145,14 +169,18 @@ def test_frames_of_another_fabric_reach_no_host(fabrics) -> None:
     expected = sum(each["strangers"] for each in before) + len(Kind) * 2
     wait_until(lambda: sum(each["strangers"] for each in counted(workers)) == expected)
     now = counted(workers)
-    assert all(after["bad_kind"] > rank["bad_kind"] for after, rank in zip(now, before, strict=True))
+    assert all(
+        after["bad_kind"] > rank["bad_kind"] for after, rank in zip(now, before, strict=True)
+    )
     assert counted(others) == untouched
     check(all_reduce(workers, PLAN.hosts, SIZES), SIZES, 32)
     check(all_reduce(others, PLAN.hosts, SIZES), SIZES, 32)
 
 
 def test_a_doorbell_is_kicked_by_its_own_host_alone(fabrics) -> None:
-    """A kick by the link takes no work request. One into the doorbell does, if it knows the group and its cookie."""
+    """A kick by the link takes no work request. One into the doorbell does, if it knows the group
+    and its cookie.
+    """
     fabric, workers = fabrics[0]
     names = [host.name for host in PLAN.hosts]
     workers.call_all(post_in, names)

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.net
 def controller(run_id: str, script: str = "controller.py") -> Iterator["subprocess.Popen[str]"]:
     """A controller that is up."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / script), run_id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(Path(__file__).parent / script), run_id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     with process:
         try:
@@ -40,7 +43,9 @@ def controller(run_id: str, script: str = "controller.py") -> Iterator["subproce
 
 
 def namespaces_of(run_id: str) -> set[int]:
-    holders = [entry.pid for entry in StateFile(run_id).read().processes if "namespaces" in entry.name]
+    holders = [
+        entry.pid for entry in StateFile(run_id).read().processes if "namespaces" in entry.name
+    ]
     assert len(holders) == 3
     return {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in holders}
 
@@ -58,7 +63,9 @@ def test_the_state_file_lists_all_processes() -> None:
         assert state.controller.alive
         listed = {entry.name: entry.pid for entry in state.processes}
         holders = {f"namespaces of {name}": node.pid for name, node in fabric.nodes.items()}
-        assert listed == holders | {f"worker {name}": worker.pid for name, worker in workers.items()}
+        assert listed == holders | {
+            f"worker {name}": worker.pid for name, worker in workers.items()
+        }
         assert state.directories == [str(fabric.directory)]
         made = namespaces_of(fabric.run_id)
     gone(fabric.run_id, made)
@@ -73,7 +80,9 @@ def test_an_exception_takes_the_fabric_down() -> None:
 
 def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fabric = Fabric(plan_fabric("star", 3, "bridge"))
-    monkeypatch.setattr("testbed.fabric.nodes.HOLDER", ["mnexec", "-n", "sh", "-c", "echo no room >&2", "sh"])
+    monkeypatch.setattr(
+        "testbed.fabric.nodes.HOLDER", ["mnexec", "-n", "sh", "-c", "echo no room >&2", "sh"]
+    )
     with pytest.raises(FabricError, match="the namespaces of h1 did not come up: no room"), fabric:
         pass
     assert traces(fabric.run_id) == []
@@ -103,7 +112,10 @@ def test_a_run_id_is_taken_while_its_run_is_up() -> None:
         assert again.run("h1", ["true"]).returncode == 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
 def test_a_signal_takes_the_fabric_down(number: signal.Signals, status: int) -> None:
     run_id = new_run_id()
     with controller(run_id) as process:
@@ -118,7 +130,9 @@ def test_a_dead_worker_takes_the_fabric_down() -> None:
     run_id = new_run_id()
     with controller(run_id) as process:
         made = namespaces_of(run_id)
-        victim = next(entry for entry in StateFile(run_id).read().processes if entry.name == "worker h2")
+        victim = next(
+            entry for entry in StateFile(run_id).read().processes if entry.name == "worker h2"
+        )
         os.kill(victim.pid, signal.SIGKILL)
         _, said = process.communicate(timeout=10)
         assert process.returncode == 1
@@ -142,10 +156,16 @@ def foreign_network(tmp_path: Path) -> Iterator[set[str]]:
     name = f"foreign{os.getpid()}"
     ends = f"fo{os.getpid()}a", f"fo{os.getpid()}b"
     subprocess.run(["ip", "netns", "add", name], check=True)
-    subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
+    subprocess.run(
+        ["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True
+    )
     sleeper = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "1000"])
     try:
-        yield {f"/run/netns/{name}", *(f"/sys/class/net/{end}" for end in ends), f"/proc/{sleeper.pid}/exe"}
+        yield {
+            f"/run/netns/{name}",
+            *(f"/sys/class/net/{end}" for end in ends),
+            f"/proc/{sleeper.pid}/exe",
+        }
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -153,12 +173,15 @@ def foreign_network(tmp_path: Path) -> Iterator[set[str]]:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-def test_clean_removes_what_a_killed_controller_left_and_nothing_else(foreign_network: set[str]) -> None:
+def test_clean_removes_what_a_killed_controller_left_and_nothing_else(
+    foreign_network: set[str],
+) -> None:
     run_id = new_run_id()
     with Fabric(plan_fabric("star", 2, "bridge")) as bystander, controller(run_id) as process:
         made = namespaces_of(run_id)
         entries = {entry.name: entry for entry in StateFile(run_id).read().processes}
-        # Most of a run dies with its controller. A stopped process does not notice: it is what clean is for.
+        # Most of a run dies with its controller. A stopped process does not notice: it is what
+        # clean is for.
         os.kill(entries["namespaces of h2"].pid, signal.SIGSTOP)
         process.kill()
         process.wait()
@@ -171,7 +194,8 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(foreign_ne
         assert bystander.run_id not in left
         assert left[run_id].error is None
         assert f"namespaces of h2 ({entries['namespaces of h2'].pid})" in left[run_id].processes
-        # The user's command and its child, which is in no list but has the run's id in its environment.
+        # The user's command and its child, which is in no list but has the run's id in its
+        # environment.
         assert sum("sleep" in name or "user's" in name for name in left[run_id].processes) == 2
         assert left[run_id].files == [f"/run/testbed/{run_id}", f"/run/testbed/{run_id}.json"]
         gone(run_id, made)
@@ -183,10 +207,15 @@ def test_clean_removes_what_a_killed_controller_left_and_nothing_else(foreign_ne
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TESTBED_KILLS", "4"))))
 def test_clean_removes_what_is_left_of_faults_in_force(seed: int) -> None:
-    """The controller is killed at a moment drawn from the seed; ``TESTBED_KILLS=20`` tries more of them."""
+    """The controller is killed at a moment drawn from the seed; ``TESTBED_KILLS=20`` tries more of
+    them.
+    """
     run_id = new_run_id()
     with controller(run_id, "faulty_controller.py") as process:
-        made = {os.stat(f"/proc/{entry.pid}/ns/net").st_ino for entry in StateFile(run_id).read().processes}
+        made = {
+            os.stat(f"/proc/{entry.pid}/ns/net").st_ino
+            for entry in StateFile(run_id).read().processes
+        }
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(random.Random(seed).uniform(0.0, 1.5))
         assert process.poll() is None, process.stderr and process.stderr.read()

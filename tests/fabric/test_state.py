@@ -1,4 +1,6 @@
-"""State files and clean-up by them, with processes of our own in place of a fabric's. Needs no root."""
+"""State files and clean-up by them, with processes of our own in place of a fabric's. Needs no
+root.
+"""
 
 import json
 import os
@@ -108,7 +110,9 @@ def test_a_process_that_took_the_id_over_is_spared(sleeper: "subprocess.Popen[by
 def test_children_are_found_by_the_runs_id() -> None:
     run_id = new_run_id()
     command = ["sh", "-c", "sleep 1000 & echo; wait"]
-    with subprocess.Popen(command, env={**os.environ, RUN_VARIABLE: run_id}, stdout=subprocess.PIPE) as shell:
+    with subprocess.Popen(
+        command, env={**os.environ, RUN_VARIABLE: run_id}, stdout=subprocess.PIPE
+    ) as shell:
         assert shell.stdout
         shell.stdout.readline()
         found = processes_of(run_id)
@@ -123,7 +127,9 @@ def test_clean_removes_a_dead_run(tmp_path: Path, sleeper: "subprocess.Popen[byt
     (directory / "deep").mkdir(parents=True)
     other = tmp_path / "other"
     other.mkdir()
-    state = State("dead", DEAD, {}, [entry(sleeper)], [str(directory), str(other), str(tmp_path / "missing")])
+    state = State(
+        "dead", DEAD, {}, [entry(sleeper)], [str(directory), str(other), str(tmp_path / "missing")]
+    )
     StateFile("dead", tmp_path).create(state)
     (tmp_path / ".dead.json.next").write_text("{")  # killed while it wrote
     (left,) = clean(tmp_path)

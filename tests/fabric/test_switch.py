@@ -49,7 +49,9 @@ def counted(switch: BpfObject, port: int) -> tuple[int, int]:
         ("01:00:5e:00:00:01", XDP_PASS, 0),
     ],
 )
-def test_the_destination_decides(switch: BpfObject, destination: str, verdict: int, counter: int) -> None:
+def test_the_destination_decides(
+    switch: BpfObject, destination: str, verdict: int, counter: int
+) -> None:
     frame = bytes(Ether(dst=destination, src="02:00:0a:00:00:01") / IP() / UDP() / bytes(100))
     run = switch.programs["l2_switch"].test_run(frame)
     assert run.retval == verdict
@@ -68,8 +70,12 @@ def test_a_port_without_a_device_leaves_frames_to_the_bridge(switch: BpfObject) 
     assert switch.programs["l2_switch"].test_run(mac(KNOWN) + bytes(50)).retval == XDP_PASS
 
 
-@pytest.mark.parametrize("destination", [KNOWN, REFLECTED, "02:00:0a:00:00:04", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"])
-def test_without_its_table_every_frame_leaves_by_all_other_ports(switch: BpfObject, destination: str) -> None:
+@pytest.mark.parametrize(
+    "destination", [KNOWN, REFLECTED, "02:00:0a:00:00:04", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"]
+)
+def test_without_its_table_every_frame_leaves_by_all_other_ports(
+    switch: BpfObject, destination: str
+) -> None:
     for port, index in {1: LOOPBACK, 3: LOOPBACK + 2, 63: LOOPBACK + 3}.items():
         switch.maps["indices"].update(port, index)
     switch.maps["indices"].update(2, LOOPBACK + 1)

@@ -1,4 +1,6 @@
-"""Functions that tests call in workers: datagrams that begin with their numbers, and all that arrive, whomever they are for."""
+"""Functions that tests call in workers: datagrams that begin with their numbers, and all that
+arrive, whomever they are for.
+"""
 
 import itertools
 import os
@@ -19,7 +21,9 @@ _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 
 def hear(context: WorkerContext) -> None:
-    """From here on, keep what arrives; a socket that takes the datagrams keeps the stack from answering them."""
+    """From here on, keep what arrives; a socket that takes the datagrams keeps the stack from
+    answering them.
+    """
     link = context.resources.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
     link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
     link.bind((context.host.ifname, _ETH_P_IP))
@@ -36,7 +40,9 @@ def send(context: WorkerContext, receivers: list[str], numbers: range) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for number in numbers:
             for name in receivers:
-                sender.sendto(number.to_bytes(4, "big").ljust(PAYLOAD, b"\0"), (plan.host(name).ip, PORT))
+                sender.sendto(
+                    number.to_bytes(4, "big").ljust(PAYLOAD, b"\0"), (plan.host(name).ip, PORT)
+                )
 
 
 def send_until(context: WorkerContext, receiver: str, enough: str, pause: float) -> int:
@@ -54,8 +60,12 @@ def send_until(context: WorkerContext, receiver: str, enough: str, pause: float)
     return number
 
 
-def heard(context: WorkerContext, least: int, timeout: float = 10.0) -> "Counter[tuple[str, str, int]]":
-    """What has arrived since :func:`hear` by sender, receiver and number, once it is ``least`` or the time is over."""
+def heard(
+    context: WorkerContext, least: int, timeout: float = 10.0
+) -> "Counter[tuple[str, str, int]]":
+    """What has arrived since :func:`hear` by sender, receiver and number, once it is ``least`` or
+    the time is over.
+    """
     link, counted = kept(context)["link"], kept(context)["heard"]
     names = {host.mac: host.name for host in context.fabric_plan.hosts}
     deadline = time.monotonic() + timeout

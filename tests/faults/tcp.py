@@ -9,7 +9,9 @@ PORT = 5201
 
 
 def transfer(context: WorkerContext, receiver: str, size: int) -> float:
-    """Send or receive ``size`` bytes, by who this is; the receiver returns bits per second from its first byte on."""
+    """Send or receive ``size`` bytes, by who this is; the receiver returns bits per second from its
+    first byte on.
+    """
     deadline = time.monotonic() + 30
     if context.name == receiver:
         with socket.create_server(("", PORT)) as server:
@@ -23,7 +25,9 @@ def transfer(context: WorkerContext, receiver: str, size: int) -> float:
                 return got * 8 / (time.monotonic() - start)
     while True:
         try:
-            with socket.create_connection((context.fabric_plan.host(receiver).ip, PORT), timeout=30) as connection:
+            with socket.create_connection(
+                (context.fabric_plan.host(receiver).ip, PORT), timeout=30
+            ) as connection:
                 connection.sendall(bytes(size))
             return 0.0
         except ConnectionRefusedError:  # it does not listen yet

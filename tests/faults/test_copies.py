@@ -1,4 +1,6 @@
-"""What becomes of a flooded frame: bounded with one switch in every topology, and told exactly with several."""
+"""What becomes of a flooded frame: bounded with one switch in every topology, and told exactly with
+several.
+"""
 
 import itertools
 import random
@@ -14,7 +16,10 @@ from testbed.plan import FabricPlan, plan_fabric
 PLANS = [
     *(plan_fabric("star", hosts) for hosts in (1, 2, 3, 32)),
     *(plan_fabric("ring", hosts) for hosts in (1, 2, 3, 4, 5, 6, 7, 16)),
-    *(plan_fabric("leaf-spine", hosts, k=k) for hosts, k in ((1, 1), (4, 1), (2, 2), (4, 2), (5, 3), (9, 4), (16, 8))),
+    *(
+        plan_fabric("leaf-spine", hosts, k=k)
+        for hosts, k in ((1, 1), (4, 1), (2, 2), (4, 2), (5, 3), (9, 4), (16, 8))
+    ),
 ]
 SMALL = [
     *(plan_fabric("ring", hosts) for hosts in (2, 3, 4, 5, 6)),
@@ -35,7 +40,13 @@ def played(plan: FabricPlan, floods: set[str], sender: str, receiver: str) -> Co
     """The same by handing frames on one by one; None if there seems to be no end."""
     far = {}
     for link in plan.links:
-        far[link.a, link.a_port], far[link.b, link.b_port] = (link.b, link.b_port), (link.a, link.a_port)
+        far[link.a, link.a_port], far[link.b, link.b_port] = (
+            (link.b, link.b_port),
+            (
+                link.a,
+                link.a_port,
+            ),
+        )
     mac, arrived = plan.host(receiver).mac, Counter[str]()
     frames = deque([far[sender, 0]])
     for _ in range(ENDLESS):
@@ -62,7 +73,8 @@ def test_one_switch_floods_no_more_than_its_other_ports_have_room_for(plan: Fabr
             assert copies[receiver] >= 1
             assert copies.total() <= max(1, len(switch.ports) - 1)
             assert sender not in copies
-            # Only hosts of the switch hear what is not for them: any other switch sends it where it belongs.
+            # Only hosts of the switch hear what is not for them: any other switch sends it where it
+            # belongs.
             assert copies.keys() <= nearby | {receiver}
             if copies.total() > 1:
                 assert copies.keys() >= nearby - {sender}
@@ -98,9 +110,24 @@ def test_what_nobody_knows_is_dropped_by_the_next_switch_that_has_its_table() ->
 @pytest.mark.parametrize(
     ("topology", "hosts", "floods", "said"),
     [
-        ("ring", 4, "s1 s2", "flood of s1, s2 at once: a frame for h1 would go round s2, s3, s4, s1 for ever"),
-        ("ring", 3, "s3 s1", "flood of s1, s3 at once: a frame for h1 would go round s1, s3, s2 for ever"),
-        ("leaf-spine", 4, "leaf1 spine1", "a frame for h1 would go round leaf1, spine1, leaf2, spine2 for ever"),
+        (
+            "ring",
+            4,
+            "s1 s2",
+            "flood of s1, s2 at once: a frame for h1 would go round s2, s3, s4, s1 for ever",
+        ),
+        (
+            "ring",
+            3,
+            "s3 s1",
+            "flood of s1, s3 at once: a frame for h1 would go round s1, s3, s2 for ever",
+        ),
+        (
+            "leaf-spine",
+            4,
+            "leaf1 spine1",
+            "a frame for h1 would go round leaf1, spine1, leaf2, spine2 for ever",
+        ),
         ("star", 3, "s1 s2", "switch: 's2' is not in this fabric; switches are s1"),
     ],
 )
@@ -111,7 +138,10 @@ def test_refusals(topology: str, hosts: int, floods: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "hosts", "floods"), [("ring", 2, "s1 s2"), ("leaf-spine", 4, "leaf1 leaf2"), ("ring", 4, "s1 s3")]
+    ("topology", "hosts", "floods"),
+    [("ring", 2, "s1 s2"), ("leaf-spine", 4, "leaf1 leaf2"), ("ring", 4, "s1 s3")],
 )
-def test_switches_between_which_frames_end_may_flood_at_once(topology: str, hosts: int, floods: str) -> None:
+def test_switches_between_which_frames_end_may_flood_at_once(
+    topology: str, hosts: int, floods: str
+) -> None:
     check_bounded(plan_fabric(topology, hosts), floods.split())

@@ -55,7 +55,9 @@ def make_counters(lateness: dict[int, int] | None = None, **counts: int) -> Dela
     TIMES,
     st.integers(0, 2**32 - 1),
 )
-def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, release: int, latest: int, ingress: int) -> None:
+def test_header_is_read_as_written(
+    ifindex: int, due: list[int], link: int, release: int, latest: int, ingress: int
+) -> None:
     header = DelayHeader(ifindex, tuple(due), link, release, latest, ingress)
     assert len(header.pack()) == delay_header.SIZE == 112
     assert DelayHeader.unpack(header.pack() + b"frame") == header
@@ -66,7 +68,10 @@ def test_header_is_read_as_written(ifindex: int, due: list[int], link: int, rele
     [
         (b"\0" * 50, "50 bytes: a delay header takes 112"),
         (b"\0" * 112, "ethertype 0000 must be 88b6, a delay header's"),
-        (DelayHeader(1, (1,)).pack().replace(b"\xb6\x01\0", b"\xb6\x09\0"), "9 copies in a delay header: must be 1 to 8"),
+        (
+            DelayHeader(1, (1,)).pack().replace(b"\xb6\x01\0", b"\xb6\x09\0"),
+            "9 copies in a delay header: must be 1 to 8",
+        ),
     ],
 )
 def test_what_is_no_header(data: bytes, text: str) -> None:
@@ -75,7 +80,9 @@ def test_what_is_no_header(data: bytes, text: str) -> None:
 
 
 def test_links_have_an_index_each() -> None:
-    assert sorted(link_index(a, b) for a in range(32) for b in range(32)) == list(range(delay_header.MAX_LINKS))
+    assert sorted(link_index(a, b) for a in range(32) for b in range(32)) == list(
+        range(delay_header.MAX_LINKS)
+    )
 
 
 def test_buckets_cover_all_times() -> None:
@@ -93,7 +100,9 @@ def test_quantiles() -> None:
 
 
 def test_counters_add_up() -> None:
-    total = make_counters({3: 1}, sent=1, full=2) + make_counters({3: 1, 4: 1}, sent=2, late=1, closed=5)
+    total = make_counters({3: 1}, sent=1, full=2) + make_counters(
+        {3: 1, 4: 1}, sent=2, late=1, closed=5
+    )
     assert (total.sent, total.late, total.full, total.closed, total.dropped) == (3, 1, 2, 5, 7)
     assert total.lateness[3:5] == (2, 1)
     assert total.realtime
@@ -102,7 +111,11 @@ def test_counters_add_up() -> None:
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
     with Namespace() as namespace, namespace.entered():
-        namespace.run("ip link add port type veth peer name host", "ip link set host up", "ip link set port up")
+        namespace.run(
+            "ip link add port type veth peer name host",
+            "ip link set host up",
+            "ip link set port up",
+        )
         yield namespace
 
 
@@ -112,7 +125,8 @@ class Ends:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.port = socket.if_nametoindex("port")
         self.entrance, self.host = (
-            stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)) for _ in range(2)
+            stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+            for _ in range(2)
         )
         self.entrance.bind((ENTRANCE, 0))
         self.host.bind(("host", ETHERTYPE))
@@ -198,7 +212,9 @@ class TestLine:
         counters = line.counters()
         assert (counters.received, counters.closed, counters.overrun) == (1500, 1500, 0)
 
-    def test_frames_leave_by_all_other_ports_while_the_switch_floods(self, namespace: Namespace) -> None:
+    def test_frames_leave_by_all_other_ports_while_the_switch_floods(
+        self, namespace: Namespace
+    ) -> None:
         """Each is counted once, and what floods is decided when they leave, not when they came."""
         for number in range(2):
             namespace.run(f"ip link add port{number} type veth peer name host{number}")
@@ -247,7 +263,9 @@ class TestLine:
             ends.entrance.send(mark + bytes(20))  # short
             ends.entrance.send(mark + bytes(200))  # no copies
             ends.hold(1, 0, link=5, release=3)  # this line has no links
-            ends.entrance.send(DelayHeader(ends.port, (1,)).pack() + bytes(3000))  # longer than any frame of the switch
+            ends.entrance.send(
+                DelayHeader(ends.port, (1,)).pack() + bytes(3000)
+            )  # longer than any frame of the switch
             assert counted(line, 4).invalid == 4
 
     def test_one_line_a_namespace(self) -> None:
@@ -268,19 +286,23 @@ class TestLine:
             os.kill(line.pid, signal.SIGKILL)
             select.select([process], [], [], 10)
             os.close(process)
-            with pytest.raises(FaultError, match="the delay line ended with status -9: it said nothing"):
+            with pytest.raises(
+                FaultError, match="the delay line ended with status -9: it said nothing"
+            ):
                 line.counters()
 
     @pytest.mark.parametrize("capacity", [0, 1 << 21])
     def test_capacity(self, capacity: int) -> None:
-        with pytest.raises(FaultError, match=f"capacity of a delay line: {capacity}: must be 1 to 1048576 frames"):
+        with pytest.raises(
+            FaultError, match=f"capacity of a delay line: {capacity}: must be 1 to 1048576 frames"
+        ):
             DelayLine(1500, capacity=capacity)
 
     def test_it_dies_with_its_parent(self) -> None:
         """Also where the parent has no time to close anything."""
         program = (
-            "import sys, time; from testbed.faults.delay_line import DelayLine; line = DelayLine(1500); "
-            "print(line.pid, flush=True); time.sleep(60)"
+            "import sys, time; from testbed.faults.delay_line import DelayLine; line ="
+            " DelayLine(1500); print(line.pid, flush=True); time.sleep(60)"
         )
         parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         with parent:
@@ -343,7 +365,10 @@ class TestOvertaking:
 
     def test_what_is_dropped_waits_no_longer(self, overtake: BpfObject) -> None:
         links = overtake.maps["links"].view(np.uint64)
-        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"], capacity=2) as (line, ends):
+        with opened(links=overtake.maps["links"], wakeups=overtake.maps["wakeups"], capacity=2) as (
+            line,
+            ends,
+        ):
             links[0, 1] = 5
             for number in range(5):
                 ends.hold(number, 0, release=9, latest=time.monotonic_ns() + FAR)

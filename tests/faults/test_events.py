@@ -8,10 +8,21 @@ from hypothesis import strategies as st
 
 from testbed.core.errors import SpecError
 from testbed.faults.events import Event, check_floods, check_overlap
-from testbed.faults.spec import MODELS, events_of, format_fault, hosts_of, limits_of, meet_frames, parse_fault, rules_of
+from testbed.faults.spec import (
+    MODELS,
+    events_of,
+    format_fault,
+    hosts_of,
+    limits_of,
+    meet_frames,
+    parse_fault,
+    rules_of,
+)
 from testbed.plan import plan_fabric
 
-HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(lambda numbers: [f"h{n}" for n in numbers])
+HOSTS = st.lists(st.integers(1, 32), min_size=1, max_size=4, unique=True).map(
+    lambda numbers: [f"h{n}" for n in numbers]
+)
 TIMES = st.integers(0, 10**9).map(lambda ns: ns / 1e9)
 
 
@@ -90,7 +101,15 @@ def test_rates_and_queues_go_there_and_back(rate: int, queue: int) -> None:
     ("texts", "met"),
     [
         ((), False),
-        (("kill host=h2", "link-down host=h1", "flood switch=s1", "drop link=*->h2 backend=netem"), False),
+        (
+            (
+                "kill host=h2",
+                "link-down host=h1",
+                "flood switch=s1",
+                "drop link=*->h2 backend=netem",
+            ),
+            False,
+        ),
         (("kill host=h2", "drop p=0.01"), True),
         (("limit host=h1 rate=1mbit",), True),
         (("partition sets=h1|h2",), True),
@@ -161,20 +180,44 @@ def test_what_they_are_about() -> None:
         ("kill", "hosts is missing: must be hosts such as h2, several by comma, each once"),
         ("kill host=h2 for=1", "for is unknown: must be one of at, hosts"),
         ("pause host=h2 hosts=h3", "host is unknown: must be one of at, hosts, for"),
-        ("pause host=h2,h2", "hosts = h2,h2: must be hosts such as h2, several by comma, each once"),
-        ("flood", "switches is missing: must be switches such as s1 or leaf2, several by comma, each once"),
-        ("flood switch=h1", "switches = h1: must be switches such as s1 or leaf2, several by comma, each once"),
-        ("flood switches=s1,s1", "switches = s1,s1: must be switches such as s1 or leaf2, several by comma, each once"),
-        ("flood switch=*", "switches = *: must be switches such as s1 or leaf2, several by comma, each once"),
+        (
+            "pause host=h2,h2",
+            "hosts = h2,h2: must be hosts such as h2, several by comma, each once",
+        ),
+        (
+            "flood",
+            (
+                "switches is missing: must be switches such as s1 or leaf2, several by comma, each"
+                " once"
+            ),
+        ),
+        (
+            "flood switch=h1",
+            "switches = h1: must be switches such as s1 or leaf2, several by comma, each once",
+        ),
+        (
+            "flood switches=s1,s1",
+            "switches = s1,s1: must be switches such as s1 or leaf2, several by comma, each once",
+        ),
+        (
+            "flood switch=*",
+            "switches = *: must be switches such as s1 or leaf2, several by comma, each once",
+        ),
         ("flood switch=s1 host=h2", "hosts is unknown: must be one of at, for, switches"),
         ("kill host=h2 switch=s1", "switches is unknown: must be one of at, hosts"),
         ("slow host=h2", "share is missing: must be a number from 0.01 to 1"),
         ("slow host=h2 share=0", "share = 0: must be a number from 0.01 to 1"),
         (
             "pause host=h2 at=-1",
-            "at = -1.0: must be seconds, or a time with a unit such as 200ms (whole nanoseconds), up to a day",
+            (
+                "at = -1.0: must be seconds, or a time with a unit such as 200ms (whole"
+                " nanoseconds), up to a day"
+            ),
         ),
-        ("partition sets=h1", "sets = h1: must be two or more sets of hosts such as h1,h2|h3,h4, each host once"),
+        (
+            "partition sets=h1",
+            "sets = h1: must be two or more sets of hosts such as h1,h2|h3,h4, each host once",
+        ),
     ],
 )
 def test_refusals(text: str, said: str) -> None:
@@ -186,7 +229,9 @@ def overlap(*texts: str) -> None:
 
 
 def test_events_that_end_each_other_are_refused() -> None:
-    with pytest.raises(SpecError, match="link-down of h2 at 2 s and link-down at 1 s are in force at once"):
+    with pytest.raises(
+        SpecError, match="link-down of h2 at 2 s and link-down at 1 s are in force at once"
+    ):
         overlap("link-down host=h2 at=1 for=2", "link-down hosts=h1,h2 at=2 for=5")
     with pytest.raises(SpecError, match="slow of h2 at 1 s and pause at 2 s are in force at once"):
         overlap("pause host=h2 at=2 for=2", "slow host=h2 at=1 share=0.5")
@@ -221,7 +266,10 @@ def floods(*texts: str, topology: str = "ring", hosts: int = 4) -> None:
     ],
 )
 def test_floods_at_once_between_which_frames_go_round_are_refused(texts: tuple[str, ...]) -> None:
-    with pytest.raises(SpecError, match=r"flood of s1, s2(, s3)? at once: a frame for h1 would go round .* for ever"):
+    with pytest.raises(
+        SpecError,
+        match=r"flood of s1, s2(, s3)? at once: a frame for h1 would go round .* for ever",
+    ):
         floods(*texts)
 
 
@@ -239,7 +287,12 @@ def test_floods_one_after_the_other_are_allowed(texts: tuple[str, ...]) -> None:
 
 
 def test_floods_of_switches_that_are_not_there_are_refused() -> None:
-    with pytest.raises(SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"):
+    with pytest.raises(
+        SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"
+    ):
         floods("flood switch=s5")
-    with pytest.raises(SpecError, match="switch: 's1' is not in this fabric; switches are leaf1, leaf2, spine1, spine2"):
+    with pytest.raises(
+        SpecError,
+        match="switch: 's1' is not in this fabric; switches are leaf1, leaf2, spine1, spine2",
+    ):
         floods("flood switch=s1", topology="leaf-spine")

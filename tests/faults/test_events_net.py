@@ -1,4 +1,6 @@
-"""Events on real hosts: each is in force from its time to its end, and undone however the block is left."""
+"""Events on real hosts: each is in force from its time to its end, and undone however the block is
+left.
+"""
 
 import contextlib
 import os
@@ -57,7 +59,9 @@ def states(fabric: Fabric, host: str) -> set[str]:
 
 
 @pytest.mark.parametrize("datapath", ["xdp", "sockets"])
-def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(fabric: Fabric, workers: Workers, datapath: str) -> None:
+def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(
+    fabric: Fabric, workers: Workers, datapath: str
+) -> None:
     set_datapath(fabric, datapath)  # type: ignore[arg-type]
     table = fabric.run("s1", ["bridge", "fdb", "show"]).stdout
     programs = fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp")
@@ -69,7 +73,9 @@ def test_a_link_that_is_down_carries_nothing_and_comes_back_as_it_was(fabric: Fa
         assert reaches(fabric, "h1", "h3")
     assert reaches(fabric, "h1", "h2")  # at once: no frame is lost after the end
     assert reaches(fabric, "h2", "h3")
-    assert sorted(fabric.run("s1", ["bridge", "fdb", "show"]).stdout.splitlines()) == sorted(table.splitlines())
+    assert sorted(fabric.run("s1", ["bridge", "fdb", "show"]).stdout.splitlines()) == sorted(
+        table.splitlines()
+    )
     assert fabric.run("s1", ["ip", "-o", "link"]).stdout.count("xdp") == programs
 
 
@@ -82,7 +88,10 @@ def test_a_link_comes_back_after_an_error(fabric: Fabric) -> None:
 @pytest.mark.parametrize("datapath", ["xdp", "sockets"])
 def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, datapath: str) -> None:
     set_datapath(fabric, datapath)  # type: ignore[arg-type]
-    with pytest.raises(FabricError, match="a partition is done by the fault programs"), partition(fabric, [["h1"], ["h2"]]):
+    with (
+        pytest.raises(FabricError, match="a partition is done by the fault programs"),
+        partition(fabric, [["h1"], ["h2"]]),
+    ):
         pass
     with Injector(fabric) as injector:
         with partition(fabric, [["h1"], ["h2", "h3"]]):
@@ -101,35 +110,54 @@ def test_sets_are_cut_off_from_each_other(fabric: Fabric, workers: Workers, data
             partition(fabric, [["h1"], ["h1", "h2"]]),
         ):
             pass
-        events = [Partition.model_validate({"sets": "h1|h2", "for": 0.1}), Partition.model_validate({"sets": "h1|h3"})]
+        events = [
+            Partition.model_validate({"sets": "h1|h2", "for": 0.1}),
+            Partition.model_validate({"sets": "h1|h3"}),
+        ]
         before = Holdings.of(os.getpid())
         with Blockade(fabric) as blockade:
-            with pytest.raises(SpecError, match="partition of h1 at 0 s and partition at 0 s are in force at once"):
+            with pytest.raises(
+                SpecError, match="partition of h1 at 0 s and partition at 0 s are in force at once"
+            ):
                 Timeline(fabric, workers, events, blockade)
             with Timeline(fabric, workers, events[1:], blockade) as timeline:
                 wait_until(lambda: len(timeline.log()) == 1)
                 assert not reaches(fabric, "h1", "h3")
         assert reaches(fabric, "h1", "h3")
-        assert Holdings.of(os.getpid()).descriptors <= before.descriptors, "of its maps nothing is held any more"
+        assert Holdings.of(os.getpid()).descriptors <= before.descriptors, (
+            "of its maps nothing is held any more"
+        )
     with pytest.raises(ValueError, match="a partition needs a blockade"):
         Timeline(fabric, workers, events[1:])
 
 
 def test_fabrics_beside_each_other_do_not_meet(fabric: Fabric, workers: Workers) -> None:
-    """With the same addresses and names: hosts, processes, control groups and programs are a run's own."""
+    """With the same addresses and names: hosts, processes, control groups and programs are a run's
+    own.
+    """
     drop, slowly = parse_fault("drop"), Slow.model_validate({"hosts": "h1", "share": 0.5})
     with Fabric(plan_fabric("star", 3, "xdp")) as other, Workers(other) as their_workers:
         assert [host.ip for host in other.plan.hosts] == [host.ip for host in fabric.plan.hosts]
         for each in (fabric, other):
             set_datapath(each, "xdp")
-        with Injector(fabric, rules_of([drop])), Injector(other) as theirs, link_down(fabric, "h2"), paused(fabric, "h3"):
+        with (
+            Injector(fabric, rules_of([drop])),
+            Injector(other) as theirs,
+            link_down(fabric, "h2"),
+            paused(fabric, "h3"),
+        ):
             assert not reaches(fabric, "h1", "h3")
             assert states(other, "h3") == {"S"}
             assert reaches(other, "h1", "h2")
             assert reaches(other, "h3", "h1")
             assert theirs.counters() == {}
-            assert theirs.frames() == 4  # a request and a reply of each, and none of the other fabric's
-            with Timeline(fabric, workers, [slowly]) as ours, Timeline(other, their_workers, [slowly]) as yours:
+            assert (
+                theirs.frames() == 4
+            )  # a request and a reply of each, and none of the other fabric's
+            with (
+                Timeline(fabric, workers, [slowly]) as ours,
+                Timeline(other, their_workers, [slowly]) as yours,
+            ):
                 wait_until(lambda: len(ours.log()) == len(yours.log()) == 1)
 
 
@@ -149,7 +177,9 @@ def test_a_paused_host_stands_still(fabric: Fabric, workers: Workers) -> None:
 
 def test_a_killed_host_is_left_out(fabric: Fabric, workers: Workers) -> None:
     kill(workers, "h2")
-    answers = workers.call_all(event_calls.spin, {name: {"seconds": 0.0} for name in fabric.hosts}, errors="return")
+    answers = workers.call_all(
+        event_calls.spin, {name: {"seconds": 0.0} for name in fabric.hosts}, errors="return"
+    )
     assert isinstance(answers["h2"], WorkerDied)
     assert answers["h2"].status == -signal.SIGKILL
     assert min(answers["h1"], answers["h3"]) >= 0
@@ -162,7 +192,9 @@ def test_a_slow_host_gets_its_share(fabric: Fabric, workers: Workers) -> None:
         held = workers["h2"].call(event_calls.spin, seconds=0.5)
     assert how == ("cgroup" if find_hierarchy() else "signals")
     assert held < 0.15  # of a CPU, a period of the scheduler more than its share
-    assert workers["h2"].call(event_calls.spin, seconds=0.2) > 2 * held * 0.2  # nothing holds it any more
+    assert (
+        workers["h2"].call(event_calls.spin, seconds=0.2) > 2 * held * 0.2
+    )  # nothing holds it any more
     assert not list(remove_groups(fabric.run_id))
 
 
@@ -216,7 +248,9 @@ def test_a_timeline_does_and_undoes(fabric: Fabric, workers: Workers) -> None:
     assert not list(remove_groups(fabric.run_id))
 
 
-def test_leaving_early_undoes_what_is_in_force_and_does_no_more(fabric: Fabric, workers: Workers) -> None:
+def test_leaving_early_undoes_what_is_in_force_and_does_no_more(
+    fabric: Fabric, workers: Workers
+) -> None:
     events = [LinkDown(hosts="h2"), Pause(hosts="h3"), Pause(at=3600, hosts="h1")]  # type: ignore[arg-type]
     begun = time.monotonic()
     with contextlib.suppress(ZeroDivisionError), Timeline(fabric, workers, events) as timeline:
@@ -261,9 +295,13 @@ def test_a_fabric_takes_groups_along_that_were_left() -> None:
     assert not group.path.exists()
 
 
-def test_a_worker_killed_on_time_is_returned(fabric: Fabric, workers: Workers, tmp_path: Path) -> None:
+def test_a_worker_killed_on_time_is_returned(
+    fabric: Fabric, workers: Workers, tmp_path: Path
+) -> None:
     with Timeline(fabric, workers, [Kill(at=0.1, hosts="h2")]) as timeline:  # type: ignore[arg-type]
-        answers = workers.call_all(event_calls.spin, {"h1": {"seconds": 0.3}, "h2": {"seconds": 60.0}}, errors="return")
+        answers = workers.call_all(
+            event_calls.spin, {"h1": {"seconds": 0.3}, "h2": {"seconds": 60.0}}, errors="return"
+        )
     assert isinstance(answers["h2"], WorkerDied)
     assert answers["h1"] > 0
     (entry,) = timeline.log()

@@ -1,4 +1,6 @@
-"""Fates have the statistics that rules ask for. Seeds are fixed, so are the outcomes; bounds are four standard deviations."""
+"""Fates have the statistics that rules ask for. Seeds are fixed, so are the outcomes; bounds are
+four standard deviations.
+"""
 
 from itertools import groupby
 from math import sqrt
@@ -51,27 +53,50 @@ def test_never_and_always():
 
 def test_every_field_and_the_seed_and_the_rule_matter():
     """Fates of frames that differ in one field only are as good as independent."""
-    rules, again = table("corrupt p=0.5", "corrupt p=0.5"), table("corrupt p=0.5", "corrupt p=0.5", seed=2)
+    rules, again = (
+        table("corrupt p=0.5", "corrupt p=0.5"),
+        table("corrupt p=0.5", "corrupt p=0.5", seed=2),
+    )
     base = Packet(0, 1, 1)
-    others = [base._replace(**{name: value}) for name, value in zip(Packet._fields, (1, 2, 2, 1, 1, 1, 1, 1), strict=True)]
+    others = [
+        base._replace(**{name: value})
+        for name, value in zip(Packet._fields, (1, 2, 2, 1, 1, 1, 1, 1), strict=True)
+    ]
     for first, second in [(base, other) for other in others]:
         both = [
-            [bool(judge(rules, p._replace(chunk=p.chunk + 2 * i), LENGTH).fired) for i in range(2000)] for p in (first, second)
+            [
+                bool(judge(rules, p._replace(chunk=p.chunk + 2 * i), LENGTH).fired)
+                for i in range(2000)
+            ]
+            for p in (first, second)
         ]
         assert near(sum(a == b for a, b in zip(*both, strict=True)), 0.625, 2000)
     seeds = [[len(v.fired) for v in stream(one, 2000)] for one in (rules, again)]
     assert near(sum(a == b for a, b in zip(*seeds, strict=True)), 0.375, 2000)
-    of_rule = [[any(f.rule == number for f in v.fired) for v in stream(rules, 2000)] for number in (0, 1)]
+    of_rule = [
+        [any(f.rule == number for f in v.fired) for v in stream(rules, 2000)] for number in (0, 1)
+    ]
     assert near(sum(a == b for a, b in zip(*of_rule, strict=True)), 0.5, 2000)
 
 
 def test_a_drop_ends_and_others_add_up():
     rules = table(
-        "duplicate", "delay delay=1ms", "duplicate copies=2", "reorder behind=3", "reorder behind=2", "drop chunk=1", "drop"
+        "duplicate",
+        "delay delay=1ms",
+        "duplicate copies=2",
+        "reorder behind=3",
+        "reorder behind=2",
+        "drop chunk=1",
+        "drop",
     )
     assert judge(rules, Packet(0, 1, 1, chunk=1)).fired[-1] == Fired(5, Action.DROP, 0)
     rules = table(
-        "duplicate", "delay delay=1ms", "delay delay=2ms", "duplicate copies=2", "reorder behind=3 within=1ms", "reorder"
+        "duplicate",
+        "delay delay=1ms",
+        "delay delay=2ms",
+        "duplicate copies=2",
+        "reorder behind=3 within=1ms",
+        "reorder",
     )
     assert judge(rules, Packet(0, 1, 1)) == Verdict(
         copies=3,
@@ -121,7 +146,12 @@ def test_delays_have_their_distribution(text):
 
 
 def test_normal_delays_lie_on_the_normal_curve():
-    drawn = np.sort([verdict.delays_ns[0] for verdict in stream(table("delay delay=9ms jitter=1ms distribution=normal"), 5000)])
+    drawn = np.sort(
+        [
+            verdict.delays_ns[0]
+            for verdict in stream(table("delay delay=9ms jitter=1ms distribution=normal"), 5000)
+        ]
+    )
     share = np.searchsorted(drawn, np.array([7, 8, 9, 10, 11]) * MS) / drawn.size
     np.testing.assert_allclose(share, [0.0228, 0.1587, 0.5, 0.8413, 0.9772], atol=0.02)
 
@@ -139,17 +169,26 @@ def test_quantiles_ascend(delay, jitter, distribution):
     assert int(np.diff(found).max()) < 2**40  # what the kernel's interpolation takes
 
 
-@pytest.mark.parametrize(("enter", "leave", "p"), [(0.05, 0.25, 1.0), (0.01, 0.1, 1.0), (0.02, 0.2, 0.5), (0.5, 0.5, 1.0)])
+@pytest.mark.parametrize(
+    ("enter", "leave", "p"),
+    [(0.05, 0.25, 1.0), (0.01, 0.1, 1.0), (0.02, 0.2, 0.5), (0.5, 0.5, 1.0)],
+)
 def test_bursts_are_gilbert_and_elliotts(enter, leave, p):
     """Share of losses, and for total loss the mean length of bursts: 1 / leave."""
     count = 20_000
-    losses = [verdict.drop for verdict in stream(table(f"burst enter={enter} leave={leave} p={p}"), count)]
+    losses = [
+        verdict.drop for verdict in stream(table(f"burst enter={enter} leave={leave} p={p}"), count)
+    ]
     share = enter / (enter + leave) * p
-    correlated = (2 - enter - leave) / (enter + leave)  # the variance's factor for a two-state chain's mean
+    correlated = (2 - enter - leave) / (
+        enter + leave
+    )  # the variance's factor for a two-state chain's mean
     assert near(sum(losses), share, count, 4 * sqrt(correlated))
     if p == 1:
         bursts = [len(list(run)) for lost, run in groupby(losses) if lost]
-        assert np.mean(bursts) == pytest.approx(1 / leave, abs=4 * sqrt(1 - leave) / leave / sqrt(len(bursts)))
+        assert np.mean(bursts) == pytest.approx(
+            1 / leave, abs=4 * sqrt(1 - leave) / leave / sqrt(len(bursts))
+        )
 
 
 def test_short_streams_lose_as_much_as_long_ones():
@@ -162,5 +201,8 @@ def test_short_streams_lose_as_much_as_long_ones():
 def test_a_streams_state_does_not_depend_on_the_hop():
     """The stream of a link is its chunks, whatever hop each is on."""
     rules = table("burst enter=0.3 leave=0.3")
-    states = [[judge(rules, Packet(0, 1, 1, chunk=chunk, hop=hop)).drop for chunk in range(50)] for hop in (0, 3)]
+    states = [
+        [judge(rules, Packet(0, 1, 1, chunk=chunk, hop=hop)).drop for chunk in range(50)]
+        for hop in (0, 3)
+    ]
     assert states[0] == states[1]

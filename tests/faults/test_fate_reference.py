@@ -16,9 +16,18 @@ pytestmark = pytest.mark.kernel
 CASES = 50_000
 RULE_SETS = {
     "drop": ["drop p=0.1"],
-    "links": ["drop p=0.5 link=h1->*", "drop p=0.5 link=*->h2,h3->h4,h32->h1", "duplicate link=h5->h6"],
+    "links": [
+        "drop p=0.5 link=h1->*",
+        "drop p=0.5 link=*->h2,h3->h4,h32->h1",
+        "duplicate link=h5->h6",
+    ],
     "kinds": ["drop p=0.3 kind=reduce,tcp", "corrupt p=0.3 kind=result,icmp"],
-    "ranges": ["drop group=3", "drop seq=1..40", "drop chunk=7 attempt=0", "duplicate hop=2..3 attempt=1..9"],
+    "ranges": [
+        "drop group=3",
+        "drop seq=1..40",
+        "drop chunk=7 attempt=0",
+        "duplicate hop=2..3 attempt=1..9",
+    ],
     "duplicate": ["duplicate p=0.5 copies=2", "duplicate p=0.5 copies=7", "duplicate p=0.1"],
     "corrupt": ["corrupt p=0.3 bits=3", "corrupt p=0.5", "corrupt p=0.05 bits=64"],
     "constant": ["delay delay=2ms p=0.5", "delay delay=50us"],
@@ -27,7 +36,11 @@ RULE_SETS = {
         "delay delay=60s jitter=60s distribution=normal p=0.6",
         "delay delay=1ms jitter=1s distribution=pareto p=0.5",
     ],
-    "delayed copies": ["delay delay=1ms jitter=1ms", "duplicate copies=3", "delay delay=1ms jitter=2ms distribution=normal"],
+    "delayed copies": [
+        "delay delay=1ms jitter=1ms",
+        "duplicate copies=3",
+        "delay delay=1ms jitter=2ms distribution=normal",
+    ],
     "reorder": ["reorder p=0.2 behind=3", "reorder p=0.2 behind=2 within=5ms"],
     "burst": ["burst enter=0.05 leave=0.3", "burst enter=0.001 leave=0.02 p=0.5 link=h1->*"],
     "mild burst": ["burst enter=0.5 leave=0.5"],
@@ -39,20 +52,31 @@ RULE_SETS = {
         "burst enter=0.02 leave=0.4 p=0.9",
         "drop p=0.02",
     ],
-    "as many as there may be": [f"duplicate p=0.05 chunk={i}..{3 * i + 9}" for i in range(63)] + ["drop p=0.01"],
+    "as many as there may be": (
+        [f"duplicate p=0.05 chunk={i}..{3 * i + 9}" for i in range(63)] + ["drop p=0.01"]
+    ),
 }
 SEEDS = (0, 1, 2**64 - 1)
 
 
 def packets(seed: int, layout: np.dtype) -> np.ndarray:
-    """Random identities; numbers that are small half of the time, so that ranges are hit and streams are short."""
+    """Random identities; numbers that are small half of the time, so that ranges are hit and
+    streams are short.
+    """
     draw = np.random.default_rng(seed)
     cases = np.zeros(CASES, layout)
-    for name, high in {"sender": MAX_HOSTS, "receiver": MAX_HOSTS, "hop": 32, "attempt": 256}.items():
+    for name, high in {
+        "sender": MAX_HOSTS,
+        "receiver": MAX_HOSTS,
+        "hop": 32,
+        "attempt": 256,
+    }.items():
         cases[name] = draw.integers(0, high, CASES)
     cases["kind"] = draw.choice(list(KINDS.values()), CASES)
     for name, high in {"group": 2**16, "seq": 2**32, "chunk": 2**32}.items():
-        cases[name] = np.where(draw.random(CASES) < 0.5, draw.integers(0, 50, CASES), draw.integers(0, high, CASES))
+        cases[name] = np.where(
+            draw.random(CASES) < 0.5, draw.integers(0, 50, CASES), draw.integers(0, high, CASES)
+        )
     cases["attempt"] //= draw.integers(1, 256, CASES).astype(np.uint8)
     cases["length"] = draw.integers(14, 3600, CASES)
     return cases
@@ -63,7 +87,9 @@ def test_reference_and_engine_agree(number: int) -> None:
     """20 batches, a million packets in all; every verdict in every detail."""
     names = list(RULE_SETS)
     name, seed = names[number % len(names)], SEEDS[number % len(SEEDS)]
-    table = compile_rules([parse_rule(text) for text in RULE_SETS[name]], plan_fabric(hosts=MAX_HOSTS), seed)
+    table = compile_rules(
+        [parse_rule(text) for text in RULE_SETS[name]], plan_fabric(hosts=MAX_HOSTS), seed
+    )
     sizes = {"cases": CASES, "quantiles": max(1, len(table.quantiles))}
     with BpfObject("fate", max_entries=sizes) as program:
         program.maps["rules"].update(0, table.pack())
@@ -83,10 +109,17 @@ def test_reference_and_engine_agree(number: int) -> None:
             row["drop"] != 0,
             tuple(row["flips"][: row["bits"]].tolist()) if row["bits"] else (),
             row["copies"],
-            tuple(row["delays"][: row["copies"] + 1].tolist()) if row["delayed"] else (0,) * (int(row["copies"]) + 1),
+            (
+                tuple(row["delays"][: row["copies"] + 1].tolist())
+                if row["delayed"]
+                else (0,) * (int(row["copies"]) + 1)
+            ),
             row["behind"],
             row["within"],
-            tuple((rule, action, argument) for argument, rule, action in row["firings"][: row["fired"]].tolist()),
+            tuple(
+                (rule, action, argument)
+                for argument, rule, action in row["firings"][: row["fired"]].tolist()
+            ),
         )
         assert found == verdict, (index, Packet(*identity), length)
     assert judged["fired"].any()

@@ -1,4 +1,6 @@
-"""Switches that have lost their tables, on real hosts: who hears what, how often, for how long, and what becomes of faults."""
+"""Switches that have lost their tables, on real hosts: who hears what, how often, for how long, and
+what becomes of faults.
+"""
 
 import itertools
 import json
@@ -37,7 +39,12 @@ from tests.support.rules import parse_rule
 
 pytestmark = pytest.mark.net
 
-WAYS: list[tuple[str, Datapath]] = [("xdp", "xdp"), ("xdp", "sockets"), ("bridge", "xdp"), ("bridge", "sockets")]
+WAYS: list[tuple[str, Datapath]] = [
+    ("xdp", "xdp"),
+    ("xdp", "sockets"),
+    ("bridge", "xdp"),
+    ("bridge", "sockets"),
+]
 MODULES = ("tests.faults.flood_calls", "tests.faults.test_injector", "testbed.faults.attach")
 FRAMES = 200
 
@@ -51,7 +58,10 @@ def events(*texts: str) -> list[Event]:
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
 def star(request: pytest.FixtureRequest) -> Iterator[tuple[Fabric, Workers]]:
     switch, datapath = request.param
-    with Fabric(plan_fabric("star", 3, switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
+    with (
+        Fabric(plan_fabric("star", 3, switch)) as fabric,
+        Workers(fabric, modules=MODULES) as workers,
+    ):
         set_datapath(fabric, datapath)
         workers.call_all(calls.hear, list(fabric.hosts))
         yield fabric, workers
@@ -69,7 +79,9 @@ def forget(context: Any) -> None:
 
 
 def all_heard(workers: Workers, expected: dict[str, int]) -> Heard:
-    """What hosts have heard, once that is as much as expected, and what was under way to anyone has arrived."""
+    """What hosts have heard, once that is as much as expected, and what was under way to anyone has
+    arrived.
+    """
     workers.call_all(calls.heard, {name: {"least": least} for name, least in expected.items()})
     fabric = workers.fabric
     for one, other in itertools.permutations(expected, 2):
@@ -79,19 +91,25 @@ def all_heard(workers: Workers, expected: dict[str, int]) -> Heard:
 
 def ports_and_table(fabric: Fabric, switch: str) -> list[str]:
     """What the bridge forwards by."""
-    ports = json.loads(fabric.run(switch, ["bridge", "-json", "-details", "link"], check=True).stdout)
+    ports = json.loads(
+        fabric.run(switch, ["bridge", "-json", "-details", "link"], check=True).stdout
+    )
     table = fabric.run(switch, ["bridge", "fdb", "show"], check=True).stdout.splitlines()
     keys = ("ifname", "flood", "mcast_flood", "bcast_flood")
     return sorted([*table, *(" ".join(str(port[key]) for key in keys) for port in ports)])
 
 
-#: By switches that flood: who hears what is not for them. Frames that only pass a switch are heard by its hosts, too, so in a
-#: ring that depends on which way around frames go.
+#: By switches that flood: who hears what is not for them. Frames that only pass a switch are heard
+#: by its hosts, too, so in a ring that depends on which way around frames go.
 FABRICS: list[tuple[str, int, dict[str, str]]] = [
     ("star", 3, {"s1": "h1 h2 h3"}),
     ("ring", 4, {"s1": "h1", "s2": "", "s1,s4": "h1 h4"}),
     ("ring", 2, {"s1,s2": ""}),
-    ("leaf-spine", 5, {"leaf1": "h1 h2 h3", "leaf1,leaf2": "h1 h2 h3 h4 h5", "spine1": "", "spine1,spine2": ""}),
+    (
+        "leaf-spine",
+        5,
+        {"leaf1": "h1 h2 h3", "leaf1,leaf2": "h1 h2 h3 h4 h5", "spine1": "", "spine1,spine2": ""},
+    ),
 ]
 
 
@@ -100,7 +118,9 @@ FABRICS: list[tuple[str, int, dict[str, str]]] = [
 def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longer(
     topology: str, hosts: int, floods: dict[str, str], switch: str
 ) -> None:
-    """Every host sends to all, on both datapaths; what arrives is counted frame by frame, whomever it is for."""
+    """Every host sends to all, on both datapaths; what arrives is counted frame by frame, whomever
+    it is for.
+    """
     plan = plan_fabric(topology, hosts, switch)
     names = [host.name for host in plan.hosts]
     pairs = list(itertools.permutations(names, 2))
@@ -108,11 +128,16 @@ def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longe
 
     def check(workers: Workers, switches: Collection[str]) -> Heard:
         hear_anew(workers, names)
-        sent = {name: {"receivers": [other for other in names if other != name], "numbers": numbers} for name in names}
+        sent = {
+            name: {"receivers": [other for other in names if other != name], "numbers": numbers}
+            for name in names
+        }
         workers.call_all(calls.send, sent)
         expected: Heard = {name: Counter() for name in names}
         for sender, receiver in pairs:
-            for name, copies in Walk(plan, switches, plan.host(receiver).mac).copies(sender).items():
+            for name, copies in (
+                Walk(plan, switches, plan.host(receiver).mac).copies(sender).items()
+            ):
                 expected[name].update({(sender, receiver, number): copies for number in numbers})
         found = all_heard(workers, {name: counted.total() for name, counted in expected.items()})
         assert found == expected
@@ -128,7 +153,12 @@ def test_hosts_hear_what_is_not_for_them_as_often_as_it_is_reckoned_and_no_longe
                 with Timeline(fabric, workers, events(f"flood switches={switches}")) as timeline:
                     assert fabric.floods == set(switches.split(","))
                     found = check(workers, fabric.floods)
-                others = {name for name, counted in found.items() for _, receiver, _ in counted if receiver != name}
+                others = {
+                    name
+                    for name, counted in found.items()
+                    for _, receiver, _ in counted
+                    if receiver != name
+                }
                 assert others == set(hearing.split())
                 (entry,) = timeline.log()
                 assert entry.ended
@@ -165,7 +195,9 @@ def wait_for_frames(fabric: Fabric, host: str) -> None:
 
 
 def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Workers]) -> None:
-    """A host sends while the switch loses its table twenty times and gets it back; the third hears a part of it."""
+    """A host sends while the switch loses its table twenty times and gets it back; the third hears
+    a part of it.
+    """
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
     enough = fabric.directory / "enough"
@@ -195,21 +227,38 @@ def test_nothing_is_lost_or_doubled_as_tables_come_and_go(star: tuple[Fabric, Wo
 
 
 def judged(injector: Injector) -> "Counter[int]":
-    """How often each datagram of a first flow comes from h1 to h2, as the reference model decides."""
-    fates = [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD) for n in range(FRAMES)]
+    """How often each datagram of a first flow comes from h1 to h2, as the reference
+    model decides.
+    """
+    fates = [
+        judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD)
+        for n in range(FRAMES)
+    ]
     return Counter({number: fate.copies + 1 for number, fate in enumerate(fates) if not fate.drop})
 
 
 RULES = {
-    "drops and copies": ("drop p=0.2 kind=udp", "duplicate p=0.2 copies=3 kind=udp", "duplicate p=0.1 kind=udp"),
-    "delayed": ("delay p=0.5 delay=3ms jitter=3ms kind=udp", "duplicate p=0.2 kind=udp", "reorder p=0.1 within=20ms kind=udp"),
+    "drops and copies": (
+        "drop p=0.2 kind=udp",
+        "duplicate p=0.2 copies=3 kind=udp",
+        "duplicate p=0.1 kind=udp",
+    ),
+    "delayed": (
+        "delay p=0.5 delay=3ms jitter=3ms kind=udp",
+        "duplicate p=0.2 kind=udp",
+        "reorder p=0.1 within=20ms kind=udp",
+    ),
 }
 
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("first", ["flood", "injector"])
-def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Workers], rules: str, first: str) -> None:
-    """Copies and delayed frames leave by all other ports, too, whichever came into force first; counters say what they did."""
+def test_a_frame_meets_its_fate_once_and_then_is_flooded(
+    star: tuple[Fabric, Workers], rules: str, first: str
+) -> None:
+    """Copies and delayed frames leave by all other ports, too, whichever came into force first;
+    counters say what they did.
+    """
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
     injector = Injector(fabric, [parse_rule(text) for text in RULES[rules]], 7, trace=True)
@@ -220,13 +269,20 @@ def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Wor
         found = all_heard(workers, {"h1": 0, "h2": expected.total(), "h3": expected.total()})
         links = injector.links()
         delays = injector.delays()
-    assert found["h2"] == found["h3"] == {("h1", "h2", number): copies for number, copies in expected.items()}
+    assert (
+        found["h2"]
+        == found["h3"]
+        == {("h1", "h2", number): copies for number, copies in expected.items()}
+    )
     assert not found["h1"]
     assert (links["unplaced"].sum(), links["lost"].sum()) == (0, 0)
     assert links["passed"][0, 1] + (delays.received if delays else 0) >= len(expected)
     pings = 2 * 6  # of those that wait for what is under way: a request and a reply of each
     assert injector.frames() == FRAMES + pings
-    fates = [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD) for n in range(FRAMES)]
+    fates = [
+        judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=n), 42 + calls.PAYLOAD)
+        for n in range(FRAMES)
+    ]
     fired = Counter(one.rule for fate in fates for one in fate.fired)
     assert injector.counters() == {(rule, 0, 1): count for rule, count in fired.items()}
     if delays:
@@ -235,7 +291,9 @@ def test_a_frame_meets_its_fate_once_and_then_is_flooded(star: tuple[Fabric, Wor
     injector.check_replay()
 
 
-def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(star: tuple[Fabric, Workers]) -> None:
+def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(
+    star: tuple[Fabric, Workers],
+) -> None:
     fabric, workers = star
     hear_anew(workers, list(fabric.hosts))
 
@@ -257,13 +315,20 @@ def test_a_delayed_frame_is_flooded_if_the_switch_floods_when_it_leaves(star: tu
 
 
 @pytest.mark.parametrize(("switch", "datapath"), WAYS)
-@pytest.mark.parametrize(("topology", "name"), [("star", "s1"), ("ring", "s2"), ("leaf-spine", "leaf1")])
-def test_sums_and_answers_are_exact_while_a_switch_floods(topology: str, name: str, switch: str, datapath: Datapath) -> None:
+@pytest.mark.parametrize(
+    ("topology", "name"), [("star", "s1"), ("ring", "s2"), ("leaf-spine", "leaf1")]
+)
+def test_sums_and_answers_are_exact_while_a_switch_floods(
+    topology: str, name: str, switch: str, datapath: Datapath
+) -> None:
     plan = plan_fabric(topology, 4, switch)
     with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
         set_datapath(fabric, datapath)
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
-        arguments = {host.name: {"name": "tcp-ring", "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
+        arguments = {
+            host.name: {"name": "tcp-ring", "spec": spec}
+            for host, spec in zip(plan.hosts, specs, strict=True)
+        }
         before = traces(fabric)
         with Timeline(fabric, workers, events(f"flood switch={name}")) as timeline:
             workers.call_all(open_ring, arguments, timeout=30)
@@ -272,7 +337,9 @@ def test_sums_and_answers_are_exact_while_a_switch_floods(topology: str, name: s
             for one, other in itertools.permutations(fabric.hosts, 2):
                 answer = fabric.run(one, ["ping", "-c", "3", "-i", "0.002", "-W", "5", other])
                 assert " 3 received" in answer.stdout  # and no duplicates, of which it tells
-                assert ("duplicates" in answer.stdout) == (f"{one}->{other}" in doubled(fabric, name))
+                assert ("duplicates" in answer.stdout) == (
+                    f"{one}->{other}" in doubled(fabric, name)
+                )
             assert timeline.log()[0].ended is None
         assert traces(fabric) == before
     for sums in results.values():
@@ -284,19 +351,26 @@ def doubled(fabric: Fabric, switch: str) -> set[str]:
     """Between whom a frame, or what answers it, comes more than once."""
     plan, found = fabric.plan, set()
     for one, other in itertools.permutations(plan.hosts, 2):
-        there, back = (Walk(plan, {switch}, b.mac).copies(a.name)[b.name] for a, b in ((one, other), (other, one)))
+        there, back = (
+            Walk(plan, {switch}, b.mac).copies(a.name)[b.name]
+            for a, b in ((one, other), (other, one))
+        )
         if there * back > 1:
             found.add(f"{one.name}->{other.name}")
     return found
 
 
 @pytest.mark.parametrize("how", ["error", "interrupt"])
-def test_the_table_is_back_however_the_block_is_left(star: tuple[Fabric, Workers], how: str) -> None:
+def test_the_table_is_back_however_the_block_is_left(
+    star: tuple[Fabric, Workers], how: str
+) -> None:
     fabric, workers = star
     before, devices = ports_and_table(fabric, "s1"), traces(fabric)
 
     def leave() -> None:
-        with Timeline(fabric, workers, events("flood switch=s1 for=300s", "flood switch=s1 at=400s")):
+        with Timeline(
+            fabric, workers, events("flood switch=s1 for=300s", "flood switch=s1 at=400s")
+        ):
             assert fabric.floods == {"s1"}
             assert ports_and_table(fabric, "s1") != before
             assert traces(fabric) - devices == {"s1: floods"}
@@ -331,15 +405,22 @@ def test_floods_that_would_not_end_are_refused() -> None:
     """As events beforehand, and by hand beside those that are in force."""
     with Fabric(plan_fabric("ring", 4, "bridge")) as fabric, Workers(fabric) as workers:
         before = {name: ports_and_table(fabric, name) for name in fabric.switches}
-        round_and_round = r"flood of s1, s2 at once: a frame for h1 would go round s2, s3, s4, s1 for ever"
+        round_and_round = (
+            r"flood of s1, s2 at once: a frame for h1 would go round s2, s3, s4, s1 for ever"
+        )
         with pytest.raises(SpecError, match=round_and_round):
             Timeline(fabric, workers, events("flood switch=s1", "flood switch=s2 at=1s"))
-        with pytest.raises(SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"):
+        with pytest.raises(
+            SpecError, match="switch: 's5' is not in this fabric; switches are s1, s2, s3, s4"
+        ):
             Timeline(fabric, workers, events("flood switch=s5"))
         with flooded(fabric, "s1"):
             with pytest.raises(SpecError, match=round_and_round), flooded(fabric, "s2"):
                 pass
-            with pytest.raises(SpecError, match="flood of s1: it floods already"), flooded(fabric, "s1"):
+            with (
+                pytest.raises(SpecError, match="flood of s1: it floods already"),
+                flooded(fabric, "s1"),
+            ):
                 pass
             assert fabric.floods == {"s1"}
         assert {name: ports_and_table(fabric, name) for name in fabric.switches} == before

@@ -1,5 +1,6 @@
-"""The fault programs, frame by frame with BPF_PROG_TEST_RUN: what they decide, count, and leave of the frame."""
-
+"""The fault programs, frame by frame with BPF_PROG_TEST_RUN: what they decide, count, and leave of
+the frame.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ DROPS = {"impair_xdp": XDP_DROP, "impair_tc": TC_SHOT}
 
 
 class Programs:
-    """The programs with rules, on a switch whose ports are all somewhere else than where frames come from."""
+    """The programs with rules, on a switch whose ports are all somewhere else than where frames
+    come from.
+    """
 
     def __init__(self, *texts, seed=1, trace=False):
         self.table = compile_rules([parse_rule(text) for text in texts], PLAN, seed)
@@ -44,7 +47,9 @@ class Programs:
         for host in PLAN.hosts:
             mac = bytes.fromhex(host.mac.replace(":", ""))
             self.maps["hosts"].update(mac, host.rank)
-            self.maps["forwarding"].update(mac, bytes(Struct("switch_destination", port=2, ifindex=LOOPBACK + 1)))
+            self.maps["forwarding"].update(
+                mac, bytes(Struct("switch_destination", port=2, ifindex=LOOPBACK + 1))
+            )
 
     def run(self, program, data):
         run = self.object.programs[program].test_run(bytes(data))
@@ -54,7 +59,11 @@ class Programs:
         return self.maps["links"].view(LINK)[link_index(sender, receiver), 0]
 
     def fired(self, rule, sender=0, receiver=1):
-        return int(np.frombuffer(self.maps["fired"].lookup(rule * 1024 + link_index(sender, receiver)), np.uint64).sum())
+        return int(
+            np.frombuffer(
+                self.maps["fired"].lookup(rule * 1024 + link_index(sender, receiver)), np.uint64
+            ).sum()
+        )
 
 
 def between(sender=0, receiver=1):
@@ -64,7 +73,12 @@ def between(sender=0, receiver=1):
 
 def ring(sender=0, receiver=1, size=128, **fields):
     header = RingHeader(**{"kind": KINDS["reduce"], "length": size} | fields)
-    return bytes(between(sender, receiver) / UDP(sport=PORT, dport=PORT, chksum=0) / header / Raw(bytes(size)))
+    return bytes(
+        between(sender, receiver)
+        / UDP(sport=PORT, dport=PORT, chksum=0)
+        / header
+        / Raw(bytes(size))
+    )
 
 
 @pytest.fixture(params=["impair_xdp", "impair_tc"])
@@ -79,7 +93,9 @@ def test_ring_frames_are_known_by_their_header(program):
     programs = Programs(f"drop kind=result link=h2->h3 {words}")
     assert programs.run(program, ring(1, 2, **exact))[0] == DROPS[program]
     for key, value in exact.items():
-        assert programs.run(program, ring(1, 2, **exact | {key: value % 5 + 1}))[0] == PASSES[program]
+        assert (
+            programs.run(program, ring(1, 2, **exact | {key: value % 5 + 1}))[0] == PASSES[program]
+        )
     assert programs.run(program, ring(2, 1, **exact))[0] == PASSES[program]
     assert programs.fired(0, 1, 2) == 1
     assert programs.link(1, 2)["frames"] == 7
@@ -95,14 +111,23 @@ FLOWS = {
 
 @pytest.mark.parametrize("kind", FLOWS)
 def test_other_frames_are_known_by_flow_and_index(program, kind):
-    """The packet that is dropped is the fifth of its flow, in each of which packets are numbered from 0."""
+    """The packet that is dropped is the fifth of its flow, in each of which packets are numbered
+    from 0.
+    """
     programs = Programs(f"drop kind={kind} seq=1 chunk=4")
-    other = {"tcp": TCP(sport=1001, dport=2000), "udp": UDP(sport=1001, dport=2000), "icmp": ICMP()}[kind]
+    other = {
+        "tcp": TCP(sport=1001, dport=2000),
+        "udp": UDP(sport=1001, dport=2000),
+        "icmp": ICMP(),
+    }[kind]
     first = bytes(between() / FLOWS[kind] / Raw(bytes(60)))
     second = bytes((between(0, 1) if kind != "icmp" else between()) / other / Raw(bytes(60)))
     if kind == "icmp":  # no ports: another address makes another flow
         second = bytes(
-            Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac) / IP(src="10.0.9.9", dst="10.0.0.2") / ICMP() / bytes(60)
+            Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac)
+            / IP(src="10.0.9.9", dst="10.0.0.2")
+            / ICMP()
+            / bytes(60)
         )
     verdicts = [programs.run(program, data)[0] for _ in range(7) for data in (first, second)]
     assert [index for index, verdict in enumerate(verdicts) if verdict == DROPS[program]] == [9]
@@ -111,8 +136,15 @@ def test_other_frames_are_known_by_flow_and_index(program, kind):
 
 STRANGERS = {
     "ARP": Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac) / ARP(),
-    "an unknown sender": Ether(src="02:00:00:00:00:99", dst=PLAN.hosts[1].mac) / IP(dst=PLAN.hosts[1].ip) / UDP() / bytes(50),
-    "a short frame": Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac, type=0x0800) / Raw(b"\x45" + bytes(21)),
+    "an unknown sender": (
+        Ether(src="02:00:00:00:00:99", dst=PLAN.hosts[1].mac)
+        / IP(dst=PLAN.hosts[1].ip)
+        / UDP()
+        / bytes(50)
+    ),
+    "a short frame": (
+        Ether(src=PLAN.hosts[0].mac, dst=PLAN.hosts[1].mac, type=0x0800) / Raw(b"\x45" + bytes(21))
+    ),
 }
 
 
@@ -134,13 +166,17 @@ def test_bits_are_flipped_where_the_reference_says(program):
     for chunk in range(20):
         data = ring(chunk=chunk)
         expected = bytearray(data)
-        for bit in judge(programs.table, Packet(0, 1, KINDS["reduce"], chunk=chunk), len(data)).corrupt:
+        for bit in judge(
+            programs.table, Packet(0, 1, KINDS["reduce"], chunk=chunk), len(data)
+        ).corrupt:
             expected[bit // 8] ^= 1 << bit % 8
         assert programs.run(program, data) == (PASSES[program], bytes(expected))
 
 
 def test_delayed_frames_carry_when_and_where(program):
-    programs = Programs("delay delay=3ms jitter=1ms", "duplicate copies=2", "reorder behind=4 within=20ms")
+    programs = Programs(
+        "delay delay=3ms jitter=1ms", "duplicate copies=2", "reorder behind=4 within=20ms"
+    )
     data = ring()
     programs.run(program, data)
     verdict, found = programs.run(program, ring())
@@ -148,8 +184,15 @@ def test_delayed_frames_carry_when_and_where(program):
     header = DelayHeader.unpack(found)
     assert found[SIZE:] == data
     fate = judge(programs.table, Packet(0, 1, KINDS["reduce"]), len(data))
-    assert (header.ifindex, header.ingress, header.link, header.release) == (LOOPBACK + 1, LOOPBACK, link_index(0, 1), 4)
-    assert tuple(due - header.due[0] for due in header.due) == tuple(delay - fate.delays_ns[0] for delay in fate.delays_ns)
+    assert (header.ifindex, header.ingress, header.link, header.release) == (
+        LOOPBACK + 1,
+        LOOPBACK,
+        link_index(0, 1),
+        4,
+    )
+    assert tuple(due - header.due[0] for due in header.due) == tuple(
+        delay - fate.delays_ns[0] for delay in fate.delays_ns
+    )
     assert header.latest - header.due[0] == fate.within_ns - fate.delays_ns[0]
     assert programs.link()["holding"] == 2
     assert programs.link()["passed"] == 0
@@ -164,7 +207,9 @@ def test_copies_leave_by_a_fan_of_their_port():
     programs.maps["fans"].update(2 * 8 + 2, fan.fd)
     assert programs.run("impair_xdp", ring())[0] == XDP_REDIRECT
     assert programs.link()["unplaced"] == 1
-    counted = np.frombuffer(programs.maps["counters"].lookup(2), np.uint64).reshape(-1, 2).sum(axis=0)
+    counted = (
+        np.frombuffer(programs.maps["counters"].lookup(2), np.uint64).reshape(-1, 2).sum(axis=0)
+    )
     assert counted.tolist() == [1 + 3, 4 * len(ring())]
 
 
@@ -182,7 +227,11 @@ def test_copies_of_a_switch_that_floods_leave_by_the_fan_of_all_ports():
     assert (programs.link()["unplaced"], programs.link()["passed"]) == (1, 2)
     assert (programs.fired(0), programs.fired(1)) == (2, 2)
     for port, frames in {1: 0, 2: 1 + 3, 3: 1 + 3}.items():
-        counted = np.frombuffer(programs.maps["counters"].lookup(port), np.uint64).reshape(-1, 2).sum(axis=0)
+        counted = (
+            np.frombuffer(programs.maps["counters"].lookup(port), np.uint64)
+            .reshape(-1, 2)
+            .sum(axis=0)
+        )
         assert counted.tolist() == [frames, frames * len(ring())]
 
 
@@ -191,7 +240,11 @@ def test_a_switch_that_floods_drops_what_a_rule_drops(program):
     programs.maps["flooding"].view(np.uint64)[0, 0] = 1
     assert programs.run(program, ring())[0] == DROPS[program]
     assert programs.run(program, ring(0, 2))[0] == PASSES[program]
-    assert (programs.fired(0), programs.link()["frames"], programs.link(0, 2)["passed"]) == (1, 1, 1)
+    assert (programs.fired(0), programs.link()["frames"], programs.link(0, 2)["passed"]) == (
+        1,
+        1,
+        1,
+    )
 
 
 def test_blocked_links_lose_before_any_rule(program):

@@ -1,4 +1,6 @@
-"""Faults on a real fabric: on both hooks the same frames meet the same fates, all is counted, logged, and undone."""
+"""Faults on a real fabric: on both hooks the same frames meet the same fates, all is counted,
+logged, and undone.
+"""
 
 import signal
 import socket
@@ -41,7 +43,10 @@ def rules(*texts):
 @pytest.fixture(scope="module", params=WAYS, ids="-".join)
 def fabric(request):
     switch, datapath = request.param
-    with Fabric(plan_fabric(hosts=3, switch=switch)) as fabric, Workers(fabric, modules=MODULES) as workers:
+    with (
+        Fabric(plan_fabric(hosts=3, switch=switch)) as fabric,
+        Workers(fabric, modules=MODULES) as workers,
+    ):
         set_datapath(fabric, datapath)
         yield fabric, workers
 
@@ -94,15 +99,23 @@ def is_listening(context):
 def fates(injector):
     """What the reference model decides about the datagrams of the first flow."""
     length = 42 + PAYLOAD
-    return [judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=number), length) for number in range(FRAMES)]
+    return [
+        judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=number), length)
+        for number in range(FRAMES)
+    ]
 
 
 def test_drops_and_copies_are_those_of_the_reference(fabric):
     fabric, workers = fabric
     with Injector(
-        fabric, rules("drop p=0.1 link=h1->h2", "duplicate p=0.2 copies=3", "duplicate p=0.1"), 7, trace=True
+        fabric,
+        rules("drop p=0.1 link=h1->h2", "duplicate p=0.2 copies=3", "duplicate p=0.1"),
+        7,
+        trace=True,
     ) as injector:
-        expected = Counter({n: fate.copies + 1 for n, fate in enumerate(fates(injector)) if not fate.drop})
+        expected = Counter(
+            {n: fate.copies + 1 for n, fate in enumerate(fates(injector)) if not fate.drop}
+        )
         assert Counter(numbers(exchange(workers, expected.total()))) == expected
         assert injector.frames() == FRAMES
         fired = Counter(fired.rule for fate in fates(injector) for fired in fate.fired)
@@ -117,7 +130,9 @@ def test_drops_and_copies_are_those_of_the_reference(fabric):
 
 
 def test_corrupted_bits_are_those_of_the_reference(fabric):
-    """The datagram's checksum would hide them: what arrives whole was not touched, the kernel drops the rest."""
+    """The datagram's checksum would hide them: what arrives whole was not touched, the kernel drops
+    the rest.
+    """
     fabric, workers = fabric
     with Injector(fabric, rules("corrupt p=0.3 link=h1->h2"), 3) as injector:
         intact = [n for n, fate in enumerate(fates(injector)) if not fate.corrupt]
@@ -128,15 +143,23 @@ def test_corrupted_bits_are_those_of_the_reference(fabric):
 
 def test_delayed_frames_all_come(fabric):
     fabric, workers = fabric
-    texts = ("delay p=0.3 delay=5ms jitter=5ms", "duplicate p=0.1", "reorder p=0.05 behind=3 within=20ms kind=udp")
+    texts = (
+        "delay p=0.3 delay=5ms jitter=5ms",
+        "duplicate p=0.1",
+        "reorder p=0.05 behind=3 within=20ms kind=udp",
+    )
     with Injector(fabric, rules(*texts), 5) as injector:
         expected = Counter({n: fate.copies + 1 for n, fate in enumerate(fates(injector))})
         found = numbers(exchange(workers, expected.total()))
         assert Counter(found) == expected
         assert found != sorted(found)
         delays = injector.delays()
-        assert delays.received == sum(any(fate.delays_ns) or fate.behind > 0 for fate in fates(injector))
-        assert delays.sent == sum(fate.copies + 1 for fate in fates(injector) if any(fate.delays_ns) or fate.behind)
+        assert delays.received == sum(
+            any(fate.delays_ns) or fate.behind > 0 for fate in fates(injector)
+        )
+        assert delays.sent == sum(
+            fate.copies + 1 for fate in fates(injector) if any(fate.delays_ns) or fate.behind
+        )
         assert injector.links()["unplaced"].sum() == 0
         injector.check_replay()
 
@@ -156,7 +179,9 @@ def test_limits_drop_what_is_beyond_the_bucket(fabric):
     limit = Limit(hosts="h1", direction="up", rate="64kbit", queue="2KiB")
     with Injector(fabric) as injector:
         injector.set_limits(bucket_table([limit], fabric.plan))
-        room = 2048 // (42 + PAYLOAD)  # frames that a full bucket lets through; in a second, 56 more
+        room = 2048 // (
+            42 + PAYLOAD
+        )  # frames that a full bucket lets through; in a second, 56 more
         found = numbers(exchange(workers, room))
         assert found[:room] == list(range(room))
         links = injector.links()[0, 1]
@@ -172,21 +197,30 @@ def open_ring(context, name, spec):
 
 def reduce_ring(context, rank, times):
     backend = kept(context)["backend"]
-    return [backend.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)]
+    return [
+        backend.all_reduce(np.full(20_000, rank + number, np.float32)) for number in range(times)
+    ]
 
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 @pytest.mark.parametrize("name", ["xdp-ring", "tcp-ring"])
 def test_collectives_survive_losses(name, switch):
-    """Exact sums, faults that fired on every hop of the ring, and a log that the reference model agrees with."""
+    """Exact sums, faults that fired on every hop of the ring, and a log that the reference model
+    agrees with.
+    """
     plan = plan_fabric(hosts=4, switch=switch)
     times = 10
     with Fabric(plan) as fabric, Workers(fabric, modules=MODULES) as workers:
         set_datapath(fabric, "xdp" if name == "xdp-ring" else "sockets")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 18, timeout=30.0)
-        arguments = {host.name: {"name": name, "spec": spec} for host, spec in zip(plan.hosts, specs, strict=True)}
+        arguments = {
+            host.name: {"name": name, "spec": spec}
+            for host, spec in zip(plan.hosts, specs, strict=True)
+        }
         workers.call_all(open_ring, arguments, timeout=30)
-        with Injector(fabric, rules("drop p=0.02", "duplicate p=0.02"), seed=2, trace=True) as injector:
+        with Injector(
+            fabric, rules("drop p=0.02", "duplicate p=0.02"), seed=2, trace=True
+        ) as injector:
             arguments = {host.name: {"rank": host.rank, "times": times} for host in plan.hosts}
             results = workers.call_all(reduce_ring, arguments, timeout=90)
         for sums in results.values():
@@ -195,7 +229,9 @@ def test_collectives_survive_losses(name, switch):
         fired = injector.counters()
         assert injector.check_replay() >= injector.frames()
         assert injector.log()["length"].max() <= 14 + plan.mtu  # frames as a wire carries them
-        assert {(sender, receiver) for _, sender, receiver in fired} >= {(rank, (rank + 1) % 4) for rank in range(4)}
+        assert {(sender, receiver) for _, sender, receiver in fired} >= {
+            (rank, (rank + 1) % 4) for rank in range(4)
+        }
         assert {rule for rule, *_ in fired} == {0, 1}
 
 
@@ -206,10 +242,15 @@ def test_a_log_that_differs_is_named(fabric):
     records = injector.log()
     dropped = int(np.argmax(records["action"] == Action.DROP))
     records["chunk"][dropped] += 1_000_000
-    while judge(injector.table, Packet(0, 1, KINDS["udp"], chunk=int(records["chunk"][dropped]))).drop:
+    while judge(
+        injector.table, Packet(0, 1, KINDS["udp"], chunk=int(records["chunk"][dropped]))
+    ).drop:
         records["chunk"][dropped] += 1
     with pytest.raises(
-        FaultError, match=rf"record {dropped} of the log: udp frame .* met 1 rules, drop by rule 0 .* is to pass"
+        FaultError,
+        match=(
+            rf"record {dropped} of the log: udp frame .* met 1 rules, drop by rule 0 .* is to pass"
+        ),
     ):
         check_replay(injector.table, records)
 
@@ -217,9 +258,14 @@ def test_a_log_that_differs_is_named(fabric):
 def test_one_injector_at_a_time_and_one_datapath(fabric):
     fabric, _ = fabric
     with Injector(fabric, rules("drop")):
-        with pytest.raises(FabricError, match="an injector is in force on this fabric already"), Injector(fabric):
+        with (
+            pytest.raises(FabricError, match="an injector is in force on this fabric already"),
+            Injector(fabric),
+        ):
             pass
-        with pytest.raises(FabricError, match="the datapath cannot be changed while faults are in force"):
+        with pytest.raises(
+            FabricError, match="the datapath cannot be changed while faults are in force"
+        ):
             set_datapath(fabric, "sockets")
     with Injector(fabric):
         pass
@@ -244,7 +290,9 @@ def test_an_interrupt_while_attaching_leaves_no_faults(fabric, monkeypatch, late
         with pytest.raises(KeyboardInterrupt), injector:
             pytest.fail("it was not interrupted")
     assert not fabric.faults
-    with pytest.raises(FabricError, match=r"^faults: the injector was not in force, and has counted nothing$"):
+    with pytest.raises(
+        FabricError, match=r"^faults: the injector was not in force, and has counted nothing$"
+    ):
         injector.counters()
     assert fabric.run("h1", ["ping", "-q", "-c", "1", "-W", "2", "h2"]).returncode == 0
     with injector:
@@ -286,13 +334,19 @@ def test_unknown_hosts_are_refused_before_anything_is_attached():
     with Fabric(plan_fabric(hosts=2)) as fabric:
         with pytest.raises(SpecError, match="host: 'h7' is not in this fabric; hosts are h1, h2"):
             Injector(fabric, rules("drop link=h1->h7"))
-        with pytest.raises(FabricError, match="of hosts and switches, and none are running"), Injector(fabric):
+        with (
+            pytest.raises(FabricError, match="of hosts and switches, and none are running"),
+            Injector(fabric),
+        ):
             pass
 
 
 @pytest.mark.parametrize("topology", ["ring", "leaf-spine"])
 def test_several_switches_judge_each_frame_once(topology):
-    with Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric, Workers(fabric, modules=MODULES) as workers:
+    with (
+        Fabric(plan_fabric(topology, hosts=4, switch="xdp")) as fabric,
+        Workers(fabric, modules=MODULES) as workers,
+    ):
         set_datapath(fabric, "xdp")
         with Injector(fabric, rules("drop p=0.3 kind=udp"), trace=True) as injector:
             fate = fates(injector)

@@ -44,7 +44,10 @@ def test_a_limit_in_words(text: str) -> None:
 
 
 def test_a_limit_says_what_it_takes() -> None:
-    text = "rate = 9: must be a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to 30gbit"
+    text = (
+        "rate = 9: must be a rate with a unit, such as 100mbit [(]whole bits[)], from 64kbit to"
+        " 30gbit"
+    )
     with pytest.raises(SpecError, match=text):
         parse_fault("limit hosts=h2 rate=9")
 
@@ -53,7 +56,10 @@ def test_words_of_tbf() -> None:
     limit = make_limit(queue="64KiB")
     assert " ".join(tbf_options(limit, 1500)) == "tbf rate 100000000bit burst 12500b limit 65536b"
     # No less than two frames, or the filter would let none pass.
-    assert " ".join(tbf_options(make_limit(rate="1mbit"), 9000)) == "tbf rate 1000000bit burst 18028b limit 65536b"
+    assert (
+        " ".join(tbf_options(make_limit(rate="1mbit"), 9000))
+        == "tbf rate 1000000bit burst 18028b limit 65536b"
+    )
 
 
 @given(st.integers(64, 30_000_000), st.integers(2, 65536))
@@ -66,7 +72,11 @@ def test_buckets_hold_the_queue(kbit: int, kib: int) -> None:
 
 
 def test_buckets_by_direction() -> None:
-    limits = [make_limit("h1,h2", direction="up"), make_limit("h2", direction="down"), make_limit("h3")]
+    limits = [
+        make_limit("h1,h2", direction="up"),
+        make_limit("h2", direction="down"),
+        make_limit("h3"),
+    ]
     assert sorted(bucket_table(limits, STAR)) == [0, 2, 3, 4, 5]
 
 
@@ -94,8 +104,14 @@ def test_refused_values(keys: dict[str, Any], key: str) -> None:
     ("limits", "text"),
     [
         ([make_limit("h7")], "host: 'h7' is not in this fabric; hosts are h1, h2, h3"),
-        ([make_limit(), make_limit(direction="up")], "limit of h2: direction = up: there are two: must be one per direction"),
-        ([make_limit(queue="1000B")], "limit of h2: queue = 1000 B: must be at least a frame, 1514 B"),
+        (
+            [make_limit(), make_limit(direction="up")],
+            "limit of h2: direction = up: there are two: must be one per direction",
+        ),
+        (
+            [make_limit(queue="1000B")],
+            "limit of h2: queue = 1000 B: must be at least a frame, 1514 B",
+        ),
     ],
 )
 def test_refused_limits(limits: list[Limit], text: str) -> None:
@@ -109,8 +125,10 @@ def test_a_bucket_is_not_shared_by_switches() -> None:
     assert bucket_table([make_limit(direction="up")], plan)
     with pytest.raises(SpecError) as caught:
         bucket_table([make_limit()], plan)
-    assert str(caught.value) == (
-        "limit of h2: direction = both: must be up, since under XDP senders at different switches would not share the rate"
+    assert (
+        str(caught.value)
+        == "limit of h2: direction = both: must be up, since under XDP senders at different"
+        " switches would not share the rate"
     )
 
 
@@ -136,7 +154,9 @@ def test_xdp_drops_what_is_beyond_the_bucket() -> None:
         for sender, receiver, room in ((h1, h3, 4), (h3, h2, 2), (h3, h1, 50)):
             frame = address(receiver.mac) + address(sender.mac) + b"\x08\0\x45" + bytes(985)
             start = time.monotonic()
-            passed = sum(engine.programs["impair_xdp"].test_run(frame).retval != XDP_DROP for _ in range(50))
+            passed = sum(
+                engine.programs["impair_xdp"].test_run(frame).retval != XDP_DROP for _ in range(50)
+            )
             assert room <= passed <= room + math.ceil((time.monotonic() - start) / 0.125)
             assert passed + int(links["limited"][link_index(sender.rank, receiver.rank)]) == 50
 
@@ -154,7 +174,11 @@ def test_tcp_runs_at_the_rate(direction: str) -> None:
             counters = shaper.counters()
             assert counters.keys() == {(host, direction)}
             assert counters[host, direction].size > 4_000_000
-        assert "tbf" not in fabric.run("s1", ["tc", "qdisc"]).stdout + fabric.run("h1", ["tc", "qdisc"]).stdout
+        assert (
+            "tbf"
+            not in fabric.run("s1", ["tc", "qdisc"]).stdout
+            + fabric.run("h1", ["tc", "qdisc"]).stdout
+        )
 
 
 @pytest.mark.net
@@ -167,7 +191,10 @@ def test_what_finds_the_queue_full_is_counted() -> None:
             counters = shaper.counters()["h2", "down"]
         assert counters.dropped >= 50
         assert counters.frames + counters.dropped == 100
-        with pytest.raises(FaultError, match=r"tc qdisc add dev s1-eth1 root nosuch: Error: .*kind is unknown.*testbed doctor"):
+        with pytest.raises(
+            FaultError,
+            match=r"tc qdisc add dev s1-eth1 root nosuch: Error: .*kind is unknown.*testbed doctor",
+        ):
             Qdisc(fabric, "s1", "s1-eth1", ["nosuch"])
         with Qdisc(fabric, "s1", "s1-eth1", tbf_options(make_limit(), 1500)) as qdisc:
             fabric.run("s1", ["tc", "qdisc", "del", "dev", "s1-eth1", "root"], check=True)

@@ -1,4 +1,6 @@
-"""The log: records in the kernel's order, however often the ring buffer wraps around, and errors that are told."""
+"""The log: records in the kernel's order, however often the ring buffer wraps around, and errors
+that are told.
+"""
 
 import re
 from pathlib import Path
@@ -32,7 +34,10 @@ def test_records_say_which_rules_a_frame_has_met(tmp_path):
         expected += [(packet, *one, order, len(fired)) for order, one in enumerate(fired)] or [
             (packet, 0, Action.PASS, 0, 0, 0)
         ]
-    columns = [records[name].tolist() for name in (*Packet._fields, "rule", "action", "argument", "order", "fired")]
+    columns = [
+        records[name].tolist()
+        for name in (*Packet._fields, "rule", "action", "argument", "order", "fired")
+    ]
     assert [(Packet(*row[:8]), *row[8:]) for row in zip(*columns, strict=True)] == expected
     check_replay(programs.table, records)
 
@@ -55,7 +60,10 @@ def test_a_full_disk_is_told():
     with Drain(programs.maps["records"], Path("/dev/full")) as drain:
         programs.run("impair_tc", ring())
         with pytest.raises(
-            FaultError, match=re.escape("the log of faults cannot be written: /dev/full: No space left on device")
+            FaultError,
+            match=re.escape(
+                "the log of faults cannot be written: /dev/full: No space left on device"
+            ),
         ):
             drain.flush()
 
@@ -66,8 +74,20 @@ def test_no_logs_are_no_records():
 
 
 CHANGED = {
-    "rule": (1, "met 1 rules, duplicate by rule 1 with 2 as number 0; its fate is duplicate by rule 0 with 2"),
-    "argument": (3, "met 1 rules, duplicate by rule 0 with 3 as number 0; its fate is duplicate by rule 0 with 2"),
+    "rule": (
+        1,
+        (
+            "met 1 rules, duplicate by rule 1 with 2 as number 0; its fate is duplicate by rule 0"
+            " with 2"
+        ),
+    ),
+    "argument": (
+        3,
+        (
+            "met 1 rules, duplicate by rule 0 with 3 as number 0; its fate is duplicate by rule 0"
+            " with 2"
+        ),
+    ),
     "fired": (0, "met 0 rules, none as number 0; its fate is duplicate by rule 0 with 2"),
 }
 
@@ -83,5 +103,7 @@ def test_the_first_record_that_differs_is_named(tmp_path, field):
     records[field][3:] = value
     with pytest.raises(FaultError) as difference:
         check_replay(programs.table, records)
-    assert str(difference.value).startswith("record 3 of the log: reduce frame Packet(sender=0, receiver=1, kind=1, ")
+    assert str(difference.value).startswith(
+        "record 3 of the log: reduce frame Packet(sender=0, receiver=1, kind=1, "
+    )
     assert str(difference.value).endswith(words)

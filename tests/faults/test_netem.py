@@ -23,10 +23,15 @@ from tests.support.rules import parse_rule
 
 PREFIX = "netem limit 65536 "
 HOSTS = ("h1", "h2", "h3")
-NO_NETEM = "tc qdisc add dev s1-eth2 root netem limit 65536 loss random {}: Error: Specified qdisc kind is unknown."
+NO_NETEM = (
+    "tc qdisc add dev s1-eth2 root netem limit 65536 loss random {}: Error: Specified qdisc kind is"
+    " unknown."
+)
 
 
-def scenario(*faults: str, switch: str = "bridge", backends: tuple[str, ...] = ("tcp-ring",)) -> Scenario:
+def scenario(
+    *faults: str, switch: str = "bridge", backends: tuple[str, ...] = ("tcp-ring",)
+) -> Scenario:
     table: dict[str, Any] = {
         "scenario": {"name": "netem"},
         "fabric": {"hosts": 2, "switch": switch},
@@ -54,7 +59,10 @@ def scenario(*faults: str, switch: str = "bridge", backends: tuple[str, ...] = (
         ("delay delay=2ms p=0.3", "delay 2000us reorder 70%"),
         ("delay delay=2ms jitter=1ms", "delay 2000us 1000us"),
         ("delay delay=2ms jitter=1ms distribution=uniform", "delay 2000us 1000us"),
-        ("delay delay=2ms jitter=1ms distribution=normal", "delay 2000us 1000us distribution normal"),
+        (
+            "delay delay=2ms jitter=1ms distribution=normal",
+            "delay 2000us 1000us distribution normal",
+        ),
         ("reorder p=0.25 within=10ms", "delay 10000us reorder 75%"),
     ],
 )
@@ -63,7 +71,10 @@ def test_words(rule: str, words: str) -> None:
 
 
 def test_rules_of_one_receiver_are_one_qdisc() -> None:
-    rules = [parse_rule(text) for text in ("drop p=0.01 link=*->h2", "delay delay=2ms", "corrupt p=0.5 link=*->h3,*->h2")]
+    rules = [
+        parse_rule(text)
+        for text in ("drop p=0.01 link=*->h2", "delay delay=2ms", "corrupt p=0.5 link=*->h3,*->h2")
+    ]
     assert {name: " ".join(options) for name, options in netem_table(rules, HOSTS).items()} == {
         "h1": PREFIX + "delay 2000us",
         "h2": PREFIX + "loss random 1% delay 2000us corrupt 50%",
@@ -74,19 +85,52 @@ def test_rules_of_one_receiver_are_one_qdisc() -> None:
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
-        ("drop kind=tcp,udp", "netem: drop: kind = tcp,udp: only link and p can be set, since netem reads no such header"),
-        ("drop attempt=0", "netem: drop: attempt = 0: only link and p can be set, since netem reads no such header"),
-        ("drop link=h1->h2", "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees what all hosts send"),
-        ("duplicate copies=2", "netem: duplicate: copies = 2: must be 1, since netem knows no other"),
+        (
+            "drop kind=tcp,udp",
+            (
+                "netem: drop: kind = tcp,udp: only link and p can be set, since netem reads no such"
+                " header"
+            ),
+        ),
+        (
+            "drop attempt=0",
+            (
+                "netem: drop: attempt = 0: only link and p can be set, since netem reads no such"
+                " header"
+            ),
+        ),
+        (
+            "drop link=h1->h2",
+            (
+                "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees what all"
+                " hosts send"
+            ),
+        ),
+        (
+            "duplicate copies=2",
+            "netem: duplicate: copies = 2: must be 1, since netem knows no other",
+        ),
         ("corrupt bits=8", "netem: corrupt: bits = 8: must be 1, since netem knows no other"),
         ("reorder behind=3", "netem: reorder: behind = 3: must be 1, since netem knows no other"),
         (
             "delay delay=2ms jitter=1ms distribution=pareto",
-            "netem: delay: distribution = pareto: must be constant, uniform or normal, since its pareto differs",
+            (
+                "netem: delay: distribution = pareto: must be constant, uniform or normal, since"
+                " its pareto differs"
+            ),
         ),
-        ("drop; drop p=0.5 link=*->h2", "netem: drop and drop of one receiver: must be one of them"),
-        ("delay delay=1ms; reorder", "netem: reorder and delay of one receiver: must be one of them"),
-        ("drop link=*->h9", "netem: drop: link = *->h9: must be a receiver of this fabric: h1, h2, h3"),
+        (
+            "drop; drop p=0.5 link=*->h2",
+            "netem: drop and drop of one receiver: must be one of them",
+        ),
+        (
+            "delay delay=1ms; reorder",
+            "netem: reorder and delay of one receiver: must be one of them",
+        ),
+        (
+            "drop link=*->h9",
+            "netem: drop: link = *->h9: must be a receiver of this fabric: h1, h2, h3",
+        ),
     ],
 )
 def test_what_netem_cannot_do(rules: str, text: str) -> None:
@@ -102,15 +146,41 @@ XDP = {"switch": "xdp"}
 @pytest.mark.parametrize(
     ("faults", "changes", "text"),
     [
-        ("drop kind=tcp backend=netem", {}, "netem: drop: kind = tcp: only link and p can be set, since netem "),
-        ("drop link=h1->h2 backend=netem", {}, "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees "),
-        ("drop backend=netem; burst enter=0.1 leave=0.5 backend=netem", {}, "netem: burst and drop of one receiver: "),
-        ("drop backend=netem", XDP | RING, "drop: backend = netem: must be engine with switch xdp and xdp-ring, "),
-        ("drop backend=netem; flood switch=s1 at=1s", {}, "drop: backend = netem: must be engine beside a flood, since "),
-        ("drop backend=netem; limit host=h2 rate=1mbit", {}, "limit of h2: direction = both: must be up beside netem, "),
+        (
+            "drop kind=tcp backend=netem",
+            {},
+            "netem: drop: kind = tcp: only link and p can be set, since netem ",
+        ),
+        (
+            "drop link=h1->h2 backend=netem",
+            {},
+            "netem: drop: link = h1->h2: must be *->h2, since a port's qdisc sees ",
+        ),
+        (
+            "drop backend=netem; burst enter=0.1 leave=0.5 backend=netem",
+            {},
+            "netem: burst and drop of one receiver: ",
+        ),
+        (
+            "drop backend=netem",
+            XDP | RING,
+            "drop: backend = netem: must be engine with switch xdp and xdp-ring, ",
+        ),
+        (
+            "drop backend=netem; flood switch=s1 at=1s",
+            {},
+            "drop: backend = netem: must be engine beside a flood, since ",
+        ),
+        (
+            "drop backend=netem; limit host=h2 rate=1mbit",
+            {},
+            "limit of h2: direction = both: must be up beside netem, ",
+        ),
     ],
 )
-def test_scenarios_that_netem_cannot_do_are_refused(faults: str, changes: dict[str, Any], text: str) -> None:
+def test_scenarios_that_netem_cannot_do_are_refused(
+    faults: str, changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         scenario(*faults.split("; "), **changes)
     assert str(caught.value).startswith(f"scenario: faults: {text}")
@@ -138,14 +208,21 @@ def test_backends_are_words_and_tables_alike() -> None:
 
 
 def test_the_engine_takes_no_rule_of_netems() -> None:
-    with pytest.raises(SpecError, match="drop: backend = netem: must be engine where fates are counted and"):
+    with pytest.raises(
+        SpecError, match="drop: backend = netem: must be engine where fates are counted and"
+    ):
         compile_rules([parse_rule("drop backend=netem")], plan_fabric("star", 2))
 
 
 @pytest.mark.net
-def test_a_run_with_netem_or_the_kernels_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_netem_or_the_kernels_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    given, out = scenario("drop p=0.05 link=*->h2 backend=netem", "drop p=0.05 link=h2->h1"), tmp_path / "run"
+    given, out = (
+        scenario("drop p=0.05 link=*->h2 backend=netem", "drop p=0.05 link=h2->h1"),
+        tmp_path / "run",
+    )
     if find("qdisc netem").level is not Level.OK:
         with pytest.raises(FaultError) as caught:
             run_scenario(given, out, quiet=True)

@@ -24,7 +24,9 @@ TAKEN = {
     "duplicate copies=7": Duplicate(copies=7),
     "corrupt bits=3 seq=2 p=1": Corrupt(bits=3, seq=2),
     "delay delay=2ms": Delay(delay="2ms"),
-    "delay delay=2ms jitter=500us distribution=pareto": Delay(delay="2ms", jitter="500us", distribution="pareto"),
+    "delay delay=2ms jitter=500us distribution=pareto": Delay(
+        delay="2ms", jitter="500us", distribution="pareto"
+    ),
     "reorder behind=4 within=20ms": Reorder(behind=4, within="20ms"),
     "burst enter=0.01 leave=0.3 p=0.5": Burst(enter=0.01, leave=0.3, p=0.5),
 }
@@ -42,34 +44,59 @@ REFUSED = {
     "p=1": "fault 'p=1': the first word must be the action, as in: drop p=0.01 link=h1->h2",
     "drop p": "fault 'drop p': 'p' is not key=value",
     "drop p=1 p=0": "fault 'drop p=1 p=0': p is given twice",
-    "shake": "fault 'shake': action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay, reorder, burst",
+    "shake": (
+        "fault 'shake': action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay,"
+        " reorder, burst"
+    ),
     "drop p=2": "fault 'drop p=2': p = 2: must be a number from 0 to 1",
     "drop p=nan": "fault 'drop p=nan': p = nan: must be a number from 0 to 1",
-    "drop q=2": "fault 'drop q=2': q is unknown: must be one of link, kind, group, seq, chunk, hop, attempt, p, backend",
-    "drop link=h1": "fault 'drop link=h1': link = h1: must be links such as h1->h2, *->h2 or h1->*, several by comma",
-    "drop link=h0->h1": "link = h0->h1: must be links such as h1->h2, *->h2 or h1->*, several by comma",
+    "drop q=2": (
+        "fault 'drop q=2': q is unknown: must be one of link, kind, group, seq, chunk, hop,"
+        " attempt, p, backend"
+    ),
+    "drop link=h1": (
+        "fault 'drop link=h1': link = h1: must be links such as h1->h2, *->h2 or h1->*, several by"
+        " comma"
+    ),
+    "drop link=h0->h1": (
+        "link = h0->h1: must be links such as h1->h2, *->h2 or h1->*, several by comma"
+    ),
     "drop kind=sctp": "fault 'drop kind=sctp': kind = sctp: must be any of reduce, result,",
     "drop chunk=9..3": f"fault 'drop chunk=9..3': chunk = 9..3: must be {NUMBER}",
-    "drop chunk=4294967296": f"fault 'drop chunk=4294967296': chunk = 4294967296: must be {NUMBER} 4294967295",
+    "drop chunk=4294967296": (
+        f"fault 'drop chunk=4294967296': chunk = 4294967296: must be {NUMBER} 4294967295"
+    ),
     "drop group=0..4096": f"fault 'drop group=0..4096': group = 0..4096: must be {NUMBER} 4095",
     "drop hop=256": f"fault 'drop hop=256': hop = 256: must be {NUMBER} 255",
-    "drop attempt=1..65536": f"fault 'drop attempt=1..65536': attempt = 1..65536: must be {NUMBER} 65535",
+    "drop attempt=1..65536": (
+        f"fault 'drop attempt=1..65536': attempt = 1..65536: must be {NUMBER} 65535"
+    ),
     "drop hop=-1": f"fault 'drop hop=-1': hop = -1: must be {NUMBER}",
     "drop chunk=1_0": f"fault 'drop chunk=1_0': chunk = 1_0: must be {NUMBER} 4294967295",
-    "drop chunk=1_0..2_0": f"fault 'drop chunk=1_0..2_0': chunk = 1_0..2_0: must be {NUMBER} 4294967295",
+    "drop chunk=1_0..2_0": (
+        f"fault 'drop chunk=1_0..2_0': chunk = 1_0..2_0: must be {NUMBER} 4294967295"
+    ),
     "drop p=0.0_1": "fault 'drop p=0.0_1': p = 0.0_1: must be a number from 0 to 1",
-    "duplicate copies=1_0": "fault 'duplicate copies=1_0': copies = 1_0: must be a whole number from 1 to 7",
+    "duplicate copies=1_0": (
+        "fault 'duplicate copies=1_0': copies = 1_0: must be a whole number from 1 to 7"
+    ),
     "delay delay=0.5ns": f"fault 'delay delay=0.5ns': delay = 0.5ns: must be {TIME}",
     "delay delay=1_0ms": f"fault 'delay delay=1_0ms': delay = 1_0ms: must be {TIME}",
     "reorder within=0.0000000001s": f"within = 0.0000000001s: must be {TIME}",
-    "duplicate copies=8": "fault 'duplicate copies=8': copies = 8: must be a whole number from 1 to 7",
+    "duplicate copies=8": (
+        "fault 'duplicate copies=8': copies = 8: must be a whole number from 1 to 7"
+    ),
     "corrupt bits=0.5": "fault 'corrupt bits=0.5': bits = 0.5: must be a whole number from 1 to 64",
     "delay": f"fault 'delay': delay is missing: must be {TIME}",
     "delay delay=2": f"fault 'delay delay=2': delay = 2: must be {TIME}",
     "delay delay=2min": f"fault 'delay delay=2min': delay = 120.0: must be {TIME}",
     "delay delay=1ms distribution=normal": "jitter: is missing, which distribution normal needs",
-    "delay delay=1ms jitter=1ms distribution=constant": "distribution = constant: must be uniform, normal or pareto",
-    "delay delay=1ms jitter=1ms distribution=cauchy": "distribution = cauchy: must be constant, uniform, normal or pareto",
+    "delay delay=1ms jitter=1ms distribution=constant": (
+        "distribution = constant: must be uniform, normal or pareto"
+    ),
+    "delay delay=1ms jitter=1ms distribution=cauchy": (
+        "distribution = cauchy: must be constant, uniform, normal or pareto"
+    ),
     "reorder behind=0": "behind = 0: must be a whole number from 1 to 1024",
     "burst enter=0.1": "leave is missing: must be a number between 0 and 1",
     "burst enter=0.001 leave=0.01": "enter + leave = 0.011: must be 0.02 to 1",
@@ -86,7 +113,11 @@ def test_refusals_name_key_value_and_what_is_allowed(text):
 def test_every_finding_has_a_line():
     with pytest.raises(SpecError) as refusal:
         parse_rule("duplicate p=-1 copies=99 colour=red")
-    assert [line.split(": ", 1)[1].split(" ")[0] for line in str(refusal.value).splitlines()] == ["p", "copies", "colour"]
+    assert [line.split(": ", 1)[1].split(" ")[0] for line in str(refusal.value).splitlines()] == [
+        "p",
+        "copies",
+        "colour",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,10 +140,26 @@ def test_units(parse, text, value):
 @pytest.mark.parametrize(
     ("parse", "text", "allowed"),
     [
-        (parse_seconds, "0.9ns", "'0.9ns' is not a time: must be a whole number of nanoseconds, such as 200ms"),
-        (parse_seconds, "1.0001us", "'1.0001us' is not a time: must be a whole number of nanoseconds, such as 200ms"),
-        (parse_rate, "0.0005kbit", "'0.0005kbit' is not a rate: must be a whole number of bits, such as 100mbit"),
-        (parse_bytes, "1500.5B", "'1500.5B' is not a size: must be a whole number of bytes, such as 64KiB"),
+        (
+            parse_seconds,
+            "0.9ns",
+            "'0.9ns' is not a time: must be a whole number of nanoseconds, such as 200ms",
+        ),
+        (
+            parse_seconds,
+            "1.0001us",
+            "'1.0001us' is not a time: must be a whole number of nanoseconds, such as 200ms",
+        ),
+        (
+            parse_rate,
+            "0.0005kbit",
+            "'0.0005kbit' is not a rate: must be a whole number of bits, such as 100mbit",
+        ),
+        (
+            parse_bytes,
+            "1500.5B",
+            "'1500.5B' is not a size: must be a whole number of bytes, such as 64KiB",
+        ),
     ],
 )
 def test_units_that_are_too_fine(parse, text, allowed):
@@ -123,20 +170,31 @@ def test_units_that_are_too_fine(parse, text, allowed):
 
 @given(st.integers(0, 60 * 10**9), st.sampled_from(["delay", "jitter"]))
 def test_times_of_whole_nanoseconds_go_there_and_back(nanoseconds, key):
-    rule = parse_rule(f"delay delay=1ms {key}={nanoseconds}ns" if key == "jitter" else f"delay delay={nanoseconds}ns")
+    rule = parse_rule(
+        f"delay delay=1ms {key}={nanoseconds}ns"
+        if key == "jitter"
+        else f"delay delay={nanoseconds}ns"
+    )
     assert round(getattr(rule, key) * 1e9) == nanoseconds
     assert parse_rule(format_fault(rule)) == rule
 
 
-@pytest.mark.parametrize(("parse", "noun"), [(parse_seconds, "a time"), (parse_rate, "a rate"), (parse_bytes, "a size")])
-@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1 ms", "1parsec", "1e3s", "1_0ms", "\u0661ms"])
+@pytest.mark.parametrize(
+    ("parse", "noun"), [(parse_seconds, "a time"), (parse_rate, "a rate"), (parse_bytes, "a size")]
+)
+@pytest.mark.parametrize(
+    "text", ["", "5", "ms", "-1ms", "1 ms", "1parsec", "1e3s", "1_0ms", "\u0661ms"]
+)
 def test_units_that_are_refused(parse, noun, text):
     with pytest.raises(SpecError, match=f"is not {noun}: must be a number with one of the units"):
         parse(text)
 
 
 @given(
-    st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.from_regex(r"[a-z>*,-]{1,9}|[0-9]{1,6}", fullmatch=True))
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+        st.from_regex(r"[a-z>*,-]{1,9}|[0-9]{1,6}", fullmatch=True),
+    )
 )
 def test_words_split_into_what_they_were_made_of(keys):
     text = " ".join(["act", *(f"{key}={value}" for key, value in keys.items())])
@@ -151,7 +209,10 @@ def test_words_split_into_what_they_were_made_of(keys):
 
 
 def test_links_become_masks_by_sender():
-    table = compile_rules([parse_rule("drop link=h1->h2,*->h4"), parse_rule("drop link=h3->*"), parse_rule("drop")], PLAN)
+    table = compile_rules(
+        [parse_rule("drop link=h1->h2,*->h4"), parse_rule("drop link=h3->*"), parse_rule("drop")],
+        PLAN,
+    )
     assert [rule.receivers[:5] for rule in table.rules] == [
         (0b1010, 0b1000, 0b1000, 0b1000, 0),
         (0, 0, 0b1111, 0, 0),
@@ -161,7 +222,9 @@ def test_links_become_masks_by_sender():
 
 def test_probabilities_become_integers():
     table = compile_rules(
-        [parse_rule("drop p=1"), parse_rule("drop p=0"), parse_rule("burst enter=0.25 leave=0.5")], PLAN, seed=-1
+        [parse_rule("drop p=1"), parse_rule("drop p=0"), parse_rule("burst enter=0.25 leave=0.5")],
+        PLAN,
+        seed=-1,
     )
     assert table.seed == 2**64 - 1
     assert [rule.p for rule in table.rules] == [CERTAIN, 0, CERTAIN]
@@ -171,17 +234,28 @@ def test_probabilities_become_integers():
 
 
 def test_equal_delays_share_a_table():
-    texts = ("delay delay=1ms", "delay delay=2ms p=0.1", "delay delay=1ms p=0.5", "reorder within=3ms behind=2")
+    texts = (
+        "delay delay=1ms",
+        "delay delay=2ms p=0.1",
+        "delay delay=1ms p=0.5",
+        "reorder within=3ms behind=2",
+    )
     table = compile_rules([parse_rule(text) for text in texts], PLAN)
     assert [rule.quantiles for rule in table.rules] == [0, 1, 0, 0]
     assert len(table.quantiles) == 2
-    assert (table.rules[3].action, table.rules[3].count, table.rules[3].within) == (Action.REORDER, 2, 3_000_000)
+    assert (table.rules[3].action, table.rules[3].count, table.rules[3].within) == (
+        Action.REORDER,
+        2,
+        3_000_000,
+    )
     assert table.rules[0].ranges == (Range(),) * 5
     assert table.holds
 
 
 def test_hosts_and_numbers_of_rules_are_checked():
-    with pytest.raises(SpecError, match="host: 'h5' is not in this fabric; hosts are h1, h2, h3, h4"):
+    with pytest.raises(
+        SpecError, match="host: 'h5' is not in this fabric; hosts are h1, h2, h3, h4"
+    ):
         compile_rules([parse_rule("drop link=*->h5")], PLAN)
     with pytest.raises(SpecError, match="faults: 65 rules on packets: must be at most 64"):
         compile_rules([parse_rule("drop")] * 65, PLAN)

@@ -12,7 +12,8 @@ from tests.gnn import python2
 
 __all__ = ["FEATURES", "GRAPH", "LABELS", "TESTED", "write"]
 
-# Eight vertices: 0 and 1 are trained on, 2 to 4 known, 5 and 7 tested, in the order 7, 5; 6 has no edges and no features.
+# Eight vertices: 0 and 1 are trained on, 2 to 4 known, 5 and 7 tested, in the order 7, 5; 6 has no
+# edges and no features.
 FEATURES = np.array([[1, 1, 0], [0, 2, 0], [0, 0, 4], [1, 0, 0], [0, 0, 0]], np.float32)
 TESTED = np.array([[0, 1, 3], [5, 0, 0]], np.float32)
 LABELS = np.eye(2, dtype=np.int32)[[1, 0, 1, 0, 0]]
@@ -37,5 +38,7 @@ def write(root: Path, **changed: Any) -> PlanetoidSpec:
     raw = root / "CiteSeer" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for part, value in {**parts(), **changed}.items():
-        (raw / f"ind.citeseer.{part}").write_bytes(value if isinstance(value, bytes) else python2.dumps(value))
+        (raw / f"ind.citeseer.{part}").write_bytes(
+            value if isinstance(value, bytes) else python2.dumps(value)
+        )
     return PlanetoidSpec(name="planetoid", path=str(root), graph="CiteSeer")

@@ -1,4 +1,6 @@
-"""Pickles as Python 2's cPickle wrote them (protocol 2): bytes are strings in latin-1, and modules have their old names."""
+"""Pickles as Python 2's cPickle wrote them (protocol 2): bytes are strings in latin-1, and modules
+have their old names.
+"""
 
 import io
 import pickle

@@ -24,7 +24,9 @@ def parsed() -> GraphData:
 
 def neighbours(graph: GraphData, name: str) -> set[str]:
     vertex = NAMES.index(name)
-    return {NAMES[index] for index in graph.indices[graph.indptr[vertex] : graph.indptr[vertex + 1]]}
+    return {
+        NAMES[index] for index in graph.indices[graph.indptr[vertex] : graph.indptr[vertex + 1]]
+    }
 
 
 def test_relations_alternatives_and_providers(parsed: GraphData) -> None:
@@ -33,12 +35,16 @@ def test_relations_alternatives_and_providers(parsed: GraphData) -> None:
 
 
 def test_real_package_beats_its_providers(parsed: GraphData) -> None:
-    # gamma provides delta, but delta is a package: alpha's alternative does not lead to gamma through it
+    # gamma provides delta, but delta is a package: alpha's alternative does not lead to gamma
+    # through it
     assert neighbours(parsed, "delta") == {"alpha"}
 
 
 def test_newest_version_counts(parsed: GraphData) -> None:
-    assert neighbours(parsed, "beta") == {"alpha", "gamma"}  # from alpha's Depends and from 1.10's Recommends
+    assert neighbours(parsed, "beta") == {
+        "alpha",
+        "gamma",
+    }  # from alpha's Depends and from 1.10's Recommends
 
 
 def test_qualifiers_are_ignored_and_loops_left_out(parsed: GraphData) -> None:

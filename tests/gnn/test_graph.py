@@ -31,7 +31,9 @@ def test_split_is_a_partition(n: int, train: float, val: float, seed: int) -> No
     parts = random_split(n, train, val, seed)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
     assert len(parts[0]) == round(n * train)
-    assert all(np.array_equal(a, b) for a, b in zip(parts, random_split(n, train, val, seed), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(parts, random_split(n, train, val, seed), strict=True)
+    )
 
 
 def test_saved_graph_loads_equal(graph: GraphData, tmp_path: Path) -> None:
@@ -70,13 +72,17 @@ def test_cache_of_another_user(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLOSED, str(closed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, user=user)
     assert done.stderr == ""
-    assert done.stdout.startswith(f"graph cache {closed}/g-v1: cannot be read: Permission denied; set XDG_CACHE_HOME to")
+    assert done.stdout.startswith(
+        f"graph cache {closed}/g-v1: cannot be read: Permission denied; set XDG_CACHE_HOME to"
+    )
 
 
 def test_cache_that_is_not_whole(graph: GraphData, tmp_path: Path) -> None:
     graph.save(tmp_path / "g")
     (tmp_path / "g" / "x.npy").write_bytes(b"")
-    with pytest.raises(StorageError, match=r"g: cannot be read: .*; remove the folder to make it again"):
+    with pytest.raises(
+        StorageError, match=r"g: cannot be read: .*; remove the folder to make it again"
+    ):
         GraphData.load(tmp_path / "g")
 
 

@@ -1,4 +1,6 @@
-"""The neighbour sampler: only real edges, no repeats, fanout kept, uniform, the same for the same seed."""
+"""The neighbour sampler: only real edges, no repeats, fanout kept, uniform, the same for the same
+seed.
+"""
 
 import numpy as np
 import pytest
@@ -17,8 +19,17 @@ def star(leaves: int) -> GraphData:
     indptr, indices = from_edges(np.zeros(leaves, np.int64), np.arange(1, leaves + 1), leaves + 1)
     n = leaves + 1
     nothing = np.empty(0, np.int64)
-    return GraphData("star", indptr, indices, np.zeros((n, 1), np.float32), np.zeros(n, np.int64),
-                     nothing, nothing, nothing, 1)  # fmt: skip
+    return GraphData(
+        "star",
+        indptr,
+        indices,
+        np.zeros((n, 1), np.float32),
+        np.zeros(n, np.int64),
+        nothing,
+        nothing,
+        nothing,
+        1,
+    )
 
 
 @pytest.mark.parametrize("fanout", [1, 3, 20, None])
@@ -41,7 +52,8 @@ def test_draws_are_uniform() -> None:
     for _ in range(rounds):
         drawn, _ = draw_neighbours(hub, np.array([0]), 3, rng)
         counts[drawn] += 1
-    # Binomial(4000, 0.3): standard deviation 29; five of them is one false alarm in 10^5 for ten leaves.
+    # Binomial(4000, 0.3): standard deviation 29; five of them is one false alarm in 10^5 for ten
+    # leaves.
     np.testing.assert_allclose(counts[1:], rounds * 0.3, atol=5 * 29)
 
 
@@ -49,7 +61,9 @@ def check(graph: GraphData, block: Block, targets: np.ndarray) -> None:
     assert np.array_equal(block.sources[: block.num_targets], targets)
     assert len(np.unique(block.sources)) == len(block.sources)
     senders, receivers = block.sources[block.edge_index[0]], block.sources[block.edge_index[1]]
-    assert all(s in neighbours(graph, r) for s, r in zip(senders.tolist(), receivers.tolist(), strict=True))
+    assert all(
+        s in neighbours(graph, r) for s, r in zip(senders.tolist(), receivers.tolist(), strict=True)
+    )
     assert set(block.sources.tolist()) == set(targets.tolist()) | set(senders.tolist())
 
 
@@ -78,7 +92,9 @@ def test_same_seed_same_blocks_whatever_came_before(graph: GraphData) -> None:
 def test_vertices_without_neighbours() -> None:
     lonely = star(3)
     indptr = np.zeros(5, np.int64)
-    alone = GraphData("alone", indptr, lonely.indices[:0], lonely.x, lonely.y, *(lonely.train,) * 3, 1)
+    alone = GraphData(
+        "alone", indptr, lonely.indices[:0], lonely.x, lonely.y, *(lonely.train,) * 3, 1
+    )
     block = Sampler(alone).block(np.array([2, 0]), 5, np.random.default_rng(0))
     assert block.sources.tolist() == [2, 0]
     assert block.edge_index.shape == (2, 0)

@@ -1,4 +1,6 @@
-"""Data-parallel training: equal weights on all ranks, gradients as one process would compute them, seeds."""
+"""Data-parallel training: equal weights on all ranks, gradients as one process would compute them,
+seeds.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,17 +23,27 @@ from testbed.gnn.weights import flatten
 MODEL = SampledModelSpec(hidden=16, fanout=(5, 3), dropout=0.0)
 
 
-def train(graph: GraphData, thread_group: Any, world: int, training: MinibatchSpec, seed: int = 1) -> list[list[EpochResult]]:
+def train(
+    graph: GraphData, thread_group: Any, world: int, training: MinibatchSpec, seed: int = 1
+) -> list[list[EpochResult]]:
     group = thread_group(world)
 
-    # Models are made one after another: torch's seed is a global of the process, which ranks here share.
+    # Models are made one after another: torch's seed is a global of the process, which ranks here
+    # share.
     trainers = [Trainer(graph, MODEL, training, rank, world, seed) for rank in range(world)]
     with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)], trainers))
+        return list(
+            pool.map(
+                lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)],
+                trainers,
+            )
+        )
 
 
 def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: Any) -> None:
-    ranks = train(graph, thread_group, 3, MinibatchSpec(epochs=4, batch_size=16, learning_rate=0.01))
+    ranks = train(
+        graph, thread_group, 3, MinibatchSpec(epochs=4, batch_size=16, learning_rate=0.01)
+    )
     for epoch in zip(*ranks, strict=True):
         assert len({result.digest for result in epoch}) == 1
     losses = [np.mean([result.loss for result in epoch]) for epoch in zip(*ranks, strict=True)]
@@ -39,7 +51,9 @@ def test_ranks_end_with_the_same_bits_and_learn(graph: GraphData, thread_group: 
 
 
 def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group: Any) -> None:
-    """The mean of the ranks' gradients, against autograd on the mean of their losses in one plain model."""
+    """The mean of the ranks' gradients, against autograd on the mean of their losses in one plain
+    model.
+    """
     world = 4
     training = MinibatchSpec(epochs=1, steps=1, batch_size=8, optimizer="sgd", learning_rate=1.0)
     group = thread_group(world)
@@ -59,14 +73,21 @@ def test_one_step_is_the_step_of_the_joined_batch(graph: GraphData, thread_group
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])  # type: ignore[union-attr]
 
     with ThreadPoolExecutor(world) as pool:
-        list(pool.map(lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)], trainers))
+        list(
+            pool.map(
+                lambda t: [t.epoch(group.backend(t.rank), e) for e in range(training.epochs)],
+                trainers,
+            )
+        )
     step = before - trainers[0].weights.detach()
     np.testing.assert_allclose(step.numpy(), expected.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_same_seed_same_run(graph: GraphData, thread_group: Any) -> None:
     training = MinibatchSpec(epochs=1, batch_size=32)
-    first, again, other = (train(graph, thread_group, 1, training, seed)[0][0] for seed in (1, 1, 2))
+    first, again, other = (
+        train(graph, thread_group, 1, training, seed)[0][0] for seed in (1, 1, 2)
+    )
     assert (first.digest, first.loss) == (again.digest, again.loss)
     assert first.digest != other.digest
 

@@ -39,9 +39,14 @@ def test_arrays_matrices_and_lists(dumps) -> None:
     np.testing.assert_array_equal(matrix.toarray(), MATRIX.toarray())
     assert unpickle(dumps(GRAPH)) == GRAPH
     shared = [1, 2]
-    assert unpickle(dumps([shared, shared, (1, 2, 3, 4), {"a": None}, -1.5, True])) == [[1, 2]] * 2 + [
-        (1, 2, 3, 4), {"a": None}, -1.5, True,
-    ]  # fmt: skip
+    assert unpickle(dumps([shared, shared, (1, 2, 3, 4), {"a": None}, -1.5, True])) == [
+        [1, 2]
+    ] * 2 + [
+        (1, 2, 3, 4),
+        {"a": None},
+        -1.5,
+        True,
+    ]
 
 
 class Call:
@@ -73,7 +78,9 @@ def test_other_names_are_refused(tmp_path: Path, hostile, name: str, protocol: i
         unpickle(pickle.dumps(hostile(path), protocol))
     text = str(refused.value)
     # In protocols 0 and 1 opcodes that nobody needs come before some of the names.
-    expected = [f"{name}'"] if protocol > 1 else [f"{name}'", "copy_reg._reconstructor'", "has the opcode"]
+    expected = (
+        [f"{name}'"] if protocol > 1 else [f"{name}'", "copy_reg._reconstructor'", "has the opcode"]
+    )
     assert any(part in text for part in expected), text
     assert not path.exists()
 
@@ -94,16 +101,34 @@ ITEM = b"cnumpy\ndtype\nU\x02f8K\x00K\x01\x87R(K\x03U\x01<NNNtb"
         (b"\x80\x02", "is no pickle, or a broken one: "),
         (b"\x80\x02.", "is no pickle, or a broken one: pop from empty list"),
         (program(b"K\x01\x85R"), "is no pickle, or a broken one: pop from empty list"),
-        (program(b"c__builtin__\nlist\n(K\x01K\x02tR"), "calls __builtin__.list in another way than arrays"),
-        (program(b"ccollections\ndefaultdict\nccollections\ndefaultdict\n\x85R"), "calls collections.defaultdict in"),
+        (
+            program(b"c__builtin__\nlist\n(K\x01K\x02tR"),
+            "calls __builtin__.list in another way than arrays",
+        ),
+        (
+            program(b"ccollections\ndefaultdict\nccollections\ndefaultdict\n\x85R"),
+            "calls collections.defaultdict in",
+        ),
         (program(b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85R"), "calls numpy.ndarray in another way"),
         (program(b"cnumpy\ndtype\nU\x01OK\x00K\x01\x87R"), "calls numpy.dtype in another way"),
         (program(NEW_ARRAY), "has numpy.ndarray without content"),
-        (program(NEW_ARRAY, b"(K\x01K\x02\x85", ITEM, b"\x89U\x08abcdefghtb"), "shape (2,) and float64 with 8 bytes"),
-        (program(NEW_ARRAY, b"(K\x01J\xff\xff\xff\xff\x85", ITEM, b"\x89U\x00tb"), "has an array that is not one of numbers"),
-        (program(NEW_ARRAY, b"(K\x01", b"K\x00" * 3, b"\x87", ITEM, b"\x89U\x00tb"), "has an array that is not one of numbers"),
+        (
+            program(NEW_ARRAY, b"(K\x01K\x02\x85", ITEM, b"\x89U\x08abcdefghtb"),
+            "shape (2,) and float64 with 8 bytes",
+        ),
+        (
+            program(NEW_ARRAY, b"(K\x01J\xff\xff\xff\xff\x85", ITEM, b"\x89U\x00tb"),
+            "has an array that is not one of numbers",
+        ),
+        (
+            program(NEW_ARRAY, b"(K\x01", b"K\x00" * 3, b"\x87", ITEM, b"\x89U\x00tb"),
+            "has an array that is not one of numbers",
+        ),
         (program(NEW_ARRAY, b"}b"), "gives numpy.ndarray a state that is none of its own"),
-        (program(b"cscipy.sparse.csr\ncsr_matrix\n)\x81}b"), "has a CSR matrix without data, indices, indptr or shape"),
+        (
+            program(b"cscipy.sparse.csr\ncsr_matrix\n)\x81}b"),
+            "has a CSR matrix without data, indices, indptr or shape",
+        ),
         (program(b"}K\x01K\x02\x86K\x03s"), "has tuple for a key"),
         (program(b"K\x01K\x02a"), "appends to int"),
         (program(b"]K\x01K\x02s"), "sets items of list"),
@@ -111,7 +136,7 @@ ITEM = b"cnumpy\ndtype\nU\x02f8K\x00K\x01\x87R(K\x03U\x01<NNNtb"
         (program(b"P1\n"), "has the opcode PERSID"),
         (program(b"\x82\x01"), "has the opcode EXT1"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_together(data: bytes, text: str) -> None:
     with pytest.raises(RefusedPickle) as refused:
         unpickle(data)
@@ -181,7 +206,12 @@ def test_bombs() -> None:
     lines = "".join(program(bomb).hex() + "\n" for bomb in BOMBS.values())
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED], input=lines, capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", LIMITED],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     *answers, most = done.stdout.splitlines()
     for name, answer in zip(BOMBS, answers, strict=True):

@@ -1,4 +1,6 @@
-"""Packets for the ring's programs, built with scapy, and a rank in the middle of a collective to send them to."""
+"""Packets for the ring's programs, built with scapy, and a rank in the middle of a collective to
+send them to.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -30,8 +32,15 @@ def total_of(chunk: int) -> Words:
     return np.sum([input_of(rank, chunk) for rank in range(RANKS)], axis=0, dtype=np.uint64)
 
 
-def packet(payload: Words | None = None, source: int = RANK - 1, to: int = RANK, port: int = PORT, **fields: int) -> bytes:
-    """A whole frame to the rank; fields that are not given are those of a good frame, and it is sealed as it is.
+def packet(
+    payload: Words | None = None,
+    source: int = RANK - 1,
+    to: int = RANK,
+    port: int = PORT,
+    **fields: int,
+) -> bytes:
+    """A whole frame to the rank; fields that are not given are those of a good frame, and it is
+    sealed as it is.
 
     :param source: Rank whose addresses it has.
     :param to: Rank to whose addresses it goes.
@@ -69,7 +78,9 @@ def reduce(chunk: int, **fields) -> bytes:
 
 
 def result(chunk: int, **fields) -> bytes:
-    """All-gather phase as it reaches the rank. It began behind the last of the reduce-scatter phase, so it ends before that."""
+    """All-gather phase as it reaches the rank. It began behind the last of the reduce-scatter
+    phase, so it ends before that.
+    """
     hop = (RANK - (chunk % RANKS - 1)) % RANKS
     return packet(total_of(chunk), **{"kind": Kind.RESULT, "chunk": chunk, "hop": hop} | fields)
 
@@ -89,7 +100,9 @@ def kick(**fields) -> bytes:
 
 
 def prepare(kernel: KernelRank, native: NativeProcess) -> None:
-    """Enter the collective with all input ready, the first own chunk launched and its token under way."""
+    """Enter the collective with all input ready, the first own chunk launched and its token under
+    way.
+    """
     kernel.reset(SEQ - 1)
     kernel.control.lossy = SEQ - 1  # partial sums are saved
     for chunk in range(TOTAL):
@@ -105,9 +118,17 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 @contextmanager
 def loaded(
-    chunks: int = CHUNKS, upstream: bool = False, reorder_threshold: int = 0, retransmit_slots: int = 4, spare: int = 0
+    chunks: int = CHUNKS,
+    upstream: bool = False,
+    reorder_threshold: int = 0,
+    retransmit_slots: int = 4,
+    spare: int = 0,
 ) -> Iterator[tuple[KernelRank, NativeProcess]]:
-    terms = {"upstream": upstream, "reorder_threshold": reorder_threshold, "retransmit_slots": retransmit_slots}
+    terms = {
+        "upstream": upstream,
+        "reorder_threshold": reorder_threshold,
+        "retransmit_slots": retransmit_slots,
+    }
     setting = config(RANK, RANKS, chunk_bytes=LENGTH, chunks=chunks, **terms)
     with closing(KernelRank(setting, spare)) as kernel:
         shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq")}

@@ -1,4 +1,6 @@
-"""Ranks of an exchange, loaded in a namespace of their own, and the frames that they would send each other."""
+"""Ranks of an exchange, loaded in a namespace of their own, and the frames that they would send
+each other.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -17,14 +19,41 @@ from testbed.exchange.pinch.tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.netns import Namespace
-from testbed.protocol.pinch.packet import ACK_BEHIND, ACK_WORDS, EXPONENT_BITS, LEAST_BYTES, NOT_FINITE
+from testbed.protocol.pinch.packet import (
+    ACK_BEHIND,
+    ACK_WORDS,
+    EXPONENT_BITS,
+    LEAST_BYTES,
+    NOT_FINITE,
+)
 from testbed.protocol.sequence import word_of
-from testbed.protocol.wire import Endpoint, Frame, Header, PinchKind, Words, decode, encode, frame_seal, weigh
+from testbed.protocol.wire import (
+    Endpoint,
+    Frame,
+    Header,
+    PinchKind,
+    Words,
+    decode,
+    encode,
+    frame_seal,
+    weigh,
+)
 from testbed.testing import aggregates
 from testbed.testing.graphs import Partitioned
 from tests.exchange import pinch_reference as reference
 
-__all__ = ["SEQ", "Loaded", "ack", "bits", "first_kick", "frame", "handshake", "meet", "received", "said"]
+__all__ = [
+    "SEQ",
+    "Loaded",
+    "ack",
+    "bits",
+    "first_kick",
+    "frame",
+    "handshake",
+    "meet",
+    "received",
+    "said",
+]
 
 SEQ = 5
 STREAM = min(os.sched_getaffinity(1))
@@ -38,7 +67,11 @@ def namespace() -> Iterator[None]:
     """Devices of the names that a host has, with nothing behind them."""
     with Namespace() as made, made.entered():
         for near, far in DEVICES:
-            made.run(f"ip link add {near} type veth peer name {far}", f"ip link set {near} up", f"ip link set {far} up")
+            made.run(
+                f"ip link add {near} type veth peer name {far}",
+                f"ip link set {near} up",
+                f"ip link set {far} up",
+            )
         yield
 
 
@@ -55,7 +88,8 @@ class NoDispatcher:
 class Loaded(Closing):
     """Ranks of one exchange, each with programs and maps of its own, as far as they are asked for.
 
-    A rank's embeddings are those of the vertices that it owns; all are quantized with the exponent that they need together.
+    A rank's embeddings are those of the vertices that it owns; all are quantized with the exponent
+    that they need together.
     """
 
     def __init__(
@@ -76,14 +110,22 @@ class Loaded(Closing):
         self.exponent = aggregates.magnitude(x[aggregates.sent(graph)])
         self.lanes = aggregates.Format(self.bits).quantize(x, self.exponent)
         self.tables = [make_tables(halo, self.layout, kind) for halo in graph.halos]
-        self.bundles = [bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables]
-        self.groups = make_groups(plan_fabric(hosts=graph.world).hosts, group_id=3, lanes=lanes, mtu=mtu)
+        self.bundles = [
+            bundle(tables.outgoing, tables.masks, self.layout.rows) for tables in self.tables
+        ]
+        self.groups = make_groups(
+            plan_fabric(hosts=graph.world).hosts, group_id=3, lanes=lanes, mtu=mtu
+        )
         self.ports: dict[int, PinchPort] = {}
         with ExitStack() as stack:
             stack.enter_context(namespace())
             for rank in ranks:
-                spec = ExchangeSpec(self.groups[rank], graph.halos[rank], x.shape[1], kind, processing=processing)
-                port = PinchPort(NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank))
+                spec = ExchangeSpec(
+                    self.groups[rank], graph.halos[rank], x.shape[1], kind, processing=processing
+                )
+                port = PinchPort(
+                    NoDispatcher(), spec, self.layout, self.tables[rank], self.numbers(rank)
+                )
                 self.ports[rank] = stack.enter_context(port)
                 self.open(rank, seq)
             self._stack = stack.pop_all()
@@ -95,7 +137,9 @@ class Loaded(Closing):
         return Numbers(self.layout, self.kind, self.tables[rank].scale)
 
     def open(self, rank: int, seq: int) -> None:
-        """Enter an exchange, as if none had been of that number: nothing has come, nothing is sent."""
+        """Enter an exchange, as if none had been of that number: nothing has come,
+        nothing is sent.
+        """
         port = self.ports[rank]
         for name in ("seen", "acked", "sent"):
             port._receive.maps[f"pinch_{name}"].view()[:] = 0
@@ -122,7 +166,11 @@ class Loaded(Closing):
     def payload(self, sender: int, number: int) -> Words:
         """Of a rank's frame."""
         bundles, which = self.bundles[sender], number // self.layout.parts
-        one = Bundles(bundles.order[bundles.starts[which] : bundles.starts[which + 1]], np.arange(2), bundles.to[:1])
+        one = Bundles(
+            bundles.order[bundles.starts[which] : bundles.starts[which + 1]],
+            np.arange(2),
+            bundles.to[:1],
+        )
         one.starts[1] = len(one.order)
         mine = self.lanes[self.graph.halos[sender].owned]
         return reference.payloads(self.layout, one, mine)[number % self.layout.parts]
@@ -133,7 +181,9 @@ class Loaded(Closing):
         return frame(self.ports[to], self.payload(sender, number), sender, **fields)
 
     def frames_to(self, rank: int, /, **fields: int) -> list[bytes]:
-        return [self.embed(sender, number, rank, **fields) for sender, number in self.numbers_to(rank)]
+        return [
+            self.embed(sender, number, rank, **fields) for sender, number in self.numbers_to(rank)
+        ]
 
     def publish(self, rank: int) -> int:
         """Have all of a rank's frames in place; how many they are."""
@@ -167,14 +217,23 @@ class Loaded(Closing):
         """The aggregates so far; accumulators stay, but for maxima."""
         port = self.ports[rank]
         out = np.empty((self.graph.halos[rank].num_owned, self.x.shape[1]), np.float32)
-        self.numbers(rank).collect(port.accumulators, self.tables[rank].targets, port.banks, out, self.exponent, clear=False)
+        self.numbers(rank).collect(
+            port.accumulators,
+            self.tables[rank].targets,
+            port.banks,
+            out,
+            self.exponent,
+            clear=False,
+        )
         return out
 
     def expected(self, rank: int) -> np.ndarray:
         return aggregates.exact_aggregates(self.graph, self.x, self.kind, self.bits)[rank]
 
     def events(self, rank: int) -> list[int]:
-        """Sequence numbers that the ring buffer has had since the last call; a record is a header of 8 bytes and 8 more."""
+        """Sequence numbers that the ring buffer has had since the last call; a record is a header
+        of 8 bytes and 8 more.
+        """
         port = self.ports[rank]
         _, _, data = port._receive.maps["pinch_events"].ring_buffer()
         found = []
@@ -187,8 +246,15 @@ class Loaded(Closing):
     def memory(self, rank: int) -> dict[str, bytes]:
         """All that programs can write to, but for counters and what they work in."""
         left_out = ("counters", "scratch", "events", "both", "fan", "cpus")
-        tables = {name.removeprefix("pinch_"): table for name, table in self.ports[rank]._receive.maps.items()}
-        shared = {name: table for name, table in tables.items() if name not in left_out and not name.startswith(".")}
+        tables = {
+            name.removeprefix("pinch_"): table
+            for name, table in self.ports[rank]._receive.maps.items()
+        }
+        shared = {
+            name: table
+            for name, table in tables.items()
+            if name not in left_out and not name.startswith(".")
+        }
         stash = shared.pop("stash")
         found = {name: table.view(np.uint8).tobytes() for name, table in shared.items()}
         found["stash"] = b"".join(stash.lookup(key) for key in range(stash.max_entries))
@@ -206,12 +272,18 @@ class Loaded(Closing):
 def meet(port: PinchPort, frames: np.ndarray) -> None:
     """Have all ranks entered, with so many frames each for this one."""
     word = np.uint64(word_of(port.seq, 0))
-    port.peers["theirs"][:, port.seq & 1] = word | frames.astype(np.uint64) << np.uint64(EXPONENT_BITS)
+    port.peers["theirs"][:, port.seq & 1] = word | frames.astype(np.uint64) << np.uint64(
+        EXPONENT_BITS
+    )
     port.control.met = word_of(port.seq, int(frames.sum()))
 
 
-def handshake(port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int) -> bytes:
-    """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest value."""
+def handshake(
+    port: PinchPort, sender: int, /, frames: int = 0, exponent: int | None = 0, **fields: int
+) -> bytes:
+    """A rank's handshake to a port's rank: frames that it has, and the exponent of its largest
+    value.
+    """
     seq = fields.setdefault("seq", port.seq)
     said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
     word = np.array([word_of(seq, frames << EXPONENT_BITS | said)], np.uint64)
@@ -241,20 +313,32 @@ def received(tap: socket) -> list[bytes]:
             found.append(data)
 
 
-def frame(port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, /, **fields: int) -> bytes:
+def frame(
+    port: PinchPort, payload: Words, sender: int, kind: int = PinchKind.EMBED, /, **fields: int
+) -> bytes:
     """A frame to a port's rank; fields that are not given are those of a good one."""
     group = port.group
     tag, length = int(port.control.tag), 8 * payload.size
-    good = {"kind": kind, "group": group.group_id, "cookie": group.cookie, "sender": sender, "receiver": group.rank}
+    good = {
+        "kind": kind,
+        "group": group.group_id,
+        "cookie": group.cookie,
+        "sender": sender,
+        "receiver": group.rank,
+    }
     header = Header(**good | {"tag": tag, "length": length, "stream": STREAM} | fields)
     if "checksum" not in fields:
         header.checksum = checksum(header, payload)
-    ends = [Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)]
+    ends = [
+        Endpoint(group.members[rank].mac, group.members[rank].ip) for rank in (sender, group.rank)
+    ]
     return encode(Frame(header, payload, *ends))
 
 
 def ack(port: PinchPort, sender: int, chunk: int, have: Sequence[int], /, **fields: int) -> bytes:
-    """An acknowledgement by another rank: of what it has, as much as there is room for around a frame."""
+    """An acknowledgement by another rank: of what it has, as much as there is room for around a
+    frame.
+    """
     first = max(chunk // 32 - ACK_BEHIND, 0)
     words = np.zeros(ACK_WORDS, np.uint64)
     for number in have:
@@ -279,4 +363,9 @@ def said(data: bytes) -> Frame:
 def bits(found: Frame) -> set[int]:
     """Frames that an acknowledgement says have come."""
     first = max(found.header.chunk // 32 - ACK_BEHIND, 0)
-    return {32 * (first + i) + b for i, word in enumerate(found.payload.tolist()) for b in range(32) if word >> b & 1}
+    return {
+        32 * (first + i) + b
+        for i, word in enumerate(found.payload.tolist())
+        for b in range(32)
+        if word >> b & 1
+    }

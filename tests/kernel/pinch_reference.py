@@ -1,4 +1,6 @@
-"""Ranks of an exchange of which all is done twice, by programs and C and by `testbed.protocol.pinch.rank`, and compared."""
+"""Ranks of an exchange of which all is done twice, by programs and C and by
+`testbed.protocol.pinch.rank`, and compared.
+"""
 
 import os
 import random
@@ -40,7 +42,20 @@ VERDICTS = {
     Next.CPU: XDP_REDIRECT,
     Next.SEND: XDP_PASS,
 }
-SAME = ("met", "unfit", "acked", "received", "owed", "queued", "served", "copies", "lowest", "highest", "partners", "nonfinite")
+SAME = (
+    "met",
+    "unfit",
+    "acked",
+    "received",
+    "owed",
+    "queued",
+    "served",
+    "copies",
+    "lowest",
+    "highest",
+    "partners",
+    "nonfinite",
+)
 SAME += ("gone", "late", "handed", "taken")
 
 
@@ -57,7 +72,9 @@ class Accumulators:
         lanes = words.view(f"<i{bits // 8}").astype(np.int64).reshape(len(words), -1)
         if bits == 32:
             return lanes.reshape(-1).view(np.uint64)
-        pairs = lanes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(-1, 2)  # the first and third, the second and fourth
+        pairs = (
+            lanes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(-1, 2)
+        )  # the first and third, the second and fourth
         if self.kind == "max":
             return (pairs[:, 0] & U32 | pairs[:, 1] << 32).view(np.uint64)
         return (pairs[:, 0] + (pairs[:, 1] << 32)).view(np.uint64)
@@ -86,7 +103,9 @@ class Accumulators:
             first, count, hub = (int(vertex[name]) for name in ("first", "count", "hub"))
             start = (rows + 1) // 2 + i * words
             if hub:
-                yield Row(hub=Hub(first, count, part, 0, body[start : start + words]), slot=hub - 1 + part)
+                yield Row(
+                    hub=Hub(first, count, part, 0, body[start : start + words]), slot=hub - 1 + part
+                )
                 continue
             self.add(data[start : start + words], part, first, count)
             yield Row(edges=count)
@@ -125,7 +144,9 @@ class Member:
                 payload=layout.payload,
                 slice=tables.slice,
                 capacity=port.capacity,
-                sources=tuple(Source(*source) for source in tables.sources[: port.group.size].tolist()),
+                sources=tuple(
+                    Source(*source) for source in tables.sources[: port.group.size].tolist()
+                ),
                 home=tuple(port.homes),
                 anywhere=port.cpu == ANYWHERE,
             ),
@@ -138,7 +159,17 @@ class Member:
         """Be as one that has just been loaded."""
         port, shared = self.port, self.port._receive.maps
         tag = int(port.control.tag)
-        left_out = ("counters", "scratch", "events", "both", "fan", "cpus", "stash", "vertices", "edges")
+        left_out = (
+            "counters",
+            "scratch",
+            "events",
+            "both",
+            "fan",
+            "cpus",
+            "stash",
+            "vertices",
+            "edges",
+        )
         for name, table in shared.items():
             if not name.startswith(".") and name.removeprefix("pinch_") not in left_out:
                 table.view(np.uint8)[:] = 0
@@ -173,12 +204,16 @@ class Member:
         peers = -(-(port.group.size - 1) // len(set(port.homes)))
         self.rank.window = int(port.control.window)
         self.process.every = max(1, min(8, self.rank.window // (4 * peers)))
-        self.process.address([(mask, tuple(body.tolist())) for mask, body in zip(to, bodies, strict=True)])
+        self.process.address(
+            [(mask, tuple(body.tolist())) for mask, body in zip(to, bodies, strict=True)]
+        )
 
     def enter(self, exponent: int | None = 0, holds: range = EXPONENTS) -> None:
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         self.port.enter(exponent, holds)
-        self.kicked([self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)])
+        self.kicked(
+            [self.process.enter(said, holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT)]
+        )
 
     def send(self, x: np.ndarray, bundles: Bundles, factor: float) -> None:
         self.port.send(x, bundles, factor, None)
@@ -186,7 +221,13 @@ class Member:
 
     def end(self, **why: list[int]) -> None:
         self.port.end(**why)
-        self.kicked([self.process.end(**{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()})])
+        self.kicked(
+            [
+                self.process.end(
+                    **{name: sum(1 << rank for rank in ranks) for name, ranks in why.items()}
+                )
+            ]
+        )
 
     def act(self, policy: Policy) -> None:
         """Look, and do what is to be done; both look at the same."""
@@ -207,7 +248,9 @@ class Member:
         expected = sorted(self.bytes_of(kick)[RING:FRAME_BYTES] for kick in kicks)
         assert sorted(data[RING:FRAME_BYTES] for data in kicked) == expected
         for data in kicked:
-            self.network.kicks.append((self.index, self.network.chance.choice(self.network.cpus), "pinch_doorbell", data))
+            self.network.kicks.append(
+                (self.index, self.network.chance.choice(self.network.cpus), "pinch_doorbell", data)
+            )
         self.assert_same()
 
     # What programs do, twice.
@@ -219,12 +262,18 @@ class Member:
         if out in (Next.DOORBELL, Next.BOTH):
             self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.FAN:
-            self.network.kicks += [(self.index, cpu, "pinch_doorbell", data)] * len(self.rank.config.fan)
-        if out is Next.CPU:  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
+            self.network.kicks += [(self.index, cpu, "pinch_doorbell", data)] * len(
+                self.rank.config.fan
+            )
+        if (
+            out is Next.CPU
+        ):  # programs of CPU maps have no test runs: the one on the link is the same on that CPU
             self.network.kicks.append((self.index, self.port.cpu, "pinch_link", data))
 
     def kick(self, data: bytes, cpu: int) -> None:
-        out, data = self._both("pinch_doorbell", data, cpu, lambda packet, now: self.rank.on_doorbell(packet))
+        out, data = self._both(
+            "pinch_doorbell", data, cpu, lambda packet, now: self.rank.on_doorbell(packet)
+        )
         if out is Next.DOORBELL:
             self.network.kicks.append((self.index, cpu, "pinch_doorbell", data))
         if out is Next.SEND:
@@ -235,7 +284,9 @@ class Member:
             kick = packet.kind == PinchKind.DOORBELL
             to = packet.stream if kick else self.port.cpu
             if to in self.network.cpus:
-                self.network.kicks.append((self.index, to, "pinch_send" if kick else "pinch_doorbell", data))
+                self.network.kicks.append(
+                    (self.index, to, "pinch_send" if kick else "pinch_doorbell", data)
+                )
 
     def serve(self, data: bytes, cpu: int) -> None:
         """A kick has come to the program that sends."""
@@ -248,7 +299,10 @@ class Member:
             assert len(found) == len(expected)
             for got, wanted in zip(found, expected, strict=True):
                 begin = RING if way is Next.DOORBELL else 0
-                assert got[begin : len(wanted)] == wanted[begin:], (self.parse(got), self.parse(wanted))
+                assert got[begin : len(wanted)] == wanted[begin:], (
+                    self.parse(got),
+                    self.parse(wanted),
+                )
         self.network.in_flight += sent
         self.network.kicks += [(self.index, cpu, "pinch_doorbell", each) for each in kicked]
         self.assert_same()
@@ -270,14 +324,22 @@ class Member:
         if frame is None:
             return None
         ranks = {member.ip: member.rank for member in self.port.group.members}
-        source, destination = (ranks.get(end.ip, NOBODY) for end in (frame.source, frame.destination))
-        return Packet(source, destination, *astuple(frame.header), body=tuple(frame.payload.tolist()))
+        source, destination = (
+            ranks.get(end.ip, NOBODY) for end in (frame.source, frame.destination)
+        )
+        return Packet(
+            source, destination, *astuple(frame.header), body=tuple(frame.payload.tolist())
+        )
 
     def bytes_of(self, packet: Packet) -> bytes:
         """A frame's bytes as far as it says that it has any."""
         members = self.port.group.members
         source, destination = (
-            Endpoint(members[rank].mac, members[rank].ip) if rank != NOBODY else Endpoint("00:00:00:00:00:00", "0.0.0.0")
+            (
+                Endpoint(members[rank].mac, members[rank].ip)
+                if rank != NOBODY
+                else Endpoint("00:00:00:00:00:00", "0.0.0.0")
+            )
             for rank in (packet.source, packet.destination)
         )
         own = packet.kind in (PinchKind.DOORBELL, PinchKind.SEND_HANDSHAKES, PinchKind.WORK)
@@ -295,7 +357,11 @@ class Member:
         assert control.progress == word_of(rank.seq, rank.ready)
         for name in SAME:
             assert getattr(control, name) == getattr(rank, name), name
-        assert (control.end_acked, control.rtt_samples, control.sending) == (rank.end_acked, rank.rtt_samples, 0)
+        assert (control.end_acked, control.rtt_samples, control.sending) == (
+            rank.end_acked,
+            rank.rtt_samples,
+            0,
+        )
         shared = port._receive.maps
         queues = shared["pinch_sq"].view().reshape(-1, SQ_ENTRIES)
         for number, flow in enumerate(rank.flows):
@@ -304,10 +370,16 @@ class Member:
             assert record[["total", "next", "in_flight"]].tolist() == expected
             first, pending = int(record["sq_head"]), int(record["sq_tail"]) - int(record["sq_head"])
             assert first == flow.sq_head
-            assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(flow.sq)
+            assert queues[number, (first + np.arange(pending)) % SQ_ENTRIES].tolist() == list(
+                flow.sq
+            )
         for number, frame in enumerate(rank.frames):
             record = port.frames[number]
-            assert (record["to"], record["ask"], record["copies"]) == (frame.to, frame.ask, frame.copies)
+            assert (record["to"], record["ask"], record["copies"]) == (
+                frame.to,
+                frame.ask,
+                frame.copies,
+            )
         records = shared["pinch_sent"].view(dtype("pinch_sent")).reshape(-1, port.capacity)
         for flow, number in np.argwhere(records["seq"]).tolist():
             record, sent = records[flow, number], rank.sent[flow, number]
@@ -321,14 +393,23 @@ class Member:
             assert (record["ours"].tolist(), record["theirs"].tolist()) == (peer.ours, peer.theirs)
         for name, bitmap in (("seen", rank.seen), ("acked", rank.acks), ("wanted", rank.wanted)):
             assert shared[f"pinch_{name}"].view().ravel().tolist() == bitmap, name
-        queue, hubs = shared["pinch_hub_queue"].view().ravel(), shared["pinch_hubs"].view(dtype("pinch_hub")).reshape(-1)
+        queue, hubs = (
+            shared["pinch_hub_queue"].view().ravel(),
+            shared["pinch_hubs"].view(dtype("pinch_hub")).reshape(-1),
+        )
         for place, entry in rank.hub_queue.items():
             assert int(queue[place]) == entry
         for slot, hub in rank.hubs.items():
             assert hubs[slot].tolist() == (hub.first, hub.neighbours, hub.part, hub.next)
-            assert np.frombuffer(shared["pinch_stash"].lookup(slot), np.uint64)[: len(hub.body)].tolist() == list(hub.body)
+            assert np.frombuffer(shared["pinch_stash"].lookup(slot), np.uint64)[
+                : len(hub.body)
+            ].tolist() == list(hub.body)
         counted = port.counters()
-        assert {name: (count, rank.counters[name]) for name, count in counted.items() if count != rank.counters[name]} == {}
+        assert {
+            name: (count, rank.counters[name])
+            for name, count in counted.items()
+            if count != rank.counters[name]
+        } == {}
         banks = port.accumulators.reshape(port.banks, -1, port.layout.wide)
         np.testing.assert_array_equal(self.all_banks(banks), self.sink.words[: banks.shape[1]])
         assert self.network.loaded.events(self.index) == rank.events
@@ -359,11 +440,18 @@ class Compared(Closing):
         known: bool = False,
     ) -> None:
         self.known = known
-        self.graph, self.dim, self.kind, self.bits = graph, dim, kind, 16 if lanes == "int16" else 32
+        self.graph, self.dim, self.kind, self.bits = (
+            graph,
+            dim,
+            kind,
+            16 if lanes == "int16" else 32,
+        )
         x = np.zeros((len(graph.owner), dim), np.float32)
         self.affinity = os.sched_getaffinity(0)
         self.cpus = sorted(self.affinity)[:2]
-        self.loaded = Loaded(graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu)
+        self.loaded = Loaded(
+            graph, x, kind, lanes, ranks=range(graph.world), processing=processing, mtu=mtu
+        )
         self.wire, self.doorbell = (self._tap(name) for name in ("wire", "doorbell1"))
 
     def _tap(self, device: str) -> socket:
@@ -383,7 +471,11 @@ class Compared(Closing):
         for member, halo in zip(self.members, self.graph.halos, strict=True):
             member.jump(seq)
             if self.known:
-                ranks = {rank for rank in range(self.graph.world) if len(halo.sends[rank]) or len(halo.sources[rank])}
+                ranks = {
+                    rank
+                    for rank in range(self.graph.world)
+                    if len(halo.sends[rank]) or len(halo.sources[rank])
+                }
                 mask = sum(1 << rank for rank in ranks | {halo.rank})
                 member.port.control.partners = member.rank.partners = mask
         self.at = [(0, "open")] * self.graph.world
@@ -396,7 +488,9 @@ class Compared(Closing):
         share, chosen = chance.choice((0.0, 0.3, 1.0, 1.0)), []
         for tables in self.loaded.tables:
             some = random_.random(len(tables.outgoing)) < share
-            chosen.append(bundle(tables.outgoing[some], tables.masks[some], self.loaded.layout.rows))
+            chosen.append(
+                bundle(tables.outgoing[some], tables.masks[some], self.loaded.layout.rows)
+            )
         return x, chosen, self.known or chance.random() < 0.75
 
     def run(self, rank: int, program: str, data: bytes, cpu: int) -> TestRun:
@@ -415,7 +509,9 @@ class Compared(Closing):
         """What is on its way within a host goes on."""
         rank, cpu, program, data = self.kicks.pop(index)
         member = self.members[rank]
-        {"pinch_link": member.link, "pinch_doorbell": member.kick, "pinch_send": member.serve}[program](data, cpu)
+        {"pinch_link": member.link, "pinch_doorbell": member.kick, "pinch_send": member.serve}[
+            program
+        ](data, cpu)
 
     def step(self, index: int) -> bool:
         """A process goes on, if it can. Has it anything to do still?"""
@@ -447,7 +543,9 @@ class Compared(Closing):
             self.loaded.numbers(index).reset(member.port.accumulators)
             self.at[index] = turn + 1, "open"
         else:
-            assert member.port.wait(0) is (Waited.ENDED if member.rank.has_ended else Waited.TIME_UP)
+            assert member.port.wait(0) is (
+                Waited.ENDED if member.rank.has_ended else Waited.TIME_UP
+            )
         return True
 
     def _check(self, index: int, x: np.ndarray, chosen: list[Bundles]) -> None:
@@ -465,7 +563,9 @@ class Compared(Closing):
         expected = aggregates.integers(self.graph, lanes, self.kind, self.bits)[index]
         out = np.empty((halo.num_owned, self.dim), np.float32)
         numbers, port = self.loaded.numbers(index), member.port
-        numbers.collect(port.accumulators, self.loaded.tables[index].targets, port.banks, out, 0, clear=False)
+        numbers.collect(
+            port.accumulators, self.loaded.tables[index].targets, port.banks, out, 0, clear=False
+        )
         scale = self.loaded.tables[index].scale if self.kind == "weighted" else 1.0
         wanted = form.dequantize(expected, 1.0 / (form.factor(0) * scale), self.kind)
         if self.kind == "max":
@@ -483,7 +583,9 @@ class Compared(Closing):
         return all(turn == len(self.exchanges) for turn, _ in self.at)
 
     def finish(self, rounds: int = 400) -> None:
-        """Nothing goes wrong any more: deliver all in order, and let timers expire when nothing moves."""
+        """Nothing goes wrong any more: deliver all in order, and let timers expire when nothing
+        moves.
+        """
         for _ in range(rounds):
             if self.finished:
                 return

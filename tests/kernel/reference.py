@@ -1,4 +1,6 @@
-"""A rank of which everything is done twice: by the loaded programs and by `testbed.protocol`, and compared after every step."""
+"""A rank of which everything is done twice: by the loaded programs and by `testbed.protocol`, and
+compared after every step.
+"""
 
 import os
 import time
@@ -9,7 +11,15 @@ import numpy as np
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX, BpfObject, TestRun
 from testbed.kernel.abi import Struct, constant
-from testbed.protocol.ring.memory import COUNTERS, NACK_ENTRIES, Config, Nack, NackQueue, ResultState, WrKind
+from testbed.protocol.ring.memory import (
+    COUNTERS,
+    NACK_ENTRIES,
+    Config,
+    Nack,
+    NackQueue,
+    ResultState,
+    WrKind,
+)
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.wire import Frame, Words, decode, encode, net_peer
@@ -27,22 +37,42 @@ class KernelRank:
 
     def __init__(self, config: Config, spare: int = 0) -> None:
         self.config = config
-        own = ("cookie", "rank", "ranks", "group", "chunk_bytes", "chunks", "retransmit_slots", "upstream", "reorder_threshold")
-        rodata = Struct("ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own})
+        own = (
+            "cookie",
+            "rank",
+            "ranks",
+            "group",
+            "chunk_bytes",
+            "chunks",
+            "retransmit_slots",
+            "upstream",
+            "reorder_threshold",
+        )
+        rodata = Struct(
+            "ring_config", uplink=LOOPBACK, **{name: getattr(config, name) for name in own}
+        )
         me = config.peers[config.rank]
         for rank, peer in enumerate(config.peers):
             rodata.peers[rank] = net_peer(me, peer)
         self.object = BpfObject(
             "ring",
             rodata=rodata,
-            max_entries=dict.fromkeys(("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare)
+            max_entries=dict.fromkeys(
+                ("ring_inputs", "ring_results", "ring_chunks"), config.chunks + spare
+            )
             | dict.fromkeys(("ring_retransmit", "ring_retransmit_data"), config.retransmit_slots)
             | {"ring_streams": max(os.sched_getaffinity(1)) + 1},
-            value_sizes={f"ring_{name}": config.chunk_bytes for name in ("inputs", "results", "early_data", "retransmit_data")},
+            value_sizes={
+                f"ring_{name}": config.chunk_bytes
+                for name in ("inputs", "results", "early_data", "retransmit_data")
+            },
         )
         shared, dtype = self.object.maps, self.object.dtype
         self.inputs, self.results = shared["ring_inputs"].view(), shared["ring_results"].view()
-        self.memory = {name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1) for name, struct in STRUCTS.items()}
+        self.memory = {
+            name: shared[f"ring_{name}"].view(dtype(struct)).reshape(-1)
+            for name, struct in STRUCTS.items()
+        }
         self.records, self.sq = self.memory["chunks"], self.memory["sq"]
         self.control = Struct(self.memory["control"])
         records = (Struct.each(self.memory[name]) for name in ("early_frames", "streams", "ranks"))
@@ -69,11 +99,15 @@ class KernelRank:
         return self.object.programs[program].test_run(data)
 
     def counters(self) -> dict[str, int]:
-        table = np.frombuffer(self.object.maps["ring_counters"].lookup(0), np.uint64).reshape(-1, len(COUNTERS))
+        table = np.frombuffer(self.object.maps["ring_counters"].lookup(0), np.uint64).reshape(
+            -1, len(COUNTERS)
+        )
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def events(self) -> list[int]:
-        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a sequence number."""
+        """What the ring buffer has had since the last call; a record is a header of 8 bytes and a
+        sequence number.
+        """
         found = []
         while self.consumer[0] < self.producer[0]:
             place = int(self.consumer[0]) % (self.data.size // 2) + 8
@@ -87,10 +121,14 @@ class KernelRank:
         return Struct.each(np.frombuffer(table.lookup(0), self.object.dtype("ring_nacks")))[cpu]
 
     def snapshot(self) -> tuple[bytes, ...]:
-        """All that a process goes by, without counters, results that are not done and what is left in free slots."""
+        """All that a process goes by, without counters, results that are not done and what is left
+        in free slots.
+        """
         done, early = self.records["result"] != 0, self.memory["early_frames"]["state"] != FREE
         memory = self.inputs, self.results[done], self.records, self.memory["early_frames"][early]
-        data = b"".join(self.object.maps["ring_early_data"].lookup(int(slot)) for slot in np.flatnonzero(early))
+        data = b"".join(
+            self.object.maps["ring_early_data"].lookup(int(slot)) for slot in np.flatnonzero(early)
+        )
         return *(part.tobytes() for part in memory), bytes(self.control), self.sq.tobytes(), data
 
     def assert_same(self, rank: Rank) -> None:
@@ -99,7 +137,15 @@ class KernelRank:
         assert self.counters() == rank.counters
         assert (control.progress >> 32, control.progress & 0xFFFFFFFF) == (rank.seq, rank.ready)
         assert (control.next >> 32, control.next & 0xFFFFFFFF) == (rank.next_seq, rank.next_slot)
-        for name in ("stored", "wake_at", "nack_holdoff_us", "verified", "front", "flushed", "lossy"):
+        for name in (
+            "stored",
+            "wake_at",
+            "nack_holdoff_us",
+            "verified",
+            "front",
+            "flushed",
+            "lossy",
+        ):
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
         cpu = rank.stream_number(0)
@@ -108,8 +154,14 @@ class KernelRank:
         _assert_same_queue(nacks.fresh, rank.nacks[0].fresh)
         _assert_same_queue(nacks.again, rank.nacks[0].again)
         stream, expected = self.streams[cpu], rank.streams[0]
-        assert (stream.seq, stream.prev, stream.progress) == (expected.seq, expected.prev, expected.progress)
-        assert {other: count for other, count in enumerate(stream.heard.tolist()) if count} == expected.heard
+        assert (stream.seq, stream.prev, stream.progress) == (
+            expected.seq,
+            expected.prev,
+            expected.progress,
+        )
+        assert {
+            other: count for other, count in enumerate(stream.heard.tolist()) if count
+        } == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
             assert (peer.seq, peer.verified, peer.verified_acked, peer.front) == astuple(said)
         for index, chunk in enumerate(rank.chunks):
@@ -123,7 +175,9 @@ class KernelRank:
             if chunk.result & 0xFF in (ResultState.DONE, ResultState.REFUSED, ResultState.VERIFIED):
                 assert int(record["result_sum"]) == chunk.result_sum
                 words = rank.tensors[chunk.result >> 32 & 1].length // 8
-                np.testing.assert_array_equal(self.results[index, :words], rank.results[index][:words])
+                np.testing.assert_array_equal(
+                    self.results[index, :words], rank.results[index][:words]
+                )
         for slot, saved in enumerate(rank.retransmit):
             record = self.object.maps["ring_retransmit"].lookup(slot)
             found = Struct(np.frombuffer(record, self.object.dtype("ring_retransmit")))
@@ -132,7 +186,9 @@ class KernelRank:
             if saved.valid:
                 data = self.object.maps["ring_retransmit_data"].lookup(slot)
                 assert data[: saved.data.nbytes] == saved.data.tobytes()
-        for slot, (early, frame) in enumerate(zip(self.early_frames, rank.early_frames, strict=True)):
+        for slot, (early, frame) in enumerate(
+            zip(self.early_frames, rank.early_frames, strict=True)
+        ):
             assert early.state == (FREE if frame is None else WAITING), slot
             if frame is not None:
                 for name in ("seq", "chunk", "attempt", "hop", "round", "length", "tag"):
@@ -192,7 +248,9 @@ class ReferenceRank(Rank):
     ) -> Frame | None:
         run = self.kernel.run(program, encode(frame) if data is None else data)
         out = reference(frame, time.monotonic_ns() // 1000)
-        assert run.retval == (XDP_DROP if out is None else XDP_REDIRECT if self.nack_due else verdict)
+        assert run.retval == (
+            XDP_DROP if out is None else XDP_REDIRECT if self.nack_due else verdict
+        )
         if out is not None:
             assert run.data == encode(out)
         self.kernel.assert_same(self)
@@ -200,13 +258,18 @@ class ReferenceRank(Rank):
 
 
 class ReferenceProcess(Process):
-    """A `Process` whose every step is also done by ``testbed/native/ring.c``, on the programs' maps."""
+    """A `Process` whose every step is also done by ``testbed/native/ring.c``, on the programs'
+    maps.
+    """
 
     def __init__(self, rank: ReferenceRank, window: int) -> None:
         super().__init__(rank, window)
         self.kernel = kernel = rank.kernel
         setting, stream = rank.config, rank.stream_number(0)
-        shared = {name: kernel.memory[name] for name in ("control", "early_frames", "sq", "chunks", "ranks")}
+        shared = {
+            name: kernel.memory[name]
+            for name in ("control", "early_frames", "sq", "chunks", "ranks")
+        }
         shared["results"] = kernel.results
         shared["streams"] = kernel.memory["streams"][stream : stream + 1]
         self.native = NativeProcess(setting.rank, setting.ranks, window, shared)
@@ -264,4 +327,3 @@ class ReferenceProcess(Process):
         super().post(kind, seq, chunk, attempt, extra)
         if not self._in_c:
             self.native.post(kind, seq, chunk, attempt, extra)
-

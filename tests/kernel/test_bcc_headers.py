@@ -32,7 +32,9 @@ def install(sources: Path, release: str) -> None:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
-    """Return empty directories in place of the machine's, and a kernel without headers of its own."""
+    """Return empty directories in place of the machine's, and a kernel without headers
+    of its own.
+    """
     if Path("/sys/kernel/kheaders.tar.xz").exists():
         pytest.skip("this kernel brings its headers along (CONFIG_IKHEADERS)")
     monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
@@ -43,8 +45,10 @@ def test_none(nowhere: dict[str, Path]) -> None:
     with pytest.raises(KernelError) as error:
         bcc_environment(**nowhere)
     build = nowhere["modules"] / platform.release() / "build"
-    assert str(error.value) == (
-        f"no kernel headers for BCC: neither {build} nor {nowhere['sources']}/linux-headers-*; run: make apt"
+    assert (
+        str(error.value)
+        == f"no kernel headers for BCC: neither {build} nor {nowhere['sources']}/linux-headers-*;"
+        " run: make apt"
     )
 
 
@@ -74,7 +78,9 @@ def test_newest_flavour_merged_with_its_common_tree(nowhere: dict[str, Path]) ->
 def test_half_installed_is_passed_over(nowhere: dict[str, Path]) -> None:
     (nowhere["sources"] / "linux-headers-9.9.9-1-cloud-amd64").mkdir(parents=True)
     install(nowhere["sources"], "6.1.0-56")
-    assert bcc_environment(**nowhere)["BCC_KERNEL_SOURCE"].endswith("linux-headers-6.1.0-56-cloud-amd64")
+    assert bcc_environment(**nowhere)["BCC_KERNEL_SOURCE"].endswith(
+        "linux-headers-6.1.0-56-cloud-amd64"
+    )
 
 
 def test_use_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +93,9 @@ def test_use_sets_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.kernel
 @pytest.mark.needs("BCC")
 def test_bcc_compiles_networking_headers() -> None:
-    """Structs of sockets and buffers take the deepest includes: memory, locking, this architecture."""
+    """Structs of sockets and buffers take the deepest includes: memory, locking, this
+    architecture.
+    """
     source = """
 from bcc import BPF
 program = BPF(text='''
@@ -96,7 +104,9 @@ program = BPF(text='''
 BPF_HASH(lengths, u32, u64);
 RAW_TRACEPOINT_PROBE(net_dev_queue) { u32 key = sizeof(struct sk_buff); lengths.increment(key); return 0; }
 ''')
-"""
+"""  # noqa: E501
     environment = {**os.environ, **bcc_environment()}
-    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""Layouts and numbers that are read from a compiled object's BTF, against what the compiler says to C that asserts them."""
+"""Layouts and numbers that are read from a compiled object's BTF, against what the compiler says to
+C that asserts them.
+"""
 
 import re
 import shutil
@@ -21,7 +23,11 @@ from testbed.protocol.pinch import memory as pinch_memory
 from testbed.protocol.ring import memory
 
 CLANG = shutil.which("clang") or "clang"
-INCLUDES = (f"-I{BPF}", f"-I{BPF / 'include'}", f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}")
+INCLUDES = (
+    f"-I{BPF}",
+    f"-I{BPF / 'include'}",
+    f"-I/usr/include/{sysconfig.get_config_var('MULTIARCH')}",
+)
 HEADERS = sorted(path.relative_to(BPF).as_posix() for path in (BPF / "shared").glob("*_abi.h"))
 WEIGHTS = "shared/weights_abi.h"  # a table, and no type
 
@@ -65,7 +71,13 @@ struct empty keep_empty;
 
 
 def clang(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CLANG, *arguments, "-x", "c", "-"], input=source, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [CLANG, *arguments, "-x", "c", "-"],
+        input=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def compiled(path: Path, source: str, *arguments: str) -> Path:
@@ -80,7 +92,9 @@ def sample(tmp_path_factory) -> Btf:
 
 
 def members(name: str, dtype: np.dtype) -> Iterator[str]:
-    """Assertions in C of a struct's size, and of each member's offset, size and length, those of nested structs as well."""
+    """Assertions in C of a struct's size, and of each member's offset, size and length, those of
+    nested structs as well.
+    """
     yield f"sizeof({name}) == {dtype.itemsize}"
     for field in dtype.names or ():
         kind, offset = dtype.fields[field][:2]
@@ -100,10 +114,15 @@ def refusals(assertions: list[str], headers: str, *arguments: str) -> str:
 
 def test_a_struct_has_the_compilers_layout(sample) -> None:
     outer = sample.dtype("outer")
-    source = SOURCE.replace("const volatile __u64 aligned", "__u64 aligned")  # typeof would keep the qualifiers
+    source = SOURCE.replace(
+        "const volatile __u64 aligned", "__u64 aligned"
+    )  # typeof would keep the qualifiers
     assert refusals(list(members("struct outer", outer)), source, "-target", "bpf") == ""
     assert outer["pair"].shape == (2, 3)
-    assert {name: outer[name].str for name in ("negative", "colour", "small", "port", "address", "pointer")} == {
+    assert {
+        name: outer[name].str
+        for name in ("negative", "colour", "small", "port", "address", "pointer")
+    } == {
         "negative": "<i2",
         "colour": "<u4",
         "small": "|u1",
@@ -111,15 +130,27 @@ def test_a_struct_has_the_compilers_layout(sample) -> None:
         "address": ">u4",
         "pointer": "<u8",
     }
-    assert [outer[name].kind for name in ("letter", "yes", "real", "wide", "size")] == ["i", "b", "f", "f", "u"]
+    assert [outer[name].kind for name in ("letter", "yes", "real", "wide", "size")] == [
+        "i",
+        "b",
+        "f",
+        "f",
+        "u",
+    ]
 
 
 def test_a_wrong_layout_would_be_refused(sample) -> None:
-    assert "static_assert failed" in refusals(["sizeof(struct outer) == 1"], SOURCE, "-target", "bpf")
+    assert "static_assert failed" in refusals(
+        ["sizeof(struct outer) == 1"], SOURCE, "-target", "bpf"
+    )
 
 
 def test_enumerations_and_their_members(sample) -> None:
-    assert {one.name: one.value for one in sample.enum("colour")} == {"RED": 1, "GREEN": 2, "LAST": 0xFFFFFFFF}
+    assert {one.name: one.value for one in sample.enum("colour")} == {
+        "RED": 1,
+        "GREEN": 2,
+        "LAST": 0xFFFFFFFF,
+    }
     assert sample.constant("TINY") == 7
 
 
@@ -130,7 +161,10 @@ def test_a_struct_without_members(sample) -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda btf: btf.dtype("nothing"), "has no struct 'nothing': it has after_flags, anonymous"),
+        (
+            lambda btf: btf.dtype("nothing"),
+            "has no struct 'nothing': it has after_flags, anonymous",
+        ),
         (lambda btf: btf.dtype("colour"), "has no struct 'colour'"),
         (lambda btf: btf.enum("outer"), "has no enum 'outer': it has colour, small"),
         (lambda btf: btf.constant("BLUE"), "has no enumerator 'BLUE'"),
@@ -150,14 +184,20 @@ def test_files_without_btf_are_refused(tmp_path) -> None:
     text.write_text("int main;")
     with pytest.raises(KernelError, match=r"text\.o is no ELF object of 64 bits"):
         Btf.of(text)
-    with pytest.raises(KernelError, match=r"plain\.o has no section \.BTF: it was compiled without -g"):
+    with pytest.raises(
+        KernelError, match=r"plain\.o has no section \.BTF: it was compiled without -g"
+    ):
         Btf.of(compiled(tmp_path / "plain.o", SOURCE))
 
 
 @pytest.mark.parametrize("damage", ["magic", "cut", "kind"])
 def test_damaged_btf_is_refused(damage) -> None:
     int_type = bytes.fromhex("01000000 00000001 04000000 20000000")
-    data = bytearray(bytes.fromhex("9feb 01 00 18000000 00000000 10000000 10000000 05000000") + int_type + b"\0int\0")
+    data = bytearray(
+        bytes.fromhex("9feb 01 00 18000000 00000000 10000000 10000000 05000000")
+        + int_type
+        + b"\0int\0"
+    )
     assert Btf(bytes(data), "good").names("struct") == []
     if damage == "magic":
         data[0] ^= 1
@@ -184,7 +224,11 @@ def test_the_contract_keeps_every_type_of_the_shared_headers(word) -> None:
 
 def test_native_code_and_programs_lay_every_shared_struct_out_as_python_reads_it() -> None:
     headers = "".join(f'#include "{name}"\n' for name in HEADERS)
-    wanted = [one for name in sorted(declared("struct")) for one in members(f"struct {name}", abi.dtype(name))]
+    wanted = [
+        one
+        for name in sorted(declared("struct"))
+        for one in members(f"struct {name}", abi.dtype(name))
+    ]
     assert len(wanted) > 1000
     for flags in (FLAGS, (*NATIVE_FLAGS, "-Wno-unused-const-variable")):
         assert refusals(wanted, headers, *flags) == ""
@@ -201,16 +245,25 @@ def test_shared_headers_are_complete_and_need_the_kernels_types_alone(name) -> N
 
 def test_headers_of_ring_and_exchange_can_be_included_together() -> None:
     """Names of functions, maps and types carry their system's."""
-    program = '#include "ring_submission.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include "impair.h"\n'
+    program = (
+        '#include "ring_submission.h"\n#include "pinch_ack.h"\n#include "pinch_meet.h"\n#include'
+        ' "impair.h"\n'
+    )
     assert refusals([], program, *FLAGS) == ""
-    assert "redefinition of 'ring_frame'" in refusals([], program + "struct ring_frame { int again; };\n", *FLAGS)
+    assert "redefinition of 'ring_frame'" in refusals(
+        [], program + "struct ring_frame { int again; };\n", *FLAGS
+    )
 
 
 def test_structs_as_attributes() -> None:
     control = abi.Struct("ring_control", verified=5, progress=1 << 40)
     control.tensors[1] = (2, 3, 4)
     other = abi.Struct(np.frombuffer(bytes(control), abi.dtype("ring_control")))
-    assert (other.verified, other.progress, other.tensors.tolist()) == (5, 1 << 40, [(0, 0, 0), (2, 3, 4)])
+    assert (other.verified, other.progress, other.tensors.tolist()) == (
+        5,
+        1 << 40,
+        [(0, 0, 0), (2, 3, 4)],
+    )
     assert type(other.verified) is int
     with pytest.raises(AttributeError, match="no member 'nothing'"):
         control.nothing = 1
@@ -220,7 +273,9 @@ def test_structs_as_attributes() -> None:
         control.verified = 1 << 32
 
 
-@pytest.mark.parametrize(("counters", "system"), [(memory.COUNTERS, "RING"), (pinch_memory.COUNTERS, "PINCH")])
+@pytest.mark.parametrize(
+    ("counters", "system"), [(memory.COUNTERS, "RING"), (pinch_memory.COUNTERS, "PINCH")]
+)
 def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) -> None:
     assert counters[abi.constant("DROP_BAD_COOKIE")] == "bad_cookie"
     assert counters[abi.constant(f"{system}_SENT")] == "sent"
@@ -237,11 +292,22 @@ def test_ring_and_exchange_count_drops_under_the_same_names(counters, system) ->
     ids=["help", "doctor", "plugin"],
 )
 def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -> None:
-    """The command's help, the doctor, and the plugin, which every pytest imports, do without clang."""
+    """The command's help, the doctor, and the plugin, which every pytest imports, do
+    without clang.
+    """
     (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass\n")
-    environment = {"PATH": str(tmp_path), "TESTBED_BUILD": str(tmp_path / "build"), "HOME": str(tmp_path)}
+    environment = {
+        "PATH": str(tmp_path),
+        "TESTBED_BUILD": str(tmp_path / "build"),
+        "HOME": str(tmp_path),
+    }
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     assert done.stdout
@@ -250,11 +316,16 @@ def test_nothing_is_compiled_before_a_layout_is_asked_for(tmp_path, arguments) -
 
 @pytest.mark.parametrize(
     ("path", "build", "said"),
-    [("", "build", "clang is not installed: run `make setup`"), (str(Path(CLANG).parent), "file", "no place to compile to: ")],
+    [
+        ("", "build", "clang is not installed: run `make setup`"),
+        (str(Path(CLANG).parent), "file", "no place to compile to: "),
+    ],
 )
 def test_who_needs_a_layout_is_told_what_is_missing(tmp_path, path, build, said) -> None:
     (tmp_path / "file").touch()
     environment = {"PATH": path, "TESTBED_BUILD": str(tmp_path / build)}
     code = "from testbed.kernel.abi import dtype; dtype('ring_frame')"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stderr.splitlines()[-1].startswith(f"testbed.core.errors.KernelError: {said}")

@@ -1,4 +1,6 @@
-"""The programs on a host's devices: each group's frames to that group's programs, all else to where it belongs."""
+"""The programs on a host's devices: each group's frames to that group's programs, all else to where
+it belongs.
+"""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,8 @@
-"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped, and no map changed.
+"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped,
+and no map changed.
 
-``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets, with each way of recovery; not set: 100,000.
+``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets, with each way of recovery; not
+set: 100,000.
 """
 
 import ctypes
@@ -62,7 +64,16 @@ SPARE = 8
 WIDTH = FRAME_BYTES + LENGTH + 64
 LATER = SEQ + 1
 
-WIDTHS = {"magic": 2, "version": 1, "kind": 1, "group": 2, "cookie": 8, "seq": 4, "chunk": 4, "checksum": 8}
+WIDTHS = {
+    "magic": 2,
+    "version": 1,
+    "kind": 1,
+    "group": 2,
+    "cookie": 8,
+    "seq": 4,
+    "chunk": 4,
+    "checksum": 8,
+}
 WIDTHS |= dict.fromkeys(("stream", "hop", "sender", "receiver", "flags", "round"), 1)
 WIDTHS |= {"length": 2, "tag": 2, "attempt": 2, "prev": 4}
 FIELDS = [(dtype("ring_frame").fields[name][1], width) for name, width in WIDTHS.items()]
@@ -114,7 +125,10 @@ REFUSED = {
     "restart nack, another rank's chunk": ("bad_rank", nack(0, **ANEW)),
     "no payload": ("bad_length", result(0, length=0)),
     "half a block": ("bad_length", result(0, length=LENGTH - 32)),
-    "payload of another tensor": ("bad_tensor", packet(total_of(0)[: LENGTH // 16], kind=Kind.RESULT, chunk=0, hop=2)),
+    "payload of another tensor": (
+        "bad_tensor",
+        packet(total_of(0)[: LENGTH // 16], kind=Kind.RESULT, chunk=0, hop=2),
+    ),
     "length of another tensor, wrong checksum": ("bad_checksum", result(0, length=LENGTH // 2)),
     "tag of another tensor, wrong checksum": ("bad_checksum", relabel(result(0), tag=TAG ^ 1)),
     "nack for another tensor, wrong checksum": ("bad_checksum", relabel(nack(1), tag=TAG ^ 1)),
@@ -140,13 +154,19 @@ REFUSED = {
     "another kind": ("bad_kind", result(0, kind=255)),
     "wrong sum, reduce-scatter": ("bad_checksum", reduce(0, checksum=1)),
     "wrong sum, the end of reduce-scatter": ("bad_checksum", reduce(2, checksum=1)),
-    "wrong sum, reduce-scatter of the next collective": ("bad_checksum", reduce(0, seq=LATER, checksum=1)),
+    "wrong sum, reduce-scatter of the next collective": (
+        "bad_checksum",
+        reduce(0, seq=LATER, checksum=1),
+    ),
     "wrong sum, all-gather": ("bad_checksum", result(0, checksum=1)),
     "wrong sum, nack": ("bad_checksum", nack(1, checksum=1)),
     "wrong sum, restart nack": ("bad_checksum", nack(1, checksum=1, **ANEW)),
     "wrong sum, probe": ("bad_checksum", probe(0, checksum=1)),
     "wrong sum, answer": ("bad_checksum", probe(0, Kind.ALIVE, checksum=1)),
-    "reduce-scatter that says it is all-gather": ("bad_checksum", relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT)),
+    "reduce-scatter that says it is all-gather": (
+        "bad_checksum",
+        relabel(result(0, kind=Kind.REDUCE), kind=Kind.RESULT),
+    ),
     "the collective before, as if of this one": (
         "bad_checksum",
         relabel(result(0, seq=SEQ - 1), seq=SEQ),
@@ -154,21 +174,40 @@ REFUSED = {
     "another chunk": ("bad_checksum", relabel(result(0), chunk=3)),
     "another round": ("bad_checksum", relabel(result(0), round=1)),
     "another frame before": ("bad_checksum", relabel(result(0), prev=item_of(3, 0, Stage.RESULT))),
-    "an answer that says more than was said": ("bad_checksum", relabel(probe(0, Kind.ALIVE), flags=VERIFIED)),
+    "an answer that says more than was said": (
+        "bad_checksum",
+        relabel(probe(0, Kind.ALIVE), flags=VERIFIED),
+    ),
     "a nack that wants more": ("bad_checksum", relabel(nack(1), **ANEW)),
 }
 
 
 def memory(kernel: KernelRank) -> dict[str, bytes]:
-    """All that programs can write to, but for counters: also those of frames, which go up whatever comes."""
-    tables = {name: kernel.object.maps[name] for name in ("ring_early_data", "ring_retransmit", "ring_retransmit_data")}
-    found = {name: b"".join(table.lookup(key) for key in range(table.max_entries)) for name, table in tables.items()}
+    """All that programs can write to, but for counters: also those of frames, which go up whatever
+    comes.
+    """
+    tables = {
+        name: kernel.object.maps[name]
+        for name in ("ring_early_data", "ring_retransmit", "ring_retransmit_data")
+    }
+    found = {
+        name: b"".join(table.lookup(key) for key in range(table.max_entries))
+        for name, table in tables.items()
+    }
     shared = {"inputs": kernel.inputs, "results": kernel.results, **kernel.memory}
     del shared["streams"]
-    found |= {"streams": b"".join(kernel.memory["streams"][name].tobytes() for name in ("seq", "prev", "progress"))}
+    found |= {
+        "streams": b"".join(
+            kernel.memory["streams"][name].tobytes() for name in ("seq", "prev", "progress")
+        )
+    }
     nacks = [kernel.nacks(cpu) for cpu in range(kernel.object.maps["ring_nacks"].per_cpu)]
     found |= {"nacks": b"".join(each.fresh.tobytes() + each.again.tobytes() for each in nacks)}
-    return found | {name: part.tobytes() for name, part in shared.items()} | {"events": kernel.producer.tobytes()}
+    return (
+        found
+        | {name: part.tobytes() for name, part in shared.items()}
+        | {"events": kernel.producer.tobytes()}
+    )
 
 
 @pytest.fixture(scope="module", params=[(False, 0), (True, 1)], ids=["origin", "upstream"])
@@ -193,11 +232,15 @@ def test_refused_frames_are_counted_and_change_nothing(both, name) -> None:
 
 def test_every_reason_is_met() -> None:
     """But `parking_full` and `overtaken`, which are nobody's fault."""
-    assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {name for name in COUNTERS if name.startswith("bad_")}
+    assert {reason for reason, _ in REFUSED.values()} == {"not_held"} | {
+        name for name in COUNTERS if name.startswith("bad_")
+    }
 
 
 def test_nacks_for_an_earlier_collective_are_answered_from_its_results(both) -> None:
-    """A straggler's: as long as the result is held, and with the number of the collective that it belongs to."""
+    """A straggler's: as long as the result is held, and with the number of the collective that it
+    belongs to.
+    """
     kernel, native = both
     packets.prepare(kernel, native)
     kernel.run("ring_link", result(1))
@@ -223,7 +266,12 @@ def sum_of(ranks: range, chunk: int) -> Words:
 
 def good_frames() -> list[bytes]:
     """Of every kind, and of every chunk."""
-    made = [kick(), probe(0), probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)), probe(2, Kind.ALIVE, flags=VERIFIED)]
+    made = [
+        kick(),
+        probe(0),
+        probe(0, Kind.ALIVE, prev=item_of(3, 0, Stage.RESULT)),
+        probe(2, Kind.ALIVE, flags=VERIFIED),
+    ]
     made += [nack(1), nack(4), nack(1, source=0), nack(1, flags=RESULT, prev=0), nack(1, **ANEW)]
     made += [nack(0), nack(1, seq=SEQ - 1)]
     for chunk in range(TOTAL):
@@ -234,13 +282,21 @@ def good_frames() -> list[bytes]:
         made += [packet(words, chunk=chunk, seq=each, **all_gather) for each in (SEQ, SEQ - 1)]
         if hops:
             words = sum_of(range(owner, owner + hops), chunk)
-            reduce_scatter = {"kind": Kind.REDUCE, "hop": hops, "prev": item_of(chunk, 0, Stage.PARTIAL)}
-            made += [packet(words, chunk=chunk, seq=each, **reduce_scatter) for each in (SEQ, LATER)]
+            reduce_scatter = {
+                "kind": Kind.REDUCE,
+                "hop": hops,
+                "prev": item_of(chunk, 0, Stage.PARTIAL),
+            }
+            made += [
+                packet(words, chunk=chunk, seq=each, **reduce_scatter) for each in (SEQ, LATER)
+            ]
     return made
 
 
 class Mutations:
-    """Good frames with flipped bits, other values in fields, words that have changed places, cut or grown; reproducible."""
+    """Good frames with flipped bits, other values in fields, words that have changed places, cut or
+    grown; reproducible.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -256,11 +312,19 @@ class Mutations:
         flips = random.integers(0, 7, count)
         in_payload = random.random(count) < 0.4
         for step in range(6):
-            place = np.where(in_payload, random.integers(FRAME_BYTES, WIDTH, count), random.integers(0, FRAME_BYTES, count))
-            frames[rows, place] ^= np.where(step < flips, 1 << random.integers(8, size=count), 0).astype(np.uint8)
+            place = np.where(
+                in_payload,
+                random.integers(FRAME_BYTES, WIDTH, count),
+                random.integers(0, FRAME_BYTES, count),
+            )
+            frames[rows, place] ^= np.where(
+                step < flips, 1 << random.integers(8, size=count), 0
+            ).astype(np.uint8)
         for row in rows[random.random(count) < 0.4]:
             place, width = FIELDS[random.integers(len(FIELDS))]
-            value = random.choice((0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1)
+            value = random.choice(
+                (0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1
+            )
             frames[row, place : place + value.size] = value
         words = frames[:, FRAME_BYTES : FRAME_BYTES + LENGTH].copy().view(np.uint64)
         for row in rows[random.random(count) < 0.1]:
@@ -278,16 +342,27 @@ class Runner:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.room = ctypes.create_string_buffer(4096)
-        self.options = TestRunOpts(sz=ctypes.sizeof(TestRunOpts), repeat=1, data_out=ctypes.addressof(self.room))
+        self.options = TestRunOpts(
+            sz=ctypes.sizeof(TestRunOpts), repeat=1, data_out=ctypes.addressof(self.room)
+        )
         self.run = libbpf().bpf_prog_test_run_opts
 
     def __call__(self, frames: NDArray[np.uint8], lengths: NDArray[np.int64]) -> set[int]:
         """The verdicts that there were."""
-        options, by_reference, fd, run = self.options, ctypes.byref(self.options), self.program.fd, self.run
+        options, by_reference, fd, run = (
+            self.options,
+            ctypes.byref(self.options),
+            self.program.fd,
+            self.run,
+        )
         verdicts, start = set(), frames.ctypes.data
         for index, length in enumerate(lengths.tolist()):
             place = start + index * frames.strides[0]
-            options.data_in, options.data_size_in, options.data_size_out = place, length, len(self.room)
+            options.data_in, options.data_size_in, options.data_size_out = (
+                place,
+                length,
+                len(self.room),
+            )
             check(run(fd, by_reference), "test run")
             verdicts.add(options.retval)
         return verdicts
@@ -301,7 +376,9 @@ def prepare(kernel: KernelRank, native: NativeProcess) -> None:
 
 
 def assert_sound(kernel: KernelRank, seq: int) -> int:
-    """What is stored is the sum, or is refused by its check where it is read; nothing else is touched. How much is refused."""
+    """What is stored is the sum, or is refused by its check where it is read; nothing else is
+    touched. How much is refused.
+    """
     wrong = 0
     done = kernel.records["result"][:TOTAL] >> np.uint64(32) == seq
     assert (kernel.records["result"][:TOTAL][done] & np.uint64(0xFF) == ResultState.DONE).all()
@@ -312,9 +389,16 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
             wrong += 1
     for chunk in range(TOTAL):
         np.testing.assert_array_equal(kernel.inputs[chunk], input_of(RANK, chunk))
-    for beyond in (kernel.inputs[TOTAL:], kernel.results[TOTAL:], kernel.records[TOTAL:].view(np.uint8)):
+    for beyond in (
+        kernel.inputs[TOTAL:],
+        kernel.results[TOTAL:],
+        kernel.records[TOTAL:].view(np.uint8),
+    ):
         assert not beyond.any()
-    assert (kernel.control.progress, kernel.control.sq_tail) == (word_of(seq, TOTAL), kernel.control.sq_head)
+    assert (kernel.control.progress, kernel.control.sq_tail) == (
+        word_of(seq, TOTAL),
+        kernel.control.sq_head,
+    )
     return wrong
 
 
@@ -322,7 +406,8 @@ def assert_sound(kernel: KernelRank, seq: int) -> int:
 def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
     """And what they leave as early frames does no harm in the collective that it is for.
 
-    A plain sum of words does not see errors that cancel out: the chunk's check does, when its result is read.
+    A plain sum of words does not see errors that cancel out: the chunk's check does, when its
+    result is read.
     """
     kernel, native = both
     mutations, run = Mutations(seed=len(program)), Runner(kernel.object.programs[program])
@@ -352,7 +437,9 @@ def test_mutated_frames_store_nothing_but_sums(both, program) -> None:
 
 
 def test_mutated_early_frames_stay_within_their_slots(both) -> None:
-    """However many frames come early: no state but free and waiting, no slot for a chunk that is not its own."""
+    """However many frames come early: no state but free and waiting, no slot for a chunk that is
+    not its own.
+    """
     kernel, native = both
     prepare(kernel, native)
     Runner(kernel.object.programs["ring_link"])(*Mutations(seed=1).draw(20_000))

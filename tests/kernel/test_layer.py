@@ -1,4 +1,6 @@
-"""The kernel layer itself: errors carry the words of clang, libbpf and the verifier; maps, constants, test runs."""
+"""The kernel layer itself: errors carry the words of clang, libbpf and the verifier; maps,
+constants, test runs.
+"""
 
 import ctypes
 import threading
@@ -42,7 +44,7 @@ SEC("xdp") int verdict(struct xdp_md *ctx)
 }
 
 char LICENSE[] SEC("license") = "GPL";
-"""
+"""  # noqa: E501
 REFUSED = """
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -52,7 +54,11 @@ char LICENSE[] SEC("license") = "GPL";
 
 
 class Constants(ctypes.Structure):
-    _fields_ = [("constant", ctypes.c_uint64), ("verdict", ctypes.c_uint32), ("pad", ctypes.c_uint32)]
+    _fields_ = [
+        ("constant", ctypes.c_uint64),
+        ("verdict", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
+    ]
 
 
 @pytest.fixture
@@ -80,7 +86,9 @@ def test_compiles_once_and_again_when_source_or_header_changes(sources) -> None:
 
 def test_compiler_errors_are_its_own_words(sources) -> None:
     (sources / "broken.bpf.c").write_text("int broken(void) { return nothing; }\n")
-    with pytest.raises(KernelError, match=r"(?s)clang refused bpf/broken.bpf.c:.*undeclared identifier 'nothing'"):
+    with pytest.raises(
+        KernelError, match=r"(?s)clang refused bpf/broken.bpf.c:.*undeclared identifier 'nothing'"
+    ):
         compile_bpf("broken")
     assert not list((sources / "build").rglob("*.o"))
     with pytest.raises(KernelError, match="no BPF program 'absent': bpf/ has broken, sample"):
@@ -90,7 +98,9 @@ def test_compiler_errors_are_its_own_words(sources) -> None:
 @pytest.mark.kernel
 def test_verifier_log_is_in_the_error(sources) -> None:
     (sources / "refused.bpf.c").write_text(REFUSED)
-    with pytest.raises(KernelError, match=r"(?s)load refused: EACCES .*verifier log.*invalid access to packet"):
+    with pytest.raises(
+        KernelError, match=r"(?s)load refused: EACCES .*verifier log.*invalid access to packet"
+    ):
         BpfObject("refused")
 
 
@@ -164,7 +174,10 @@ def test_values_per_cpu(sources) -> None:
     """One a possible CPU; their sum is what all CPUs have counted."""
     with open_sample() as sample:
         runs = 5
-        threads = [threading.Thread(target=sample.programs["verdict"].test_run, args=(bytes(64),)) for _ in range(runs)]
+        threads = [
+            threading.Thread(target=sample.programs["verdict"].test_run, args=(bytes(64),))
+            for _ in range(runs)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -192,5 +205,8 @@ def test_names_that_are_not_there(sources) -> None:
 
 @pytest.mark.kernel
 def test_attaching_to_no_device(sources) -> None:
-    with open_sample() as sample, pytest.raises(KernelError, match="attach verdict to the device with index 2147483647"):
+    with (
+        open_sample() as sample,
+        pytest.raises(KernelError, match="attach verdict to the device with index 2147483647"),
+    ):
         sample.programs["verdict"].attach_xdp(0x7FFFFFFF)

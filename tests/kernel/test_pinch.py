@@ -1,4 +1,6 @@
-"""The programs of an exchange, frame by frame, against numpy: what is summed up, answered, set aside, noted and sent."""
+"""The programs of an exchange, frame by frame, against numpy: what is summed up, answered, set
+aside, noted and sent.
+"""
 
 import os
 import threading
@@ -16,7 +18,18 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, BATCH, LEAST_BYTES, NO_STR
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind, decode
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
-from tests.kernel.pinch import SEQ, STREAM, Loaded, ack, bits, first_kick, frame, meet, received, said
+from tests.kernel.pinch import (
+    SEQ,
+    STREAM,
+    Loaded,
+    ack,
+    bits,
+    first_kick,
+    frame,
+    meet,
+    received,
+    said,
+)
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 
@@ -25,7 +38,11 @@ ASK = 1
 U32 = 0xFFFFFFFF
 SHOT = 2  # TC_ACT_SHOT
 GRID = [
-    *((kind, lanes, 64, 1500) for kind in ("sum", "weighted", "max") for lanes in ("int16", "int32")),
+    *(
+        (kind, lanes, 64, 1500)
+        for kind in ("sum", "weighted", "max")
+        for lanes in ("int16", "int32")
+    ),
     *(("sum", lanes, dim, 1500) for lanes in ("int16", "int32") for dim in (1, 3, 509)),
     *(("weighted", "int16", dim, 1500) for dim in (5, 512)),
     *((kind, "int32", 512, 576) for kind in ("sum", "weighted", "max")),
@@ -70,7 +87,9 @@ def test_accumulators_are_those_of_numpy(kind, lanes, dim, mtu) -> None:
         for place, (sender, number) in enumerate(numbers):
             assert loaded.events(0) == []
             last = sender not in {sender for sender, _ in numbers[place + 1 :]}
-            assert loaded.link(0, loaded.embed(sender, number, 0)).retval == (XDP_TX if last else XDP_DROP)
+            assert loaded.link(0, loaded.embed(sender, number, 0)).retval == (
+                XDP_TX if last else XDP_DROP
+            )
         assert loaded.events(0) == [SEQ]
         np.testing.assert_array_equal(loaded.results(0), loaded.expected(0))
         halo, parts = GRAPH.halos[0], loaded.layout.parts
@@ -150,7 +169,9 @@ def test_an_acknowledgement_says_what_has_come_around_a_frame(long) -> None:
         assert run.retval == (XDP_TX if asked else XDP_DROP)
         if asked:
             first = 32 * max(number // 32 - ACK_BEHIND, 0)
-            assert bits(said(run.data)) == {other for other in come if first <= other < first + 32 * 16}
+            assert bits(said(run.data)) == {
+                other for other in come if first <= other < first + 32 * 16
+            }
     np.testing.assert_array_equal(long.results(0), long.expected(0))
 
 
@@ -181,13 +202,19 @@ def hub(parts: bool, ranks: tuple[int, ...] = (0,)) -> Loaded:
     """Rank 1's two vertices have many neighbours at rank 0, its others one each."""
     fans, others = 700, 40
     target = np.concatenate([np.arange(fans), np.arange(fans), np.arange(others)])
-    source = np.concatenate([np.full(fans, fans), np.full(fans, fans + 1), fans + 2 + np.arange(others)])
+    source = np.concatenate(
+        [np.full(fans, fans), np.full(fans, fans + 1), fans + 2 + np.arange(others)]
+    )
     order = np.argsort(target, kind="stable")
     n = fans + 2 + others
     indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=n))])
     weights = np.random.default_rng(0).uniform(-1, 1, len(order)).astype(np.float32)
-    graph = Partitioned(indptr, source[order].astype(np.int32), weights, (np.arange(n) >= fans).astype(np.int32), 2)
-    return Loaded(graph, embeddings(0, graph, 512 if parts else 64), "weighted", "int32", ranks=ranks)
+    graph = Partitioned(
+        indptr, source[order].astype(np.int32), weights, (np.arange(n) >= fans).astype(np.int32), 2
+    )
+    return Loaded(
+        graph, embeddings(0, graph, 512 if parts else 64), "weighted", "int32", ranks=ranks
+    )
 
 
 @pytest.mark.parametrize("parts", [False, True])
@@ -197,7 +224,9 @@ def test_rows_of_hubs_are_added_slice_by_slice(parts) -> None:
         assert tables.hubs == 2 * loaded.layout.parts
         slices = -(-700 // tables.slice) * tables.hubs
         verdicts = [loaded.link(0, data).retval for data in loaded.frames_to(0)]
-        assert verdicts.count(XDP_REDIRECT) in range(1, tables.hubs + 1)  # to the doorbell, to go on
+        assert verdicts.count(XDP_REDIRECT) in range(
+            1, tables.hubs + 1
+        )  # to the doorbell, to go on
         assert loaded.events(0) == []
         assert port.control.owed == slices > tables.hubs
         edges = loaded.counters(0)["edges"]
@@ -242,16 +271,26 @@ def in_flight(loaded: Loaded, rank: int) -> int:
 
 
 def test_acknowledgements_at_the_sender(long) -> None:
-    """Each frame counts once, whatever order they come in; what has been acknowledged is no longer under way."""
+    """Each frame counts once, whatever order they come in; what has been acknowledged is no longer
+    under way.
+    """
     long.open(1, SEQ)
     port, count = long.ports[1], long.publish(1)
     meet(port, np.zeros(2, np.int64))
     port.flows["next"], port.flows["in_flight"] = count, count
     have: set[int] = set()
     for last in (40, 20, 900, count - 1):
-        new = {number for number in range(last + 1) if number // 32 >= last // 32 - ACK_BEHIND and number % 7} | have
+        new = {
+            number
+            for number in range(last + 1)
+            if number // 32 >= last // 32 - ACK_BEHIND and number % 7
+        } | have
         run = long.link(1, ack(port, 0, last, sorted(new)))
-        window = {n for n in new if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16}
+        window = {
+            n
+            for n in new
+            if max(last // 32 - ACK_BEHIND, 0) <= n // 32 < max(last // 32 - ACK_BEHIND, 0) + 16
+        }
         have |= window
         assert port.control.acked == port.peers["acked"][0] == len(have)
         assert in_flight(long, 1) == count - len(have)
@@ -281,7 +320,9 @@ def test_an_acknowledgement_of_frames_that_were_for_somebody_else(loaded) -> Non
     loaded.link(1, ack(port, 0, mine[-1], range(count)))
     assert port.control.acked == len(mine)
     assert port.lacking(0).size == 0
-    assert port.lacking(2).size == len([number for sender, number in loaded.numbers_to(2) if sender == 1])
+    assert port.lacking(2).size == len(
+        [number for sender, number in loaded.numbers_to(2) if sender == 1]
+    )
 
 
 def test_kicks_pass_and_grow(loaded) -> None:
@@ -310,10 +351,14 @@ def test_a_kick_becomes_frames_to_those_that_need_them(loaded) -> None:
                 assert loaded.run(rank, "pinch_send", kick).retval == SHOT
                 now = int(port.flows["next"].max())
                 assert before < now <= before + BATCH
-                assert in_flight(loaded, rank) - in_flight_before == int(port.frames["copies"][before:now].sum())
+                assert in_flight(loaded, rank) - in_flight_before == int(
+                    port.frames["copies"][before:now].sum()
+                )
                 port.flows["in_flight"] = 0
             sent = received(tap)
-        assert loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
+        assert (
+            loaded.counters(rank)["sent"] == len(sent) == int(port.frames["copies"][:count].sum())
+        )
         assert loaded.counters(rank)["sent_bytes"] == sum(map(len, sent))
         for data in sent:
             found = decode(data)
@@ -339,7 +384,9 @@ def test_no_more_is_sent_than_the_window_has_room_for(long) -> None:
         assert in_flight(long, 1) == len(received(tap)) == window < count
         long.link(1, ack(port, 0, 4, range(5)))
         long.run(1, "pinch_send", kick)
-        assert [decode(data).header.chunk for data in received(tap)] == list(range(window, window + 5))
+        assert [decode(data).header.chunk for data in received(tap)] == list(
+            range(window, window + 5)
+        )
 
 
 def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
@@ -347,7 +394,9 @@ def sent_records(loaded: Loaded, rank: int) -> np.ndarray:
 
 
 def put_out(loaded: Loaded, rank: int, serials: range) -> None:
-    """All frames have been sent, each once, with these numbers on the stream; negative ones are of before they wrapped."""
+    """All frames have been sent, each once, with these numbers on the stream; negative ones are of
+    before they wrapped.
+    """
     port, records = loaded.ports[rank], sent_records(loaded, rank)
     port.flows["next"] = len(serials)
     records["seq"][: len(serials)] = port.seq
@@ -365,7 +414,9 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
         for flag in (0, WR_ASK):
             port.post(0, np.array([to_both | flag]))
         loaded.run(1, "pinch_send", kick)
-        assert received(tap) == []  # frames that have not been sent are neither retransmitted nor asked about
+        assert (
+            received(tap) == []
+        )  # frames that have not been sent are neither retransmitted nor asked about
         put_out(loaded, 1, range(count))
         for lacking in (2, 1, 0):
             for flag, kind in ((WR_ASK, PinchKind.ASK), (0, PinchKind.EMBED)):
@@ -374,7 +425,10 @@ def test_what_is_ordered_anew_goes_to_those_that_lack_it(loaded) -> None:
                 sent = [decode(data) for data in received(tap)]
                 assert len(sent) == lacking
                 asked = 0 if flag else ASK
-                assert all((one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind) for one in sent)
+                assert all(
+                    (one.header.chunk, one.header.flags, one.header.kind) == (to_both, asked, kind)
+                    for one in sent
+                )
             loaded.link(1, ack(port, 2 if lacking == 2 else 0, to_both, [to_both]))
         assert port.flows["sq_head"].tolist() == port.flows["sq_tail"].tolist() == [8]
         port.post(0, np.array([to_both]))  # of an exchange that is over
@@ -400,24 +454,34 @@ def test_each_attempt_is_another(loaded) -> None:
 
 @pytest.mark.parametrize("have", [False, True])
 def test_whoever_is_asked_says_what_has_come(loaded, have) -> None:
-    """And changes nothing, but that the sender has been heard of; the answer is about the sending that asked."""
+    """And changes nothing, but that the sender has been heard of; the answer is about the sending
+    that asked.
+    """
     loaded.open(0, SEQ)
     if have:
         loaded.link(0, loaded.embed(1, 0, 0))
     before, heard = loaded.memory(0), int(loaded.ports[0].peers["heard"][1])
     for seq in (SEQ, SEQ - 1):
         fields = {"chunk": 0, "seq": seq, "stream": 7, "prev": 77}
-        run = loaded.link(0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields))
+        run = loaded.link(
+            0, frame(loaded.ports[0], np.empty(0, np.uint64), 1, PinchKind.ASK, **fields)
+        )
         assert run.retval == XDP_TX
         answer = said(run.data)
         assert (answer.header.chunk, answer.header.stream, answer.header.prev) == (0, 7, 77)
-        assert (answer.payload == 0xFFFFFFFF).all() if seq < SEQ else bits(answer) == ({0} if have else set())
+        assert (
+            (answer.payload == 0xFFFFFFFF).all()
+            if seq < SEQ
+            else bits(answer) == ({0} if have else set())
+        )
     assert changes(loaded, 0, before) == {"peers"}
     assert loaded.ports[0].peers["heard"][1] == heard + 2
 
 
 def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
-    """And retransmitted at once; frames sent after the acknowledged one, or on another stream, are not."""
+    """And retransmitted at once; frames sent after the acknowledged one, or on another stream, are
+    not.
+    """
     long.open(1, SEQ)
     port = long.ports[1]
     count = long.publish(1)
@@ -431,7 +495,10 @@ def test_what_was_overtaken_on_its_stream_is_lost(long) -> None:
     with long.wire() as tap:
         long.run(1, "pinch_send", kick)
         again = [decode(data).header for data in received(tap)]
-        assert [(header.chunk, header.attempt, header.flags) for header in again] == [(20, 1, ASK), (50, 1, ASK)]
+        assert [(header.chunk, header.attempt, header.flags) for header in again] == [
+            (20, 1, ASK),
+            (50, 1, ASK),
+        ]
         assert long.counters(1)["gaps"] == long.counters(1)["resent"] == 2
         long.run(1, "pinch_send", kick)
         assert received(tap) == []  # that was before they were retransmitted
@@ -461,7 +528,9 @@ def test_frames_of_other_kinds_do_nothing_at_the_doorbell(loaded) -> None:
 
 
 def test_late_acknowledgements_of_the_exchange_before_count_nothing(loaded) -> None:
-    """Even where a program has looked at the sequence number before the process went on, and at what is wanted after it did."""
+    """Even where a program has looked at the sequence number before the process went on, and at
+    what is wanted after it did.
+    """
     loaded.open(1, SEQ)
     port, count = loaded.ports[1], loaded.publish(1)
     acked = port._receive.maps["pinch_acked"].view(np.uint64)
@@ -494,7 +563,9 @@ QUARTER = 1 << 30
 
 
 def walk(loaded: Loaded, rank: int, seq: int) -> None:
-    """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of the range matter."""
+    """Have a rank open exchanges until it is in one far ahead, of which only those at quarters of
+    the range matter.
+    """
     port = loaded.ports[rank]
     now = port.seq
     while now // QUARTER != seq // QUARTER or now > seq:
@@ -508,7 +579,9 @@ def walk(loaded: Loaded, rank: int, seq: int) -> None:
 
 @pytest.mark.parametrize("later", [10 + (1 << 31), 3 * QUARTER, 7])
 def test_words_that_were_last_used_long_ago_are_not_stale(loaded, later) -> None:
-    """With a cache a word of a bitmap may not be used for half of all numbers, or for all of them."""
+    """With a cache a word of a bitmap may not be used for half of all numbers, or for
+    all of them.
+    """
     loaded.open(0, 9)
     loaded.seq = 9
     for data in loaded.frames_to(0):
@@ -532,7 +605,13 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
     for bitmap in bitmaps:
         bitmap[:] = word_of(old, 7)
         bitmap[0] = word_of(kept, 7)
-    port.peers["ours"], port.peers["theirs"] = [word_of(old, 3), word_of(kept, 3)], [word_of(QUARTER, 3), 1 << 32]
+    port.peers["ours"], port.peers["theirs"] = (
+        [word_of(old, 3), word_of(kept, 3)],
+        [
+            word_of(QUARTER, 3),
+            1 << 32,
+        ],
+    )
     records = sent_records(loaded, 1)
     records["seq"], records["seq"][0] = old, kept
     port.open(QUARTER)
@@ -547,7 +626,9 @@ def test_what_is_forgotten_is_of_neither_of_two_exchanges(loaded) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: all are at home")
 @pytest.mark.parametrize("asks", [False, True])
 def test_what_may_have_overtaken_frames_that_are_handed_over_shows_no_losses(asks) -> None:
-    """Its acknowledgement names no stream, until those that were handed over are taken in, or the exchange is over."""
+    """Its acknowledgement names no stream, until those that were handed over are taken in, or the
+    exchange is over.
+    """
     home, other = sorted(os.sched_getaffinity(1))[:2]
     with small(ranks=(0,), processing="pinned") as loaded:
         port, (first, second) = loaded.ports[0], loaded.numbers_to(0)[:2]

@@ -1,4 +1,6 @@
-"""How ranks enter an exchange, frame by frame: what a handshake is answered with, and when frames may be sent."""
+"""How ranks enter an exchange, frame by frame: what a handshake is answered with, and when frames
+may be sent.
+"""
 
 import os
 from collections.abc import Iterator
@@ -65,7 +67,9 @@ def word_in(found: Frame) -> int:
 def test_who_enters_sends_handshakes_to_all(loaded) -> None:
     """What it says to whom is what the reference model says: checked as its receiver would."""
     said = enter(loaded, 7)
-    assert [found.destination.ip for found in said] == [loaded.groups[0].members[rank].ip for rank in (1, 2)]
+    assert [found.destination.ip for found in said] == [
+        loaded.groups[0].members[rank].ip for rank in (1, 2)
+    ]
     for rank, found in zip((1, 2), said, strict=True):
         frames = len([1 for sender, _ in loaded.numbers_to(rank) if sender == 0])
         port = loaded.ports[0]
@@ -121,7 +125,11 @@ def test_whoever_asks_is_answered_even_when_this_rank_has_gone_on(loaded) -> Non
         run = loaded.link(0, handshake(port, 1, 3, seq=SEQ, flags=ASK, attempt=4))
         assert run.retval == XDP_TX
         found = decode(run.data)
-        mine = decode(handshake(port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, seq=SEQ))
+        mine = decode(
+            handshake(
+                port, 0, len([1 for sender, _ in loaded.numbers_to(1) if sender == 0]), 3, seq=SEQ
+            )
+        )
         assert word_in(found) == word_in(mine)
         assert (found.header.flags, found.header.attempt) == (0, 4)
         assert found.destination.ip == loaded.groups[0].members[1].ip
@@ -237,7 +245,9 @@ def test_each_flow_gets_one_of_the_kicks() -> None:
 
 
 def test_frames_are_kicked_for_by_a_handshake_kick_that_comes_late(loaded) -> None:
-    """This rank is the last, and its handshake kick still waits for a CPU when the process looks whether all are there."""
+    """This rank is the last, and its handshake kick still waits for a CPU when the process looks
+    whether all are there.
+    """
     port = loaded.ports[0]
     for rank in (1, 2):
         loaded.link(0, handshake(port, rank))

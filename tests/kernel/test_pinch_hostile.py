@@ -1,4 +1,5 @@
-"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped, and no map changed.
+"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped,
+and no map changed.
 
 ``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets; not set: 30,000.
 """
@@ -25,7 +26,17 @@ GRAPH = draw_partitioned(0, 60, 500, 3)
 SENDER = 1
 ADDRESSES = [(26, 4), (30, 4)]
 """Offsets and widths of IPv4's."""
-FIELDS = [(42, 2), (44, 1), (45, 1), (46, 2), (48, 8), (56, 4), (60, 4), (64, 8), *((place, 1) for place in range(72, 78))]
+FIELDS = [
+    (42, 2),
+    (44, 1),
+    (45, 1),
+    (46, 2),
+    (48, 8),
+    (56, 4),
+    (60, 4),
+    (64, 8),
+    *((place, 1) for place in range(72, 78)),
+]
 FIELDS += [(78, 2), (80, 2), (82, 1), (83, 1), (84, 4)]
 """Those of the header's fields."""
 
@@ -38,7 +49,9 @@ def loaded() -> Iterator[Loaded]:
 
 @pytest.fixture
 def fresh(loaded) -> Loaded:
-    """In the middle of an exchange: one frame has come, all have been sent, none is acknowledged."""
+    """In the middle of an exchange: one frame has come, all have been sent, none is
+    acknowledged.
+    """
     enter(loaded)
     loaded.link(0, loaded.embed(SENDER, 0, 0))
     return loaded
@@ -93,7 +106,9 @@ def sized(loaded: Loaded, length: int) -> bytes:
 
 
 def answer(loaded: Loaded, **fields: int) -> bytes:
-    return ack(loaded.ports[0], fields.pop("by", SENDER), fields.pop("chunk", 1), range(2), **fields)
+    return ack(
+        loaded.ports[0], fields.pop("by", SENDER), fields.pop("chunk", 1), range(2), **fields
+    )
 
 
 def handshake_from(loaded: Loaded, **fields: int) -> bytes:
@@ -116,15 +131,27 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "handshake without a word": ("bad_length", lambda on: handshake_from(on)[:FRAME_BYTES]),
     "handshake of another length": ("bad_length", lambda on: handshake_from(on, length=16)),
     "handshake with a wrong sum": ("bad_checksum", lambda on: handshake_from(on, checksum=1)),
-    "handshake, its word is of another": ("bad_checksum", lambda on: changed(handshake_from(on), FRAME_BYTES + 4, SEQ + 1)),
-    "handshake that promises more": ("bad_checksum", lambda on: changed(handshake_from(on), FRAME_BYTES + 2, 1)),
-    "handshake of another layout": ("bad_tensor", lambda on: handshake_from(on, tag=int(on.ports[0].control.tag) ^ 1)),
+    "handshake, its word is of another": (
+        "bad_checksum",
+        lambda on: changed(handshake_from(on), FRAME_BYTES + 4, SEQ + 1),
+    ),
+    "handshake that promises more": (
+        "bad_checksum",
+        lambda on: changed(handshake_from(on), FRAME_BYTES + 2, 1),
+    ),
+    "handshake of another layout": (
+        "bad_tensor",
+        lambda on: handshake_from(on, tag=int(on.ports[0].control.tag) ^ 1),
+    ),
     "handshake in another rank's name": ("bad_rank", lambda on: handshake_from(on, sender=2)),
     "handshake of a host outside": ("bad_rank", lambda on: outside(handshake_from(on))),
     "no payload": ("bad_length", lambda on: sized(on, 0)),
     "no row": ("bad_length", lambda on: sized(on, 8)),
     "a row and a half": ("bad_length", lambda on: sized(on, 8 + 8 * 15 + 64)),
-    "more rows than fit": ("bad_length", lambda on: sized(on, on.layout.length(on.layout.rows + 1))),
+    "more rows than fit": (
+        "bad_length",
+        lambda on: sized(on, on.layout.length(on.layout.rows + 1)),
+    ),
     "half a word": ("bad_length", lambda on: embed(on, length=132)),
     "payload that is not there": ("bad_length", lambda on: embed(on)[:-8]),
     "more payload than is there": ("bad_length", lambda on: embed(on, length=0xFFB0)),
@@ -151,14 +178,32 @@ REFUSED: dict[str, tuple[str, Callable[[Loaded], bytes]]] = {
     "handshake for another rank": ("bad_receiver", lambda on: handshake_from(on, receiver=2)),
     "handshake for another host": ("bad_receiver", lambda on: flooded(on, handshake_from(on))),
     "another kind for another rank": ("bad_receiver", lambda on: embed(on, kind=255, receiver=2)),
-    "another rank's, in name and address": ("bad_checksum", lambda on: renamed(on, on.embed(2, 0, 0))),
-    "another rank's acknowledgement, in name and address": ("bad_checksum", lambda on: renamed(on, answer(on, by=2))),
-    "another rank's handshake, in name and address": ("bad_checksum", lambda on: renamed(on, handshake_from(on, by=2))),
-    "one that has come, but damaged": ("bad_checksum", lambda on: on.embed(SENDER, 0, 0, checksum=1)),
+    "another rank's, in name and address": (
+        "bad_checksum",
+        lambda on: renamed(on, on.embed(2, 0, 0)),
+    ),
+    "another rank's acknowledgement, in name and address": (
+        "bad_checksum",
+        lambda on: renamed(on, answer(on, by=2)),
+    ),
+    "another rank's handshake, in name and address": (
+        "bad_checksum",
+        lambda on: renamed(on, handshake_from(on, by=2)),
+    ),
+    "one that has come, but damaged": (
+        "bad_checksum",
+        lambda on: on.embed(SENDER, 0, 0, checksum=1),
+    ),
     "late, and damaged": ("bad_checksum", lambda on: embed(on, seq=SEQ - 1, checksum=1)),
     "another frame's number": ("bad_checksum", lambda on: changed(embed(on), 60, 2)),
-    "the next exchange, as if of this one": ("bad_checksum", lambda on: changed(embed(on, seq=9), 56, SEQ)),
-    "an acknowledgement that says it is a frame": ("bad_checksum", lambda on: changed(answer(on), 45, PinchKind.EMBED)),
+    "the next exchange, as if of this one": (
+        "bad_checksum",
+        lambda on: changed(embed(on, seq=9), 56, SEQ),
+    ),
+    "an acknowledgement that says it is a frame": (
+        "bad_checksum",
+        lambda on: changed(answer(on), 45, PinchKind.EMBED),
+    ),
 }
 
 
@@ -172,7 +217,9 @@ def test_refused_frames_are_counted_and_change_nothing(fresh, name) -> None:
 
 
 def test_every_reason_is_met(loaded) -> None:
-    assert {reason for reason, _ in REFUSED.values()} == {name for name in loaded.ports[0].counters() if is_refusal(name)}
+    assert {reason for reason, _ in REFUSED.values()} == {
+        name for name in loaded.ports[0].counters() if is_refusal(name)
+    }
 
 
 @pytest.mark.parametrize("seq", [SEQ - 2, SEQ + 2])
@@ -201,17 +248,30 @@ def flip(random: np.random.Generator, data: bytes, places: list[int]) -> bytes:
 
 @pytest.mark.parametrize("kind", ["embed", "ack", "handshake"])
 def test_flipped_bits_are_refused(fresh, kind) -> None:
-    """Anywhere in the header, the addresses, or the payload: not even what has come before is answered then."""
+    """Anywhere in the header, the addresses, or the payload: not even what has come before is
+    answered then.
+    """
     random = np.random.default_rng(0)
     header = [place + i for place, width in (*ADDRESSES, *FIELDS) for i in range(width)]
     before = fresh.memory(0)
     good = {"embed": embed, "ack": answer, "handshake": handshake_from}[kind](fresh)
     for turn in range(6000):
-        places = header if turn % 2 else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "handshake" else len(good)))
+        places = (
+            header
+            if turn % 2
+            else list(range(FRAME_BYTES, FRAME_BYTES + 8 if kind == "handshake" else len(good)))
+        )
         assert fresh.link(0, flip(random, good, places)).retval == XDP_DROP
     assert fresh.memory(0) == before
     reasons = {name for name in fresh.counters(0) if is_refusal(name)}
-    assert reasons >= {"bad_kind", "bad_length", "bad_checksum", "bad_cookie", "bad_rank", "bad_receiver"}
+    assert reasons >= {
+        "bad_kind",
+        "bad_length",
+        "bad_checksum",
+        "bad_cookie",
+        "bad_rank",
+        "bad_receiver",
+    }
     assert kind == "handshake" or reasons >= {"bad_seq", "bad_chunk"}
 
 
@@ -244,14 +304,22 @@ def test_damaged_kicks_send_nothing(fresh) -> None:
 
 
 class Mutations:
-    """Good frames of all kinds with flipped bits, other values in fields, cut or grown; reproducible."""
+    """Good frames of all kinds with flipped bits, other values in fields, cut or grown;
+    reproducible.
+    """
 
     def __init__(self, loaded: Loaded, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         port = loaded.ports[0]
-        made = [*loaded.frames_to(0), *loaded.frames_to(0, flags=1), *loaded.frames_to(0, seq=SEQ - 1)]
+        made = [
+            *loaded.frames_to(0),
+            *loaded.frames_to(0, flags=1),
+            *loaded.frames_to(0, seq=SEQ - 1),
+        ]
         made += [ack(port, sender, chunk, range(9)) for sender in (1, 2) for chunk in range(4)]
-        made += [handshake(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)]
+        made += [
+            handshake(port, sender, 4, seq=SEQ + late) for sender in (1, 2) for late in (-1, 0, 1)
+        ]
         made += [first_kick(port), port.doorbell._work]
         self.good = np.array([np.frombuffer(data.ljust(ROOM, b"\0"), np.uint8) for data in made])
         self.lengths = np.array([len(data) for data in made])
@@ -263,11 +331,19 @@ class Mutations:
         flips = random.integers(0, 6, count)
         in_payload = random.random(count) < 0.4
         for step in range(5):
-            place = np.where(in_payload, random.integers(FRAME_BYTES, 600, count), random.integers(0, FRAME_BYTES, count))
-            frames[rows, place] ^= np.where(step < flips, 1 << random.integers(8, size=count), 0).astype(np.uint8)
+            place = np.where(
+                in_payload,
+                random.integers(FRAME_BYTES, 600, count),
+                random.integers(0, FRAME_BYTES, count),
+            )
+            frames[rows, place] ^= np.where(
+                step < flips, 1 << random.integers(8, size=count), 0
+            ).astype(np.uint8)
         for row in rows[random.random(count) < 0.4]:
             place, width = FIELDS[random.integers(len(FIELDS))]
-            value = random.choice((0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1)
+            value = random.choice(
+                (0, 0xFF, random.integers(256)), width if random.random() < 0.5 else 1
+            )
             frames[row, place : place + value.size] = value
         cut = random.random(count) < 0.1
         lengths[cut] = random.integers(14, ROOM + 1, count)[cut]
@@ -275,7 +351,9 @@ class Mutations:
 
 
 def test_mutated_frames_add_nothing_but_what_was_sent(loaded) -> None:
-    """Each frame once, if its sender's is among them: after the rest has come, the sums are right."""
+    """Each frame once, if its sender's is among them: after the rest has come, the
+    sums are right.
+    """
     mutations = Mutations(loaded, seed=1)
     runner = Runner(loaded.program(0, "pinch_link"))
     numbers = loaded.numbers_to(0)

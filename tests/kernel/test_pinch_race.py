@@ -22,11 +22,15 @@ ROUNDS = 1500
 
 
 def frames_of_one_vertex(neighbours: int, **options) -> Loaded:
-    """Rank 0's few vertices take in messages of all of rank 1's many, each in a frame of its own."""
+    """Rank 0's few vertices take in messages of all of rank 1's many, each in a frame
+    of its own.
+    """
     targets, sources = 8, ROUNDS
     near = [np.arange(v, sources, targets)[:, None] + np.arange(neighbours) for v in range(targets)]
     source = [targets + each.ravel() % sources for each in near]
-    indptr = np.concatenate([np.cumsum([0, *map(len, source)]), np.full(sources, sum(map(len, source)))])
+    indptr = np.concatenate(
+        [np.cumsum([0, *map(len, source)]), np.full(sources, sum(map(len, source)))]
+    )
     owner = (np.arange(targets + sources) >= targets).astype(np.int32)
     weights = np.random.default_rng(0).uniform(-1, 1, indptr[-1]).astype(np.float32)
     graph = Partitioned(indptr, np.concatenate(source).astype(np.int32), weights, owner, 2)
@@ -102,7 +106,12 @@ def test_frames_and_orders_are_sent_once() -> None:
         Pair(lambda _: loaded.run(1, "pinch_send", kick)).run(SQ_ENTRIES // 32 + 10)
         assert port.flows["sq_head"].tolist() == [SQ_ENTRIES]
         assert loaded.counters(1)["resent"] == SQ_ENTRIES
-        assert (port._receive.maps["pinch_sent"].view(dtype("pinch_sent"))["attempt"].ravel()[:SQ_ENTRIES] == 1).all()
+        assert (
+            port._receive.maps["pinch_sent"]
+            .view(dtype("pinch_sent"))["attempt"]
+            .ravel()[:SQ_ENTRIES]
+            == 1
+        ).all()
 
 
 def test_frames_that_come_while_the_process_enters_their_exchange() -> None:

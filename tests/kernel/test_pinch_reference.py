@@ -1,4 +1,6 @@
-"""Whole exchanges: every program, map and byte is compared with `testbed.protocol.pinch.rank`, step by step."""
+"""Whole exchanges: every program, map and byte is compared with `testbed.protocol.pinch.rank`, step
+by step.
+"""
 
 import random
 from collections.abc import Iterator
@@ -13,7 +15,12 @@ from tests.kernel.pinch_reference import Compared
 pytestmark = pytest.mark.kernel
 
 STEPS = 500
-ACTIONS = ("deliver",) * 5 + ("ring",) * 5 + ("step",) * 3 + ("timer", "lose", "duplicate", "damage", "flood", "lose kick")
+ACTIONS = (
+    ("deliver",) * 5
+    + ("ring",) * 5
+    + ("step",) * 3
+    + ("timer", "lose", "duplicate", "damage", "flood", "lose kick")
+)
 
 
 def fans() -> Partitioned:
@@ -30,7 +37,9 @@ def lonely() -> Partitioned:
 
 SCENES = {
     "spread": lambda: Compared(draw_partitioned(0, 60, 500, 3), 8, "sum", "int16", "spread", 576),
-    "pinned": lambda: Compared(draw_partitioned(1, 60, 400, 4), 30, "weighted", "int32", "pinned", 576),
+    "pinned": lambda: Compared(
+        draw_partitioned(1, 60, 400, 4), 30, "weighted", "int32", "pinned", 576
+    ),
     "parts": lambda: Compared(draw_partitioned(2, 40, 200, 3), 400, "max", "int16", "pinned", 576),
     "maxima": lambda: Compared(draw_partitioned(4, 60, 400, 2), 7, "max", "int32", "spread", 576),
     "lonely": lambda: Compared(lonely(), 8, "sum", "int16", "pinned", 576, known=True),
@@ -53,7 +62,9 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     if what == 1:
         return bytes(wrong) + chance.randbytes(chance.randrange(1, 60))
     for _ in range(chance.randint(1, 3)):
-        place = chance.randrange(len(wrong)) if what == 2 else chance.randrange(26, min(96, len(wrong)))
+        place = (
+            chance.randrange(len(wrong)) if what == 2 else chance.randrange(26, min(96, len(wrong)))
+        )
         wrong[place] ^= 1 << chance.randrange(8)
     return bytes(wrong)
 
@@ -90,7 +101,9 @@ def act(compared: Compared, action: str, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_step_is_the_reference_models(compared, seed) -> None:
-    """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then to exact sums."""
+    """Loss, duplication, reordering, damage, flooding, lost kicks and early timers; then to exact
+    sums.
+    """
     chance = random.Random(seed)
     seq = chance.choice((0, 4, (1 << 30) - 2, (1 << 31) - 2, NEWEST - 2))
     compared.begin(chance, seq, exchanges=3)
@@ -102,7 +115,11 @@ def test_every_step_is_the_reference_models(compared, seed) -> None:
     assert refused > 0
 
 
-@pytest.mark.parametrize("why", [{"nonfinite": [0], "gone": [1]}, {"late": [2]}, {"nonfinite": [0], "late": [1, 2]}], ids=str)
+@pytest.mark.parametrize(
+    "why",
+    [{"nonfinite": [0], "gone": [1]}, {"late": [2]}, {"nonfinite": [0], "late": [1, 2]}],
+    ids=str,
+)
 def test_the_end_of_exchanges_is_the_reference_models(compared, why) -> None:
     """One rank says that there will be no more, which goes round, whatever is lost."""
     chance = random.Random(1)
@@ -116,4 +133,8 @@ def test_the_end_of_exchanges_is_the_reference_models(compared, why) -> None:
     assert all(member.rank.has_ended for member in compared.members[1:2])
     for name in ("nonfinite", "gone", "late"):
         said = sum(1 << rank for rank in why.get(name, []))
-        assert all(getattr(member.rank, name) == said for member in compared.members if member.rank.has_ended)
+        assert all(
+            getattr(member.rank, name) == said
+            for member in compared.members
+            if member.rank.has_ended
+        )

@@ -1,4 +1,6 @@
-"""The ring's programs packet by packet: what comes in, the verdict, what goes out, and what is counted."""
+"""The ring's programs packet by packet: what comes in, the verdict, what goes out, and what is
+counted.
+"""
 
 import random
 from collections.abc import Iterator
@@ -128,7 +130,15 @@ NEXT = SEQ + 1
 EARLY = reduce(0, seq=NEXT)
 ANEW = {"flags": RESTART}
 RELAUNCHED = {"kind": Kind.REDUCE, "chunk": 1, "hop": 1, "round": 0, "attempt": 1, "prev": NOTHING}
-ANSWER = {"kind": Kind.RESULT, "chunk": 1, "hop": 2, "round": 0, "attempt": 1, "prev": LAUNCHED, "flags": 0}
+ANSWER = {
+    "kind": Kind.RESULT,
+    "chunk": 1,
+    "hop": 2,
+    "round": 0,
+    "attempt": 1,
+    "prev": LAUNCHED,
+    "flags": 0,
+}
 ROWS = [
     # Not the ring's, or not this group's.
     Row("too short for headers", reduce(0)[: FRAME_BYTES - 1]),
@@ -177,8 +187,18 @@ ROWS = [
     Row("result that has gone too far", result(0, hop=3), {"bad_rank": 1}),
     Row("result of a chunk whose results come to be here", result(2, hop=0), {"bad_rank": 1}),
     Row("nack of a rank that is not behind", nack(1, source=0), {"bad_rank": 1}),
-    Row("nack that was passed on, for another rank's chunk", nack(0, hop=1), {"bad_rank": 1}, upstream=False),
-    Row("nack that was passed on, where nobody does so", nack(1, hop=1), {"bad_rank": 1}, upstream=True),
+    Row(
+        "nack that was passed on, for another rank's chunk",
+        nack(0, hop=1),
+        {"bad_rank": 1},
+        upstream=False,
+    ),
+    Row(
+        "nack that was passed on, where nobody does so",
+        nack(1, hop=1),
+        {"bad_rank": 1},
+        upstream=True,
+    ),
     Row("nack to begin another rank's chunk anew", nack(0, **ANEW), {"bad_rank": 1}),
     Row("probe in another rank's name", probe(0, sender=2), {"bad_rank": 1}),
     Row("answer in another rank's name", probe(0, Kind.ALIVE, sender=2), {"bad_rank": 1}),
@@ -189,7 +209,11 @@ ROWS = [
     Row("wrong sum of a nack", nack(1, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of a probe", probe(0, checksum=1), {"bad_checksum": 1}),
     Row("wrong sum of an answer", probe(0, Kind.ALIVE, checksum=1), {"bad_checksum": 1}),
-    Row("wrong all-gather", packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))), {"bad_checksum": 1}),
+    Row(
+        "wrong all-gather",
+        packet(WRONG, kind=Kind.RESULT, hop=2, checksum=checksum_of(result(0))),
+        {"bad_checksum": 1},
+    ),
     # Reduce-scatter phase.
     Row(
         "reduce-scatter",
@@ -205,7 +229,13 @@ ROWS = [
         {"kind": Kind.RESULT, "chunk": 2, "hop": 1, "flags": 0, "attempt": 0, "prev": LAUNCHED},
         words=total_of(2),
     ),
-    Row("reduce-scatter once more", reduce(0, attempt=1), {"duplicate": 1}, before=(reduce(0),), upstream=True),
+    Row(
+        "reduce-scatter once more",
+        reduce(0, attempt=1),
+        {"duplicate": 1},
+        before=(reduce(0),),
+        upstream=True,
+    ),
     Row(
         "reduce-scatter once more, which the owner has begun again for a rank behind",
         reduce(0, attempt=1),
@@ -223,8 +253,19 @@ ROWS = [
         words=input_of(0, 0) + input_of(1, 0),
         before=(reduce(0),),
     ),
-    Row("reduce-scatter of an earlier round", reduce(0), {"duplicate": 1}, before=(reduce(0, round=1),)),
-    Row("the end of reduce-scatter once more", reduce(2), {"duplicate": 1}, before=(reduce(2),), upstream=True),
+    Row(
+        "reduce-scatter of an earlier round",
+        reduce(0),
+        {"duplicate": 1},
+        before=(reduce(0, round=1),),
+    ),
+    Row(
+        "the end of reduce-scatter once more",
+        reduce(2),
+        {"duplicate": 1},
+        before=(reduce(2),),
+        upstream=True,
+    ),
     Row(
         "reduce-scatter of a chunk that is done",
         reduce(0, attempt=1),
@@ -253,7 +294,12 @@ ROWS = [
         words=total_of(1),
     ),
     Row("all-gather ends, and no chunk is left", result(3), {"stored": 1}, before=(result(0),)),
-    Row("all-gather of a chunk that is done, at its end", result(0), {"duplicate": 1}, before=(result(0),)),
+    Row(
+        "all-gather of a chunk that is done, at its end",
+        result(0),
+        {"duplicate": 1},
+        before=(result(0),),
+    ),
     Row("all-gather of a chunk that is done", result(1), {"duplicate": 1}, before=(result(1),)),
     Row(
         "all-gather of a rank further off, which was asked for it",
@@ -270,7 +316,12 @@ ROWS = [
         words=total_of(1),
         before=(result(1),),
     ),
-    Row("a later round's result sets no token free", result(0, round=1), {"stored": 1}, before=(result(0),)),
+    Row(
+        "a later round's result sets no token free",
+        result(0, round=1),
+        {"stored": 1},
+        before=(result(0),),
+    ),
     Row("an earlier round's result", result(1), {"duplicate": 1}, before=(result(1, round=1),)),
     Row(
         "a later round's result passes by one that was verified",
@@ -282,7 +333,13 @@ ROWS = [
         verified=True,
     ),
     # Nacks.
-    Row("nack for an own chunk under way", nack(1), SENT | {"resent": 1}, RELAUNCHED, words=input_of(RANK, 1)),
+    Row(
+        "nack for an own chunk under way",
+        nack(1),
+        SENT | {"resent": 1},
+        RELAUNCHED,
+        words=input_of(RANK, 1),
+    ),
     Row(
         "nack for a chunk that is done",
         nack(1),
@@ -428,9 +485,28 @@ ROWS = [
         SAID,
         {"kind": Kind.ALIVE, "seq": SEQ, "chunk": 0, "length": 0, "flags": 0, "prev": LAUNCHED},
     ),
-    Row("probe of another rank", probe(0), SAID, {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING}, to=0),
-    Row("probe of a rank that is done", probe(0, flags=VERIFIED), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED_ACK}, to=0),
-    Row("probe of a rank that waits", probe(0), SAID, {"kind": Kind.ALIVE, "flags": VERIFIED}, to=0, verified=True),
+    Row(
+        "probe of another rank",
+        probe(0),
+        SAID,
+        {"kind": Kind.ALIVE, "flags": 0, "prev": NOTHING},
+        to=0,
+    ),
+    Row(
+        "probe of a rank that is done",
+        probe(0, flags=VERIFIED),
+        SAID,
+        {"kind": Kind.ALIVE, "flags": VERIFIED_ACK},
+        to=0,
+    ),
+    Row(
+        "probe of a rank that waits",
+        probe(0),
+        SAID,
+        {"kind": Kind.ALIVE, "flags": VERIFIED},
+        to=0,
+        verified=True,
+    ),
     Row("answer of a rank", probe(0, Kind.ALIVE)),
 ]
 
@@ -449,7 +525,10 @@ def assert_sent(data: bytes, to: int, fields: dict[str, int], words: np.ndarray 
     assert IP(bytes(seen[IP])).chksum == check
     if words is not None:
         assert data[FRAME_BYTES:] == words.tobytes()
-        assert seen[RingHeader].checksum == checksum(words) + frame_seal(decode(data).header) & (1 << 64) - 1
+        assert (
+            seen[RingHeader].checksum
+            == checksum(words) + frame_seal(decode(data).header) & (1 << 64) - 1
+        )
 
 
 def cases() -> Iterator:
@@ -457,7 +536,9 @@ def cases() -> Iterator:
     for upstream in (False, True):
         for row in ROWS:
             if row.upstream in (None, upstream):
-                yield pytest.param(upstream, row, id=f"{'upstream' if upstream else 'origin'}-{row.name}")
+                yield pytest.param(
+                    upstream, row, id=f"{'upstream' if upstream else 'origin'}-{row.name}"
+                )
 
 
 @pytest.mark.parametrize(("both", "row"), [*cases()], indirect=["both"])
@@ -492,7 +573,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("fields", [{"to": 2, "receiver": RANK}, {"receiver": 2}, {"to": 2}], ids=["address", "field", "both"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"to": 2, "receiver": RANK}, {"receiver": 2}, {"to": 2}],
+    ids=["address", "field", "both"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     """Sealed as they are, and of this group: a switch that floods, or a host that lies."""
@@ -500,24 +585,60 @@ def test_frames_for_another_rank_change_nothing(kernel, kind, fields) -> None:
     before = kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()
     assert kernel.run("ring_link", KINDS[kind](chunk, **fields)).retval == XDP_DROP
     assert changes(kernel.counters()) == {"bad_receiver": 1}
-    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) == before
+    assert (
+        kernel.snapshot(),
+        kernel.memory["streams"].tobytes(),
+        kernel.memory["ranks"].tobytes(),
+    ) == before
     # The same for this rank is not refused.
     kernel.run("ring_link", KINDS[kind](chunk))
-    assert (kernel.snapshot(), kernel.memory["streams"].tobytes(), kernel.memory["ranks"].tobytes()) != before
+    assert (
+        kernel.snapshot(),
+        kernel.memory["streams"].tobytes(),
+        kernel.memory["ranks"].tobytes(),
+    ) != before
     assert changes(kernel.counters()).keys() <= {*SENT, "stored", "resent", "bad_receiver"}
 
 
 ASKED = {"kind": Kind.NACK, "attempt": 1, "hop": 0, "length": LENGTH, "round": 0, "prev": 0}
 POSTED = [
     (None, None, XDP_DROP, {}, None, None),
-    (None, (WrKind.LAUNCH, SEQ, 4), XDP_REDIRECT, SENT, 2, {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0}),
+    (
+        None,
+        (WrKind.LAUNCH, SEQ, 4),
+        XDP_REDIRECT,
+        SENT,
+        2,
+        {"kind": Kind.REDUCE, "chunk": 4, "attempt": 0},
+    ),
     (None, (WrKind.LAUNCH, SEQ, 1), XDP_DROP, {}, None, None),  # it is on its way
     (None, (WrKind.LAUNCH, SEQ - 1, 1), XDP_DROP, {"bad_seq": 1}, None, None),
     (None, (WrKind.LAUNCH, SEQ, TOTAL), XDP_DROP, {"bad_seq": 1}, None, None),
     (None, (WrKind.NACK, SEQ - 1, 3), XDP_DROP, {"bad_seq": 1}, None, None),
-    (None, (WrKind.NACK, SEQ, 3), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 3, "flags": 0}),
-    (None, (WrKind.NACK, SEQ, 2), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 2, "flags": 0}),
-    (None, (WrKind.NACK, SEQ, 1), XDP_REDIRECT, SENT | {"resent": 1}, 0, ASKED | {"chunk": 1, "flags": RESULT}),
+    (
+        None,
+        (WrKind.NACK, SEQ, 3),
+        XDP_REDIRECT,
+        SENT | {"resent": 1},
+        0,
+        ASKED | {"chunk": 3, "flags": 0},
+    ),
+    (
+        None,
+        (WrKind.NACK, SEQ, 2),
+        XDP_REDIRECT,
+        SENT | {"resent": 1},
+        0,
+        ASKED | {"chunk": 2, "flags": 0},
+    ),
+    (
+        None,
+        (WrKind.NACK, SEQ, 1),
+        XDP_REDIRECT,
+        SENT | {"resent": 1},
+        0,
+        ASKED | {"chunk": 1, "flags": RESULT},
+    ),
     (None, (WrKind.NACK, SEQ, 4), XDP_DROP, {}, None, None),  # not launched yet
     (
         None,
@@ -536,8 +657,22 @@ POSTED = [
         2,
         {"kind": Kind.NACK, "chunk": 2, "flags": RESTART, "round": 3, "length": LENGTH},
     ),
-    (None, (WrKind.PROBE, 0, 0, 7, ANYWHERE), XDP_REDIRECT, SAID, 0, {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING}),
-    (None, (WrKind.PROBE, 0, 2, 0, ANYWHERE), XDP_REDIRECT, SAID, 2, {"kind": Kind.PROBE, "prev": NOTHING}),
+    (
+        None,
+        (WrKind.PROBE, 0, 0, 7, ANYWHERE),
+        XDP_REDIRECT,
+        SAID,
+        0,
+        {"kind": Kind.PROBE, "attempt": 7, "prev": NOTHING},
+    ),
+    (
+        None,
+        (WrKind.PROBE, 0, 2, 0, ANYWHERE),
+        XDP_REDIRECT,
+        SAID,
+        2,
+        {"kind": Kind.PROBE, "prev": NOTHING},
+    ),
     (None, (WrKind.REPLAY, SEQ, 0), XDP_DROP, {}, None, None),
     (None, (WrKind.REPLAY, SEQ, EARLY_SLOTS), XDP_DROP, {"bad_chunk": 1}, None, None),
     (None, (9, SEQ, 0), XDP_DROP, {"bad_kind": 1}, None, None),
@@ -546,7 +681,12 @@ POSTED = [
 
 @pytest.mark.parametrize(
     ("both", "work", "verdict", "counted", "to", "reply"),
-    [(upstream, *row) for upstream in (False, True) for only, *row in POSTED if only in (None, upstream)],
+    [
+        (upstream, *row)
+        for upstream in (False, True)
+        for only, *row in POSTED
+        if only in (None, upstream)
+    ],
     indirect=["both"],
 )
 def test_work_requests(kernel, native, work, verdict, counted, to, reply) -> None:
@@ -561,7 +701,8 @@ def test_work_requests(kernel, native, work, verdict, counted, to, reply) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "counted"), [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})]
+    ("data", "counted"),
+    [(kick(cookie=1), {"bad_cookie": 1}), (reduce(0), {}), (kick()[: FRAME_BYTES - 1], {})],
 )
 def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) -> None:
     """A frame that is none comes back to ask for what is missing, and here nothing is."""
@@ -571,7 +712,9 @@ def test_what_is_no_kick_takes_no_work_request(kernel, native, data, counted) ->
     assert len(native.waiting()) == 1
 
 
-@pytest.mark.parametrize(("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)])
+@pytest.mark.parametrize(
+    ("waiting", "verdict"), [(0, XDP_DROP), (1, XDP_REDIRECT), (8, XDP_REDIRECT), (9, XDP_REDIRECT)]
+)
 def test_a_kick_is_multiplied_when_orders_wait(kernel, native, waiting, verdict) -> None:
     for _ in range(waiting):
         native.post(WrKind.PROBE, 0, 0)
@@ -587,7 +730,12 @@ def test_early_frames_are_replayed_once_their_input_is_ready(kernel, native) -> 
     assert [entry.kind for entry in native.waiting()] == [WrKind.REPLAY]
     run = kernel.run("ring_execute", kick())
     assert run.retval == XDP_REDIRECT
-    assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2}, words + input_of(1, 0))
+    assert_sent(
+        run.data,
+        2,
+        {"kind": Kind.REDUCE, "chunk": 0, "hop": 2, "attempt": 2},
+        words + input_of(1, 0),
+    )
     assert all(early.state == 0 for early in kernel.early_frames)
 
 
@@ -636,7 +784,12 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     assert said_of(kernel, 2) == (9, 9, 0, 78)
     kernel.control.verified = SEQ
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ - 1))
-    assert said_of(kernel, 2) == (9, 9, 0, 78)  # a late answer, which acknowledges the collective before
+    assert said_of(kernel, 2) == (
+        9,
+        9,
+        0,
+        78,
+    )  # a late answer, which acknowledges the collective before
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=9, chunk=78, flags=VERIFIED_ACK, tag=SEQ))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
@@ -651,7 +804,10 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
         (probe(0, Kind.ALIVE, stream=5, seq=NEXT), 1 << 5),
         (probe(0, Kind.ALIVE, stream=63), 1 << 63),
         (probe(0, Kind.ALIVE, stream=64), 0),
-        (probe(0, Kind.ALIVE, stream=5, seq=SEQ - 1), 0),  # it answers a probe of another collective
+        (
+            probe(0, Kind.ALIVE, stream=5, seq=SEQ - 1),
+            0,
+        ),  # it answers a probe of another collective
         (probe(2, Kind.ALIVE, stream=5), 0),  # not the rank before
         (probe(0, stream=5), 0),  # not an answer
     ],
@@ -663,7 +819,14 @@ def test_answers_of_the_rank_before_flush_its_streams(kernel, data, flushed) -> 
 
 def test_who_is_heard_is_counted_whatever_is_said(kernel) -> None:
     """Of frames for this rank, from who it says: also of those that bring nothing new."""
-    for data in (reduce(0), reduce(0, checksum=1), result(0), probe(2), probe(0, Kind.ALIVE), nack(1)):
+    for data in (
+        reduce(0),
+        reduce(0, checksum=1),
+        result(0),
+        probe(2),
+        probe(0, Kind.ALIVE),
+        nack(1),
+    ):
         kernel.run("ring_link", data)
     kernel.run("ring_link", reduce(0, cookie=1))
     kernel.run("ring_link", reduce(0, receiver=2))
@@ -685,7 +848,9 @@ def naming(carrier: str, item: int) -> bytes:
         "all-gather": lambda: result(3, prev=item),
         "answer": lambda: probe(0, Kind.ALIVE, prev=item),
         "early": lambda: reduce(3, seq=NEXT, flags=EARLIER, prev=item),
-        "answer of the next collective": lambda: probe(0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item),
+        "answer of the next collective": lambda: probe(
+            0, Kind.ALIVE, seq=NEXT, flags=EARLIER, prev=item
+        ),
     }
     return made[carrier]()
 
@@ -700,7 +865,9 @@ def test_a_frame_that_a_later_one_names_is_known_to_be_lost(kernel, what, carrie
     kernel.run("ring_link", naming(carrier, item))
     assert kernel.counters()["lost"] == 1
     assert kernel.records["lost"][chunk].tolist() == [SEQ * (stage == each) for each in Stage]
-    assert kernel.counters()["resent"] == 0  # only the process asks here, where there is no reorder threshold
+    assert (
+        kernel.counters()["resent"] == 0
+    )  # only the process asks here, where there is no reorder threshold
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
@@ -715,7 +882,11 @@ def test_a_frame_that_has_come_is_not(kernel, what, carrier) -> None:
 
 def test_a_frame_that_is_not_what_its_sender_has_sealed_names_nothing(kernel) -> None:
     item = item_of(0, 0, Stage.RESULT)
-    forged = [reduce(3, prev=item, checksum=1), result(3, prev=item, checksum=1), probe(0, Kind.ALIVE, prev=item, checksum=1)]
+    forged = [
+        reduce(3, prev=item, checksum=1),
+        result(3, prev=item, checksum=1),
+        probe(0, Kind.ALIVE, prev=item, checksum=1),
+    ]
     forged += [probe(2, Kind.ALIVE, prev=item)]  # not the rank before
     for data in forged:
         kernel.run("ring_link", data)
@@ -766,14 +937,18 @@ def test_a_frame_that_goes_nowhere_asks_itself(upstream) -> None:
 
 @pytest.mark.parametrize("lossy", [0, SEQ - 256 & 0xFFFFFFFF])
 def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
-    """A nack for a partial sum that was not saved is itself a sign of loss, and so is a later round."""
+    """A nack for a partial sum that was not saved is itself a sign of loss, and so is a later
+    round.
+    """
     with loaded(upstream=True) as both:
         kernel, _ = both
         prepare(*both)
         kernel.control.lossy = lossy
         kernel.run("ring_link", reduce(0))
         run = kernel.run("ring_link", nack(0))
-        assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 0, "flags": RESTART, "round": 0}, None)
+        assert_sent(
+            run.data, 0, {"kind": Kind.NACK, "chunk": 0, "flags": RESTART, "round": 0}, None
+        )
         assert kernel.control.lossy == SEQ
         kernel.control.lossy = lossy
         kernel.run("ring_link", reduce(0, round=1))
@@ -782,7 +957,9 @@ def test_partial_sums_are_saved_after_losses_only(lossy) -> None:
 
 
 def test_partial_sums_are_saved_until_their_result_is_here() -> None:
-    """Slots are shared: a partial sum that may still be needed stays, and one without a slot is restarted when nacked."""
+    """Slots are shared: a partial sum that may still be needed stays, and one without a slot is
+    restarted when nacked.
+    """
     with loaded(upstream=True, retransmit_slots=1) as both:
         kernel, _ = both
         prepare(*both)
@@ -791,24 +968,36 @@ def test_partial_sums_are_saved_until_their_result_is_here() -> None:
         assert kernel.counters()["unsaved"] == 1
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.REDUCE
         run = kernel.run("ring_link", nack(3))
-        assert_sent(run.data, 0, {"kind": Kind.NACK, "chunk": 3, "flags": RESTART, "round": 0}, None)
+        assert_sent(
+            run.data, 0, {"kind": Kind.NACK, "chunk": 3, "flags": RESTART, "round": 0}, None
+        )
         kernel.run("ring_link", result(0))
         kernel.run("ring_link", reduce(3, round=1))
         assert kernel.counters()["unsaved"] == 1
         run = kernel.run("ring_link", nack(3))
-        assert_sent(run.data, 2, {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1}, input_of(0, 3) + input_of(1, 3))
-        # A rank that nacks the other chunk now has its partial sum, or there would be no result; so the answer is the result.
+        assert_sent(
+            run.data,
+            2,
+            {"kind": Kind.REDUCE, "chunk": 3, "hop": 2, "round": 1},
+            input_of(0, 3) + input_of(1, 3),
+        )
+        # A rank that nacks the other chunk now has its partial sum, or there would be no result; so
+        # the answer is the result.
         assert decode(kernel.run("ring_link", nack(0)).data).header.kind == Kind.RESULT
 
 
 def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, native) -> None:
-    """One of the collective before that says it is of this one, and its checksum does not. Stragglers still get the result."""
+    """One of the collective before that says it is of this one, and its checksum does not.
+    Stragglers still get the result.
+    """
     kernel.run("ring_link", result(1))
     native.begin(NEXT, TOTAL, LENGTH, TAG)
     native.publish(NEXT, TOTAL)
     native.kicks()
     held, record = kernel.results[1].copy(), kernel.records[1].copy()
-    late = packet(WRONG, kind=Kind.RESULT, chunk=1, hop=1, seq=NEXT, checksum=checksum_of(result(1)))
+    late = packet(
+        WRONG, kind=Kind.RESULT, chunk=1, hop=1, seq=NEXT, checksum=checksum_of(result(1))
+    )
     assert kernel.run("ring_link", late).retval == XDP_DROP
     assert kernel.counters()["bad_checksum"] == 1
     np.testing.assert_array_equal(kernel.results[1], held)
@@ -819,16 +1008,34 @@ def test_a_late_result_under_another_number_leaves_what_is_held_intact(kernel, n
 
 
 OLD = {
-    "reduce-scatter": [reduce(2), reduce(2, round=1), reduce(2, attempt=9, round=255), reduce(0), reduce(0, round=255)],
-    "all-gather": [result(0, round=each) for each in (0, 1, 255)] + [result(1, round=each) for each in (0, 1, 255)],
-    "nacks": [nack(1), nack(1, flags=RESTART), nack(1, flags=RESULT, prev=0), nack(1, flags=RESTART, round=255)],
+    "reduce-scatter": [
+        reduce(2),
+        reduce(2, round=1),
+        reduce(2, attempt=9, round=255),
+        reduce(0),
+        reduce(0, round=255),
+    ],
+    "all-gather": (
+        [result(0, round=each) for each in (0, 1, 255)]
+        + [result(1, round=each) for each in (0, 1, 255)]
+    ),
+    "nacks": [
+        nack(1),
+        nack(1, flags=RESTART),
+        nack(1, flags=RESULT, prev=0),
+        nack(1, flags=RESTART, round=255),
+    ],
 }
 
 
 @pytest.mark.parametrize("verified", [False, True])
 @pytest.mark.parametrize("what", OLD)
-def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, what, verified) -> None:
-    """However late it comes, of whichever round: what says which result is there only goes forward."""
+def test_nothing_of_a_collective_changes_results_of_the_next(
+    kernel, native, what, verified
+) -> None:
+    """However late it comes, of whichever round: what says which result is there only
+    goes forward.
+    """
     for data in (reduce(2), result(0), result(1)):
         kernel.run("ring_link", data)
     native.begin(NEXT, TOTAL, LENGTH, TAG)
@@ -837,7 +1044,11 @@ def test_nothing_of_a_collective_changes_results_of_the_next(kernel, native, wha
     for data in (reduce(2, seq=NEXT), result(0, seq=NEXT), result(1, seq=NEXT)):
         kernel.run("ring_link", data)
     kernel.control.verified = NEXT if verified else 0
-    before = kernel.records["result"].copy(), kernel.records["reduced"].copy(), kernel.results.copy()
+    before = (
+        kernel.records["result"].copy(),
+        kernel.records["reduced"].copy(),
+        kernel.results.copy(),
+    )
     assert kernel.control.stored == 3
     for data in OLD[what]:
         kernel.run("ring_link", data)
@@ -870,7 +1081,12 @@ def test_upstream_every_nack_is_answered(kernel) -> None:
         assert kernel.run("ring_link", nack(1)).retval == XDP_TX
 
 
-ACCEPTED = {"reduce-scatter": reduce(0), "end of reduce-scatter": reduce(2), "all-gather": result(0), "early": EARLY}
+ACCEPTED = {
+    "reduce-scatter": reduce(0),
+    "end of reduce-scatter": reduce(2),
+    "all-gather": result(0),
+    "early": EARLY,
+}
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

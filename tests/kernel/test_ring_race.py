@@ -34,7 +34,10 @@ class Pair:
         self.work = work
 
     def run(self, rounds: int) -> None:
-        children = [self._start(index, cpu, rounds) for index, cpu in enumerate(sorted(os.sched_getaffinity(0))[:2])]
+        children = [
+            self._start(index, cpu, rounds)
+            for index, cpu in enumerate(sorted(os.sched_getaffinity(0))[:2])
+        ]
         assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0]
 
     def _start(self, index: int, cpu: int, rounds: int) -> int:
@@ -63,7 +66,9 @@ class Pair:
 
 
 def frames(kind: Kind) -> list[bytes]:
-    """Of one chunk each: those that this rank ends the reduce-scatter phase of, or is the last in the all-gather phase of."""
+    """Of one chunk each: those that this rank ends the reduce-scatter phase of, or is the last in
+    the all-gather phase of.
+    """
     made = []
     for index in range(ROUNDS):
         chunk = RANKS * index + (2 if kind == Kind.REDUCE else 0)
@@ -91,8 +96,8 @@ def test_a_frame_and_its_duplicate_on_two_cpus(kind) -> None:
         assert done[chunks].all()
         expected = chunks + (1 if kind == Kind.REDUCE else 0)
         assert (kernel.results[chunks] == expected[:, None]).all()
-        # The other CPU's was a duplicate: of the reduce-scatter phase it is dropped, or answered from the result that was there
-        # by then.
+        # The other CPU's was a duplicate: of the reduce-scatter phase it is dropped, or answered
+        # from the result that was there by then.
         assert counters["duplicate"] + counters["answered"] == ROUNDS
         assert counters["bad_checksum"] == 0
 

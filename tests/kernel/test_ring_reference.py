@@ -1,4 +1,6 @@
-"""Whole collectives in which every program, every map and every byte is compared with `testbed.protocol`, step by step."""
+"""Whole collectives in which every program, every map and every byte is compared with
+`testbed.protocol`, step by step.
+"""
 
 import random
 from collections.abc import Iterator
@@ -48,7 +50,14 @@ def stock() -> Iterator[Stock]:
 def network_of_references(
     stock, ranks, todo, window=3, nack_holdoff_us=0, seq=0, upstream=False, reorder_threshold=0
 ) -> Iterator[Network]:
-    network = Network(ranks, todo, window=window, nack_holdoff_us=nack_holdoff_us, chunk_bytes=CHUNK_BYTES, seq=seq)
+    network = Network(
+        ranks,
+        todo,
+        window=window,
+        nack_holdoff_us=nack_holdoff_us,
+        chunk_bytes=CHUNK_BYTES,
+        seq=seq,
+    )
     with ExitStack() as stack:
         for index in range(ranks):
             kernel = stock.get(index, ranks, upstream, reorder_threshold)
@@ -80,10 +89,16 @@ PROBED_BEFORE_IT_ENTERS = [("step", 1), ("step", 1), ("timer", 1), ("serve", 1),
 @example(ranks=2, totals=[1], script=PROBED_BEFORE_IT_ENTERS, **SIMPLE)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(**SCENES, script=SCRIPTS)
-def test_every_step_is_the_reference_models(stock, ranks, totals, script, nack_holdoff_us, seq, **scene) -> None:
-    """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for good, to the exact sum."""
+def test_every_step_is_the_reference_models(
+    stock, ranks, totals, script, nack_holdoff_us, seq, **scene
+) -> None:
+    """Loss, duplication, reordering and damage as drawn; then, unless requests are quenched for
+    good, to the exact sum.
+    """
     todo = collectives(ranks, totals, after=seq, words=CHUNK_BYTES // 8, seed=len(script))
-    with network_of_references(stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene) as network:
+    with network_of_references(
+        stock, ranks, todo, nack_holdoff_us=nack_holdoff_us, seq=seq, **scene
+    ) as network:
         for action, index in script:
             act(network, action, index)
         if not nack_holdoff_us:
@@ -115,7 +130,9 @@ def forge(network: Network, chance: random.Random) -> None:
     """Deliver a frame of which one thing is not as it was: a field, a few bits, or its length."""
     frame = network.in_flight[chance.randrange(len(network.in_flight))].copy()
     to = int(frame.destination.ip.rpartition(".")[2]) - 1
-    member = network.members[chance.choice((to, to, chance.randrange(len(network.members)))) % len(network.members)]
+    member = network.members[
+        chance.choice((to, to, chance.randrange(len(network.members)))) % len(network.members)
+    ]
     what = chance.randrange(4)
     if what == 0:
         field = chance.choice(list(FIELDS))
@@ -136,11 +153,17 @@ def forge(network: Network, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_forged_frames_are_judged_alike(stock, seed) -> None:
-    """Thousands of frames with wrong fields, flipped bits, cut or grown. What forged fields can do to sums is not asked."""
+    """Thousands of frames with wrong fields, flipped bits, cut or grown. What forged fields can do
+    to sums is not asked.
+    """
     chance = random.Random(seed)
     ranks = chance.choice((2, 3, 4))
-    todo = collectives(ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed)
-    with network_of_references(stock, ranks, todo, upstream=seed % 2 == 1, reorder_threshold=seed % 3) as network:
+    todo = collectives(
+        ranks, [chance.randint(1, CHUNKS) for _ in range(4)], words=CHUNK_BYTES // 8, seed=seed
+    )
+    with network_of_references(
+        stock, ranks, todo, upstream=seed % 2 == 1, reorder_threshold=seed % 3
+    ) as network:
         for member in network.members:
             member.verified = False
         forged = 0

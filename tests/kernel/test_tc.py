@@ -1,4 +1,6 @@
-"""Programs on a device's ingress, by link and by filter: both act on frames, and both leave nothing."""
+"""Programs on a device's ingress, by link and by filter: both act on frames, and both leave
+nothing.
+"""
 
 import socket
 
@@ -41,7 +43,12 @@ def arrives():
 @pytest.mark.parametrize("attach", [by_link, by_filter])
 def test_frames_meet_the_program_while_it_is_attached(attach):
     """It overwrites the first byte of the IP header, so the stack drops what it has met."""
-    with Namespace() as namespace, namespace.entered(), BpfObject("probe") as loaded, IPRoute() as route:
+    with (
+        Namespace() as namespace,
+        namespace.entered(),
+        BpfObject("probe") as loaded,
+        IPRoute() as route,
+    ):
         route.link("set", index=LOOPBACK, state="up")
         assert arrives()
         for _ in range(2):
@@ -54,7 +61,13 @@ def test_frames_meet_the_program_while_it_is_attached(attach):
 
 def test_a_device_that_is_not_there():
     with Namespace() as namespace, namespace.entered(), BpfObject("probe") as loaded:
-        with pytest.raises(KernelError, match=r"attach probe_mark to the device with index 99 \(tcx ingress\): ENODEV"):
+        with pytest.raises(
+            KernelError,
+            match=r"attach probe_mark to the device with index 99 \(tcx ingress\): ENODEV",
+        ):
             loaded.programs["probe_mark"].attach_tc_ingress(99)
-        with pytest.raises(KernelError, match=r"attach probe_mark on the device with index 99 \(clsact ingress\): qdisc"):
+        with pytest.raises(
+            KernelError,
+            match=r"attach probe_mark on the device with index 99 \(clsact ingress\): qdisc",
+        ):
             TcFilter(loaded.programs["probe_mark"].fd, "probe_mark", 99)

@@ -1,6 +1,8 @@
-"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs; what else fails meanwhile.
+"""The exchange in the kernel under faults: a small matrix in which every pair of values occurs;
+what else fails meanwhile.
 
-Each cell asserts four things: aggregates exact bit for bit, an end in bounded time, faults that have fired, and nothing left.
+Each cell asserts four things: aggregates exact bit for bit, an end in bounded time, faults that
+have fired, and nothing left.
 """
 
 import time
@@ -27,7 +29,11 @@ FAULTS = {
     "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
     "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
     "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
-    "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=5ms jitter=5ms distribution=uniform")],
+    "delay": [
+        NONE,
+        (0.05, "delay p=0.05 delay=1ms"),
+        (0.02, "delay p=0.02 delay=5ms jitter=5ms distribution=uniform"),
+    ],
     "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
 }
 FACTORS = {
@@ -49,18 +55,35 @@ CELLS = [
     {"switch": "bridge", "ranks": HOSTS, "lanes": "int32", "processing": "spread", **WORST},
 ]
 SWITCHES = [
-    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp")) for switch in FACTORS["switch"]
+    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
+    for switch in FACTORS["switch"]
 ]
 #: Counters of what is refused although it is for the rank that refuses it.
-REFUSED = ("bad_cookie", "bad_chunk", "bad_length", "bad_tensor", "bad_rank", "bad_kind", "bad_checksum")
-EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
+REFUSED = (
+    "bad_cookie",
+    "bad_chunk",
+    "bad_length",
+    "bad_tensor",
+    "bad_rank",
+    "bad_kind",
+    "bad_checksum",
+)
+EVENTS = [
+    "link-down host=h2 for=200ms",
+    "partition sets=h1,h2|h3,h4 for=500ms",
+    "pause host=h3 for=500ms",
+]
 
 
 def parameters():
-    """Return cells as parameters, those of one fabric in a row, each with its number as the seed."""
+    """Return cells as parameters, those of one fabric in a row, each with its number
+    as the seed.
+    """
     found = []
     for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
-        setting = "-".join(str(cell[name]) for name in ("switch", "ranks", "lanes", "kind", "processing", "dim"))
+        setting = "-".join(
+            str(cell[name]) for name in ("switch", "ranks", "lanes", "kind", "processing", "dim")
+        )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
     return found
@@ -72,18 +95,24 @@ def test_aggregates_are_exact(fabric, workers, faults, assert_nothing_left, cell
     graph = draw_partitioned(seed, *SIZES[cell["dim"]], cell["ranks"], hub=2000)
     inputs = [embeddings(turn, graph, cell["dim"]) for turn in range(TURNS)]
     hosts = PinchHosts(fabric, workers)
-    with hosts.open(graph, cell["dim"], cell["kind"], cell["lanes"], processing=cell["processing"]) as exchange:
+    with hosts.open(
+        graph, cell["dim"], cell["kind"], cell["lanes"], processing=cell["processing"]
+    ) as exchange:
         before = exchange.measures()["sent"]
         with faults(*(words for _, words in wanted), seed=seed) as injected:
             exchange.check(inputs)
         frames = exchange.measures()["sent"] - before
         for p, words in wanted:
-            if frames * p > 100:  # a drop may hide a frame from what comes behind it; that none is left has no chance
+            if (
+                frames * p > 100
+            ):  # a drop may hide a frame from what comes behind it; that none is left has no chance
                 assert_faults_fired(injected, words.split()[0])
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("words", ["drop p=0.2 kind=embed", "drop p=0.5 kind=ack", "corrupt p=0.1 bits=3 kind=embed,ack"])
+@pytest.mark.parametrize(
+    "words", ["drop p=0.2 kind=embed", "drop p=0.5 kind=ack", "corrupt p=0.1 bits=3 kind=embed,ack"]
+)
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_frames_of_one_kind(fabric, workers, faults, words):
     graph = draw_partitioned(0, 2000, 16_000, 4)
@@ -97,7 +126,9 @@ def test_frames_of_one_kind(fabric, workers, faults, words):
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_aggregates_are_exact_after_an_interruption(fabric, workers, faults, assert_nothing_left, event):
+def test_aggregates_are_exact_after_an_interruption(
+    fabric, workers, faults, assert_nothing_left, event
+):
     graph = draw_partitioned(0, 2000, 16_000, 4)
     with PinchHosts(fabric, workers).open(graph, 64, "weighted") as exchange:
         with faults(f"{event} at=20ms") as injected:
@@ -113,15 +144,25 @@ def test_aggregates_are_exact_after_an_interruption(fabric, workers, faults, ass
 def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
     graph = draw_partitioned(0, 2000, 16_000, 4)
     exchange = PinchHosts(fabric, workers).open(graph, 64, timeout=TIMEOUT)
-    arguments = dict(zip(exchange.names, exchange.arguments([embeddings(0, graph, 64)]), strict=True))
+    arguments = dict(
+        zip(exchange.names, exchange.arguments([embeddings(0, graph, 64)]), strict=True)
+    )
     errors = {}
     with faults("kill host=h2 at=50ms", "drop p=0.01"):
         while len(errors) < 3:  # a rank that is complete fails in the next exchange
             start = time.monotonic()
             outcomes = workers.call_all(aggregate_in, arguments, timeout=WITHIN, errors="return")
             assert time.monotonic() - start < 2 * TIMEOUT
-            alive = {host: outcome[0] for host, outcome in outcomes.items() if not isinstance(outcome, WorkerDied)}
-            errors |= {host: outcome for host, outcome in alive.items() if isinstance(outcome, CollectiveError)}
+            alive = {
+                host: outcome[0]
+                for host, outcome in outcomes.items()
+                if not isinstance(outcome, WorkerDied)
+            }
+            errors |= {
+                host: outcome
+                for host, outcome in alive.items()
+                if isinstance(outcome, CollectiveError)
+            }
     assert sorted(errors) == ["h1", "h3", "h4"]
     for error in errors.values():
         assert "rank 1 (h2)" in str(error)
@@ -130,16 +171,24 @@ def test_a_killed_rank_is_named_by_all_others(fabric, workers, faults):
 def assert_only_foreign_frames_are_dropped(before, after):
     """Of what was sent each copy may have come to two ranks that it is not for."""
     found = {name: after[name] - before[name] for name in after}
-    assert 0 < found["bad_receiver"] <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "handshakes"))
+    assert (
+        0
+        < found["bad_receiver"]
+        <= 2 * sum(found[kind] for kind in ("sent", "acks", "asks", "handshakes"))
+    )
     assert {name: found[name] for name in REFUSED} == dict.fromkeys(REFUSED, 0)
 
 
 @pytest.mark.parametrize("processing", FACTORS["processing"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_aggregates_are_exact_while_a_switch_floods(fabric, workers, faults, assert_nothing_left, switch, lanes, processing):
+def test_aggregates_are_exact_while_a_switch_floods(
+    fabric, workers, faults, assert_nothing_left, switch, lanes, processing
+):
     graph = draw_partitioned(0, 1000, 8000, 4)
-    with PinchHosts(fabric, workers).open(graph, 64, "weighted", lanes, processing=processing) as exchange:
+    with PinchHosts(fabric, workers).open(
+        graph, 64, "weighted", lanes, processing=processing
+    ) as exchange:
         before = exchange.measures()
         with faults("flood switch=s1") as injected:
             exchange.check([embeddings(turn, graph, 64) for turn in range(10)])
@@ -163,22 +212,35 @@ def test_aggregates_are_exact_on_a_bridge_that_does_not_know_hosts(lost):
         for seed in range(5):
             with hosts.open(graph, 64) as exchange:
                 exchange.check([embeddings(10 * seed + turn, graph, 64) for turn in range(4)])
-                assert_only_foreign_frames_are_dropped(dict.fromkeys(exchange.measures(), 0), exchange.measures())
+                assert_only_foreign_frames_are_dropped(
+                    dict.fromkeys(exchange.measures(), 0), exchange.measures()
+                )
 
 
 @pytest.mark.parametrize("machine", ["idle", "busy"])
 @pytest.mark.parametrize("processing", FACTORS["processing"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_next_to_nothing_is_sent_again_without_faults(fabric, workers, switch, lanes, processing, machine):
-    """However busy the machine is: what is late is not lost. On a bridge, frames of a lane come to several CPUs."""
+def test_next_to_nothing_is_sent_again_without_faults(
+    fabric, workers, switch, lanes, processing, machine
+):
+    """However busy the machine is: what is late is not lost. On a bridge, frames of a lane come to
+    several CPUs.
+    """
     graph = draw_partitioned(0, 4000, 40_000, 4)
     with (
-        PinchHosts(fabric, workers).open(graph, 64, "sum", lanes, processing=processing) as exchange,
+        PinchHosts(fabric, workers).open(
+            graph, 64, "sum", lanes, processing=processing
+        ) as exchange,
         busy_cpus() if machine == "busy" else nullcontext(),
     ):
         exchange.check([embeddings(turn, graph, 64) for turn in range(4)], times=6)
         found = exchange.measures()
-    print({name: found[name] for name in ("sent", "resent", "asks", "acks", "handshakes", "duplicate")})
+    print(
+        {
+            name: found[name]
+            for name in ("sent", "resent", "asks", "acks", "handshakes", "duplicate")
+        }
+    )
     assert found["sent"] > 10_000
     assert found["resent"] < found["sent"] / 1000

@@ -1,7 +1,8 @@
-"""The ring under faults: a small matrix in which every pair of values occurs, and what happens to links and hosts meanwhile.
+"""The ring under faults: a small matrix in which every pair of values occurs, and what happens to
+links and hosts meanwhile.
 
-Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the reference model says, and
-nothing left.
+Each cell asserts four things: exact sums, an end in bounded time, faults that have fired as the
+reference model says, and nothing left.
 """
 
 import time
@@ -30,7 +31,11 @@ FAULTS = {
     "duplication": [NONE, (0.01, "duplicate p=0.01"), (0.2, "duplicate p=0.2")],
     "corruption": [NONE, (0.01, "corrupt p=0.01"), (0.01, "corrupt p=0.01 bits=2")],
     "reorder": [NONE, (0.05, "reorder p=0.05 behind=5")],
-    "delay": [NONE, (0.05, "delay p=0.05 delay=1ms"), (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform")],
+    "delay": [
+        NONE,
+        (0.05, "delay p=0.05 delay=1ms"),
+        (0.02, "delay p=0.02 delay=10ms jitter=10ms distribution=uniform"),
+    ],
     "burst": [NONE, (0.01 / 0.21, "burst enter=0.01 leave=0.2")],
 }
 FACTORS = {
@@ -42,9 +47,14 @@ FACTORS = {
     **FAULTS,
 }
 SWITCHES = [
-    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp")) for switch in FACTORS["switch"]
+    pytest.param(switch, marks=pytest.mark.fabric(hosts=4, switch=switch, datapath="xdp"))
+    for switch in FACTORS["switch"]
 ]
-EVENTS = ["link-down host=h2 for=200ms", "partition sets=h1,h2|h3,h4 for=500ms", "pause host=h3 for=500ms"]
+EVENTS = [
+    "link-down host=h2 for=200ms",
+    "partition sets=h1,h2|h3,h4 for=500ms",
+    "pause host=h3 for=500ms",
+]
 TIMES = {0: 5, 1: 10, 1000: 10, 1 << 14: 5, 1 << 18: 1, 1 << 20: 1}
 WORST = {"lanes": "int32", "size": 1 << 18, **{name: levels[-1] for name, levels in FAULTS.items()}}
 CELLS = [
@@ -55,24 +65,33 @@ CELLS = [
 
 
 def parameters():
-    """Return cells as parameters, those of one fabric in a row, each with its number as the seed."""
+    """Return cells as parameters, those of one fabric in a row, each with its number
+    as the seed.
+    """
     found = []
     for seed, cell in sorted(enumerate(CELLS), key=lambda numbered: numbered[1]["switch"]):
-        setting = "-".join(str(cell[name]) for name in ("switch", "ranks", "lanes", "recovery", "size"))
+        setting = "-".join(
+            str(cell[name]) for name in ("switch", "ranks", "lanes", "recovery", "size")
+        )
         marks = pytest.mark.fabric(hosts=HOSTS, switch=cell["switch"], datapath="xdp")
         found.append(pytest.param(cell, seed, marks=marks, id=f"{setting}-{seed}"))
     return found
 
 
 def make_inputs(ranks, size, number=0):
-    return [np.random.default_rng([number, rank]).standard_normal(size, np.float32) for rank in range(ranks)]
+    return [
+        np.random.default_rng([number, rank]).standard_normal(size, np.float32)
+        for rank in range(ranks)
+    ]
 
 
 @pytest.mark.parametrize(("cell", "seed"), parameters())
 def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
     wanted = [cell[name] for name in FAULTS if cell[name] != NONE]
     hosts = list(fabric.hosts)[: cell["ranks"]]
-    with Group(fabric, hosts=hosts, lanes=cell["lanes"], recovery=cell["recovery"], timeout=WITHIN / 2) as group:
+    with Group(
+        fabric, hosts=hosts, lanes=cell["lanes"], recovery=cell["recovery"], timeout=WITHIN / 2
+    ) as group:
         with faults(*(words for _, words in wanted), seed=seed) as injected:
             for number in range(TIMES[cell["size"]]):
                 inputs = make_inputs(cell["ranks"], cell["size"], number)
@@ -81,7 +100,9 @@ def test_sums_are_exact(fabric, faults, assert_nothing_left, cell, seed):
     frames = injected.frames()
     assert (frames > 0) == (cell["size"] > 0)
     for p, words in wanted:
-        if frames * p > 100:  # a drop may hide a frame from what comes behind it; that none is left has no chance
+        if (
+            frames * p > 100
+        ):  # a drop may hide a frame from what comes behind it; that none is left has no chance
             assert_faults_fired(injected, words.split()[0])
     assert_nothing_left()
 
@@ -112,7 +133,11 @@ def test_a_killed_rank_is_named_by_all_others(fabric, faults, recovery):
                 start = time.monotonic()
                 outcomes = group.outcomes(inputs)
                 assert time.monotonic() - start < 2 * group.timeout
-                errors |= {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, CollectiveError)}
+                errors |= {
+                    rank: outcome
+                    for rank, outcome in enumerate(outcomes)
+                    if isinstance(outcome, CollectiveError)
+                }
         assert isinstance(outcomes[1], WorkerDied)
         assert list(errors) == [0, 2, 3]
         assert all("rank 1 (h2) silent for 2 s" in str(error) for error in errors.values())
@@ -132,14 +157,22 @@ def part_in(context, group_id):
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
-def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing_left, recovery, seed):
-    """One all-reduce each, and then all ranks close: who is done first stays until nobody needs it, and no longer."""
+def test_groups_meet_and_part_under_loss(
+    fabric, workers, faults, assert_nothing_left, recovery, seed
+):
+    """One all-reduce each, and then all ranks close: who is done first stays until nobody needs it,
+    and no longer.
+    """
     hosts, names = fabric.plan.hosts, list(fabric.hosts)
     with faults("drop p=0.05", seed=seed) as injected:
         for number in range(20):
             terms = {"lanes": "int16", "capacity": 1 << 12, "timeout": 10.0, "recovery": recovery}
             specs = make_groups(hosts, group_id=number, **terms)
-            workers.call_all(meet_in, {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)}, timeout=60)
+            workers.call_all(
+                meet_in,
+                {name: {"spec": spec} for name, spec in zip(names, specs, strict=True)},
+                timeout=60,
+            )
             check(all_reduce(workers, hosts, [3000], number), [3000], 16)
             start = time.monotonic()
             workers.call_all(part_in, {name: {"group_id": number} for name in names}, timeout=30)
@@ -152,7 +185,9 @@ def test_groups_meet_and_part_under_loss(fabric, workers, faults, assert_nothing
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=14, datapath="xdp")
 def test_many_ranks_at_a_high_loss(fabric, faults, assert_nothing_left, lanes, recovery):
-    """The more ranks, the longer the way on which a phase may break: it goes on from there, or it would never end."""
+    """The more ranks, the longer the way on which a phase may break: it goes on from there, or it
+    would never end.
+    """
     with Group(fabric, lanes=lanes, recovery=recovery, timeout=30.0) as group:
         with faults("drop p=0.3", seed=14) as injected:
             for size in (2, 70, 1000, 5000):
@@ -180,7 +215,9 @@ def test_most_results_are_damaged(fabric, faults, assert_nothing_left, recovery)
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.fabric(hosts=4, datapath="xdp")
 def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
-    """However busy the machine is: what is late is not lost. One frame in a thousand is spared a blind question."""
+    """However busy the machine is: what is late is not lost. One frame in a thousand is spared a
+    blind question.
+    """
     with Group(fabric, lanes=lanes, recovery=recovery) as group, busy_cpus():
         for number in range(50):
             size = (1, 1000, 1 << 14, 1 << 16)[number % 4]
@@ -194,7 +231,9 @@ def test_nothing_is_sent_again_without_faults(fabric, lanes, recovery):
 @pytest.mark.parametrize("recovery", FACTORS["recovery"])
 @pytest.mark.parametrize("lanes", FACTORS["lanes"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_sums_are_exact_while_a_switch_floods(fabric, faults, assert_nothing_left, switch, lanes, recovery):
+def test_sums_are_exact_while_a_switch_floods(
+    fabric, faults, assert_nothing_left, switch, lanes, recovery
+):
     """What is for another rank is dropped, whatever it is."""
     with Group(fabric, lanes=lanes, recovery=recovery) as group:
         with faults("flood switch=s1") as injected:

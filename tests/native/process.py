@@ -1,4 +1,6 @@
-"""The C of ``testbed/native/ring.c`` on memory of the test's choice, with a socket pair for a doorbell."""
+"""The C of ``testbed/native/ring.c`` on memory of the test's choice, with a socket pair for a
+doorbell.
+"""
 
 import ctypes
 import socket
@@ -30,13 +32,21 @@ STRUCTS = {
     "ranks": "ring_rank",
 }
 CHUNK_WORDS = BLOCK // 8
-SIZES = {"control": 1, "early_frames": EARLY_SLOTS, "sq": SQ_ENTRIES, "chunks": RECORDS, "streams": 1, "ranks": MAX_RANKS}
+SIZES = {
+    "control": 1,
+    "early_frames": EARLY_SLOTS,
+    "sq": SQ_ENTRIES,
+    "chunks": RECORDS,
+    "streams": 1,
+    "ranks": MAX_RANKS,
+}
 
 
 class NativeProcess:
     """``struct ring``, and its functions by name.
 
-    :param shared: Arrays to work on, by the name of the map, where they are not to be this object's own.
+    :param shared: Arrays to work on, by the name of the map, where they are not to be this object's
+        own.
     """
 
     def __init__(self, rank: int, ranks: int, window: int, shared: Memory = NONE) -> None:
@@ -71,7 +81,9 @@ class NativeProcess:
         )
         self.pointer = ctypes.c_void_p(self.ring.address)
         self.library = load("ring")
-        self.library.ring_post.restype = self.library.ring_replay.restype = self.library.ring_stall.restype = None
+        self.library.ring_post.restype = self.library.ring_replay.restype = (
+            self.library.ring_stall.restype
+        ) = None
         self.library.ring_refuse.restype = self.library.ring_probe.restype = None
 
     def __enter__(self):
@@ -85,7 +97,9 @@ class NativeProcess:
         return getattr(self.library, f"ring_{function}")(self.pointer, *arguments) or 0
 
     def begin(self, seq: int, total: int, length: int, tag: int) -> None:
-        self.library.ring_begin(self.pointer, U32(seq), U32(total), U16(length), U16(tag), U32(self.window))
+        self.library.ring_begin(
+            self.pointer, U32(seq), U32(total), U16(length), U16(tag), U32(self.window)
+        )
 
     def publish(self, seq: int, ready: int) -> None:
         assert self.call("publish", U32(seq), U32(ready)) == 0
@@ -121,4 +135,6 @@ class NativeProcess:
 def sq_pending(control: Struct, sq: NDArray[Any]) -> list[WorkRequest]:
     """The work requests that are posted and not taken."""
     count = control.sq_tail - control.sq_head & 0xFFFFFFFF
-    return [WorkRequest(*sq[(control.sq_head + index) % SQ_ENTRIES].item()) for index in range(count)]
+    return [
+        WorkRequest(*sq[(control.sq_head + index) % SQ_ENTRIES].item()) for index in range(count)
+    ]

@@ -1,4 +1,6 @@
-"""The process's side of the ring in C (testbed/native/ring.c) against the pure one, call by call, on plain memory."""
+"""The process's side of the ring in C (testbed/native/ring.c) against the pure one, call by call,
+on plain memory.
+"""
 
 import errno
 
@@ -38,7 +40,11 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("park"), st.integers(-1, 1), CHUNK),
     st.tuples(st.just("launched"), st.integers(1, 3), st.just(0)),
     st.tuples(st.just("taken"), st.integers(1, 20), st.just(0)),
-    st.tuples(st.just("result"), CHUNK, st.sampled_from((ResultState.CLAIMED, ResultState.DONE, ResultState.REFUSED))),
+    st.tuples(
+        st.just("result"),
+        CHUNK,
+        st.sampled_from((ResultState.CLAIMED, ResultState.DONE, ResultState.REFUSED)),
+    ),
     st.tuples(st.just("damage"), CHUNK, st.integers(0, BLOCK // 8 - 1)),
     st.tuples(st.just("reduced"), CHUNK, st.integers(0, 2)),
     st.tuples(st.just("lost"), CHUNK, st.sampled_from(Stage)),
@@ -113,10 +119,14 @@ class Both:
         self.native.memory["results"][chunk, word] ^= np.uint64(1)
 
     def reduced(self, chunk: int, round_: int) -> None:
-        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(self.memory.seq, round_)
+        self.memory.chunks[chunk].reduced = self.native.records[chunk].reduced = word_of(
+            self.memory.seq, round_
+        )
 
     def lost(self, chunk: int, stage: Stage) -> None:
-        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = self.memory.seq
+        self.memory.chunks[chunk].lost[stage] = self.native.records[chunk].lost[stage] = (
+            self.memory.seq
+        )
 
     def asked(self, chunk: int, ago_us: int) -> None:
         self.memory.chunks[chunk].nacked_us = self.native.records[chunk].nacked_us = NOW - ago_us
@@ -153,10 +163,16 @@ class Both:
         control = native.control
         assert control.progress == word_of(memory.seq, memory.ready)
         assert control.next == word_of(memory.next_seq, memory.next_slot)
-        assert (control.stored, control.front, control.flushed) == (memory.stored, memory.front, memory.flushed)
+        assert (control.stored, control.front, control.flushed) == (
+            memory.stored,
+            memory.front,
+            memory.flushed,
+        )
         tensors = [(tensor.total, tensor.length, tensor.tag) for tensor in memory.tensors]
         assert control.tensors.tolist() == tensors
-        assert [entry.state for entry in native.early_frames] == [FREE if p is None else WAITING for p in memory.early_frames]
+        assert [entry.state for entry in native.early_frames] == [
+            FREE if p is None else WAITING for p in memory.early_frames
+        ]
         results = [chunk.result for chunk in memory.chunks]
         assert [native.records[index].result for index in range(len(results))] == results
 
@@ -170,7 +186,11 @@ class Both:
 )
 def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, operations) -> None:
     ranks, rank = who
-    memory = Memory(config(rank, ranks, chunks=CHUNKS, upstream=upstream), seq=seq, nack_holdoff_us=nack_holdoff_us)
+    memory = Memory(
+        config(rank, ranks, chunks=CHUNKS, upstream=upstream),
+        seq=seq,
+        nack_holdoff_us=nack_holdoff_us,
+    )
     with NativeProcess(rank, ranks, WINDOW) as native:
         both = Both(native, memory)
         for name, value, other in operations:
@@ -180,7 +200,9 @@ def test_same_orders_and_the_same_memory(who, seq, upstream, nack_holdoff_us, op
 
 @pytest.fixture
 def both():
-    """Rank 0 of 2, all input published: the even chunks are its own, and those of its window are launched."""
+    """Rank 0 of 2, all input published: the even chunks are its own, and those of its window are
+    launched.
+    """
     memory = Memory(config(0, 2, chunks=CHUNKS), nack_holdoff_us=200)
     with NativeProcess(0, 2, WINDOW) as native:
         made = Both(native, memory)
@@ -213,7 +235,9 @@ def test_what_is_known_to_be_lost_is_asked_for_at_once_but_not_too_often(both) -
 
 
 def test_what_is_lost_of_another_phase_is_not_asked_for(both) -> None:
-    """In all-gather the partial sum; in reduce-scatter, before this rank has added its input, the result."""
+    """In all-gather the partial sum; in reduce-scatter, before this rank has added its input, the
+    result.
+    """
     both.lost(2, Stage.PARTIAL)
     both.lost(3, Stage.RESULT)
     both.stall(False)
@@ -228,7 +252,9 @@ def test_launches_are_repeated_for_slots_that_are_taken(both) -> None:
 
 
 def test_nothing_is_asked_for_blindly_before_the_rank_before_has_answered(both) -> None:
-    """Nothing comes, nothing is known to be lost: it may all be late. Then a few, those that are needed first."""
+    """Nothing comes, nothing is known to be lost: it may all be late. Then a few, those that are
+    needed first.
+    """
     for _ in range(3):
         both.stall(True)
         assert asked(both) == []
@@ -263,7 +289,9 @@ def test_blind_requests_are_few(both) -> None:
 
 
 def test_each_stall_goes_on_behind_the_last_nack(both) -> None:
-    """A chunk that nobody can send yet does not block the others, however few may be nacked at once."""
+    """A chunk that nobody can send yet does not block the others, however few may be nacked at
+    once.
+    """
     for _ in range(4):
         both.stall(True)
     both.lost(0, Stage.RESULT)
@@ -292,7 +320,12 @@ def test_results_are_verified_before_all_are_stored(both) -> None:
     both.flushed(1, 0)
     both.stall(True)
     states = [ResultState(chunk.result & 0xFF) for chunk in both.memory.chunks[:4]]
-    assert states == [ResultState.VERIFIED, ResultState.VERIFIED, ResultState.NONE, ResultState.REFUSED]
+    assert states == [
+        ResultState.VERIFIED,
+        ResultState.VERIFIED,
+        ResultState.NONE,
+        ResultState.REFUSED,
+    ]
     assert (WrKind.RESTART, 3) in asked(both)
     both.result(3, ResultState.DONE)
     both.damage(3, 0)
@@ -319,7 +352,9 @@ def test_what_was_refused_is_asked_for_again_until_it_comes(both) -> None:
     assert asked(both) == [(WrKind.RESTART, 1), (WrKind.NACK, 1)]
     both.memory.chunks[1].reduced = both.native.records[1].reduced = word_of(both.memory.seq, 2)
     both.stall(False)
-    assert asked(both) == [(WrKind.NACK, 1)]  # a later round has been seen: the owner has started it
+    assert asked(both) == [
+        (WrKind.NACK, 1)
+    ]  # a later round has been seen: the owner has started it
 
 
 def test_probes_name_their_cpu_and_are_told_apart() -> None:
@@ -336,7 +371,9 @@ def test_probes_name_their_cpu_and_are_told_apart() -> None:
 
 
 def test_a_silent_process_asks_for_less_and_less() -> None:
-    """Unanswered nacks may be waiting in a queue, so fewer are sent each time; results raise the number again."""
+    """Unanswered nacks may be waiting in a queue, so fewer are sent each time; results raise the
+    number again.
+    """
     window, total = 16, 64
     memory = Memory(config(0, 2, chunks=total))
     counts = []

@@ -27,7 +27,9 @@ def test_tiers_and_needs_name_probes() -> None:
 def test_needs_come_first() -> None:
     order = list(PROBES)
     assert all(
-        order.index(need) < order.index(name) for name, probe in PROBES.items() for need in probe.needs
+        order.index(need) < order.index(name)
+        for name, probe in PROBES.items()
+        for need in probe.needs
     )
 
 
@@ -40,8 +42,16 @@ def test_there() -> None:
     [
         (Missing("refused"), "refused", "general"),
         (Missing("refused", "special"), "refused", "special"),
-        (KernelError("load x: EPERM\nlog:\n\nunbounded loop"), "load x: EPERM ... unbounded loop", "general"),
-        (FileNotFoundError(2, "No such file", "/sys/x"), "[Errno 2] No such file: '/sys/x'", "general"),
+        (
+            KernelError("load x: EPERM\nlog:\n\nunbounded loop"),
+            "load x: EPERM ... unbounded loop",
+            "general",
+        ),
+        (
+            FileNotFoundError(2, "No such file", "/sys/x"),
+            "[Errno 2] No such file: '/sys/x'",
+            "general",
+        ),
     ],
 )
 def test_missing(error: Exception, detail: str, remedy: str) -> None:
@@ -58,7 +68,10 @@ def test_bug_is_no_finding() -> None:
 
 def test_blocked_is_not_tried() -> None:
     probe = Probe("x", lambda: pytest.fail("was tried"), "general", needs=("root", "clang"))
-    earlier = {"root": Finding("root", Level.FAIL, "no"), "clang": Finding("clang", Level.OK, "yes")}
+    earlier = {
+        "root": Finding("root", Level.FAIL, "no"),
+        "clang": Finding("clang", Level.OK, "yes"),
+    }
     assert probe.run(earlier) == Finding(
         "x", Level.FAIL, "not tried, because it needs root", "fix root first"
     )
@@ -78,8 +91,9 @@ def test_summary_of_nothing() -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
 def test_root_names_the_user() -> None:
-    assert str(find("root")) == (
-        f"root: effective user id is {os.geteuid()}, not 0; fix: sudo .venv/bin/testbed doctor"
+    assert (
+        str(find("root"))
+        == f"root: effective user id is {os.geteuid()}, not 0; fix: sudo .venv/bin/testbed doctor"
     )
     assert [finding.name for finding in lacking("kernel")][:1] == ["root"]
 
@@ -103,7 +117,9 @@ def test_tier_is_complete(tier: str) -> None:
 def test_qdisc_in_the_kernels_words() -> None:
     finding = Probe("qdisc", lambda: wires.qdisc("nonsense"), "none").run({})
     assert finding.level is Level.FAIL
-    assert "nknown" in finding.detail  # "Error: Specified qdisc kind is unknown.", or iproute2's own
+    assert (
+        "nknown" in finding.detail
+    )  # "Error: Specified qdisc kind is unknown.", or iproute2's own
 
 
 @pytest.mark.kernel

@@ -1,4 +1,6 @@
-"""A network of ranks in memory: frames in flight are a list that tests deliver, lose, duplicate, reorder and damage at will."""
+"""A network of ranks in memory: frames in flight are a list that tests deliver, lose, duplicate,
+reorder and damage at will.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ TICK_US = 10
 
 
 def endpoints(ranks: int) -> tuple[Endpoint, ...]:
-    return tuple(Endpoint(f"02:00:00:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}") for rank in range(ranks))
+    return tuple(
+        Endpoint(f"02:00:00:00:00:{rank + 1:02x}", f"10.0.0.{rank + 1}") for rank in range(ranks)
+    )
 
 
 def config(
@@ -31,7 +35,18 @@ def config(
     retransmit_slots: int = 4,
 ) -> Config:
     peers = endpoints(ranks)
-    return Config(COOKIE, rank, ranks, GROUP, chunk_bytes, chunks, peers, upstream, reorder_threshold, retransmit_slots)
+    return Config(
+        COOKIE,
+        rank,
+        ranks,
+        GROUP,
+        chunk_bytes,
+        chunks,
+        peers,
+        upstream,
+        reorder_threshold,
+        retransmit_slots,
+    )
 
 
 @dataclass(frozen=True)
@@ -55,8 +70,12 @@ class Collective:
         return found
 
 
-def collectives(ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0) -> list[Collective]:
-    """Collectives one after the other, random lanes of 32 bits and their checks; a single chunk may be shorter than a frame."""
+def collectives(
+    ranks: int, totals: Sequence[int], *, after: int = 0, words: int = 8, seed: int = 0
+) -> list[Collective]:
+    """Collectives one after the other, random lanes of 32 bits and their checks; a single chunk may
+    be shorter than a frame.
+    """
     random = np.random.default_rng(seed)
     made = []
     for total in totals:
@@ -88,15 +107,24 @@ class Member:
     @property
     def waiting(self) -> bool:
         """Has it published all and not got all?"""
-        return self.current is not None and self.rank.ready == self.current.total and not self.process.finished
+        return (
+            self.current is not None
+            and self.rank.ready == self.current.total
+            and not self.process.finished
+        )
 
     def progressed(self) -> bool:
         """Has something new come since the last call?"""
-        before, self._progress = self._progress, sum(stream.progress for stream in self.rank.streams)
+        before, self._progress = (
+            self._progress,
+            sum(stream.progress for stream in self.rank.streams),
+        )
         return self._progress != before
 
     def step(self, chunks: int = 1) -> None:
-        """What the process does next: enter a collective, publish up to ``chunks`` more, or take the results."""
+        """What the process does next: enter a collective, publish up to ``chunks`` more, or take
+        the results.
+        """
         if self.current is None:
             if self.todo:
                 self.current = self.todo.pop(0)
@@ -109,7 +137,12 @@ class Member:
                 self.process.fill(chunk, self.current.inputs[self.rank.config.rank, chunk])
             self.process.publish(ready)
         elif self.process.finished and self.process.verify():
-            got = np.array([result[: self.current.length // 8] for result in self.rank.results[: self.current.total]])
+            got = np.array(
+                [
+                    result[: self.current.length // 8]
+                    for result in self.rank.results[: self.current.total]
+                ]
+            )
             if self.verified:
                 np.testing.assert_array_equal(got, self.current.sums)
             self.current = None
@@ -143,7 +176,9 @@ class Network:
                 reorder_threshold=reorder_threshold,
                 retransmit_slots=retransmit_slots,
             )
-            self.members.append(Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo))
+            self.members.append(
+                Member(Rank(setting, seq=seq, nack_holdoff_us=nack_holdoff_us), window, todo)
+            )
         self.in_flight: list[Frame] = []
         self.now_us = 0
 
@@ -176,7 +211,9 @@ class Network:
         return all(member.finished for member in self.members)
 
     def run(self, rounds: int = 1000, timers: bool = True) -> None:
-        """Deliver everything in order and let timers fire only when nothing moves, until all ranks are done."""
+        """Deliver everything in order and let timers fire only when nothing moves, until all ranks
+        are done.
+        """
         for _ in range(rounds):
             if self.finished:
                 return

@@ -1,13 +1,16 @@
-"""Ranks of an exchange as a `System` to explore: their programs and processes, frames between them, and what may go wrong.
+"""Ranks of an exchange as a `System` to explore: their programs and processes, frames between them,
+and what may go wrong.
 
-A state is a tuple of numbers: that of each rank's state, those of the frames under way, of those that are late, of those that a
-CPU has verified and not claimed yet, and the faults that are left. What a rank does depends on its own state and on what it is
-given alone, so each is worked out once (`Ranks.react`) by the core itself, and the rest is looking up.
+A state is a tuple of numbers: that of each rank's state, those of the frames under way, of those
+that are late, of those that a CPU has verified and not claimed yet, and the faults that are left.
+What a rank does depends on its own state and on what it is given alone, so each is worked out once
+(`Ranks.react`) by the core itself, and the rest is looking up.
 
-What is left out because nothing can tell: clocks and counters; how many frames have been heard of, but for whether there are
-new ones; where ranks say that they are, which is for the texts of errors; what an exchange that is over has sent. Timers expire
-when nothing moves any more, as they are longer than round trips; those that do so earlier are a fault. What rings within a host
-is carried out at once, or is lost.
+What is left out because nothing can tell: clocks and counters; how many frames have been heard of,
+but for whether there are new ones; where ranks say that they are, which is for the texts of errors;
+what an exchange that is over has sent. Timers expire when nothing moves any more, as they are
+longer than round trips; those that do so earlier are a fault. What rings within a host is carried
+out at once, or is lost.
 """
 
 from __future__ import annotations
@@ -38,15 +41,19 @@ FIELDS = [name for name in Packet._fields if name not in ("version", "body")]
 class Scene:
     """What is to happen.
 
-    :param frames: For each rank and each of the others, how many frames it sends there, exchange by exchange.
-    :param faults: How many of all kinds there may be, `kinds`: which; `flips`: the fields that bits flip in.
+    :param frames: For each rank and each of the others, how many frames it sends there, exchange by
+        exchange.
+    :param faults: How many of all kinds there may be, `kinds`: which; `flips`: the fields that bits
+        flip in.
     :param holds: For each exchange, whether the scale holds.
-    :param nonfinite: A rank that has a value beyond the known scale in its last exchange; NOBODY: none has.
+    :param nonfinite: A rank that has a value beyond the known scale in its last exchange; NOBODY:
+        none has.
     :param partners: Ranks that share frames are the only ones that meet.
     :param seq: Of the first exchange.
     :param crash: One rank may die.
     :param hubs: Frames have a vertex of many neighbours.
-    :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one before the first.
+    :param before: Of the bitmaps' words: the exchange that they were used in last; None: the one
+        before the first.
     :param brisk: Ranks send a handshake and have their frames ready at once.
     :param only: Kinds of frames that faults meet.
     """
@@ -74,9 +81,14 @@ class Scene:
         return (turn + 1) << 16 | (sender + 1) << 8 | number + 1 | HUB * self.hubs
 
     def to(self, turn: int, sender: int) -> list[int]:
-        """For each of a rank's frames its ranks, a bit each: frame n is for the ranks that get more than n."""
+        """For each of a rank's frames its ranks, a bit each: frame n is for the ranks that get more
+        than n.
+        """
         counts = self.frames[turn][sender]
-        return [sum(1 << rank for rank in range(self.ranks) if counts[rank] > number) for number in range(max(counts))]
+        return [
+            sum(1 << rank for rank in range(self.ranks) if counts[rank] > number)
+            for number in range(max(counts))
+        ]
 
     def expected(self, turn: int, rank: int) -> tuple[int, ...]:
         """What a rank has added up after an exchange."""
@@ -111,7 +123,8 @@ class Added:
 class Parts(NamedTuple):
     """A rank's state.
 
-    :param phase: ``opened``, ``entered``, ``waiting``, ``lingering``, and in the end ``closed``, ``failed`` or ``dead``.
+    :param phase: ``opened``, ``entered``, ``waiting``, ``lingering``, and in the end ``closed``,
+        ``failed`` or ``dead``.
     :param turn: The exchange that it is in.
     :param wrong: What must not be.
     """
@@ -143,14 +156,29 @@ class Ranks:
         linger: bool = True,
     ) -> None:
         self.scene, self.make_policy, self.linger = scene, make_policy, linger
-        most = max(len(scene.to(turn, sender)) for turn in range(len(scene.frames)) for sender in range(scene.ranks))
+        most = max(
+            len(scene.to(turn, sender))
+            for turn in range(len(scene.frames))
+            for sender in range(scene.ranks)
+        )
         self.sinks = [Added() for _ in range(scene.ranks)]
         self.ranks = []
         for rank in range(scene.ranks):
             sources = tuple(Source(1, 0, sender, most) for sender in range(scene.ranks))
             config = Config(
-                COOKIE, rank, scene.ranks, GROUP, TAG, ROW, 1, 16, 1, most, sources, home=(0,) * scene.ranks
-            )  # fmt: skip
+                COOKIE,
+                rank,
+                scene.ranks,
+                GROUP,
+                TAG,
+                ROW,
+                1,
+                16,
+                1,
+                most,
+                sources,
+                home=(0,) * scene.ranks,
+            )
             self.ranks.append(make(config, self.sinks[rank]))
         self.processes = [make_process(rank, every=1) for rank in self.ranks]
         self.parts: list[Parts] = []
@@ -172,7 +200,11 @@ class Ranks:
         self.sinks[index].values = ()
         rank.window, rank.seq = 8, scene.seq - 1
         if scene.partners:
-            rank.partners = sum(1 << other for other in range(scene.ranks) if other == index or self._share(index, other))
+            rank.partners = sum(
+                1 << other
+                for other in range(scene.ranks)
+                if other == index or self._share(index, other)
+            )
         for peer in rank.peers:  # the exchange before is over
             for words in (peer.ours, peer.theirs):
                 words[rank.seq & 1] = rank.seq << 32
@@ -187,19 +219,28 @@ class Ranks:
     def react(
         self, number: int, index: int, event: str, packet: int = -1, lose_kicks: bool = False
     ) -> tuple[int, tuple[int, ...]]:
-        """What a rank in some state does on an event: its state then, and the frames that it sends."""
+        """What a rank in some state does on an event: its state then, and the frames
+        that it sends.
+        """
         key = number, index, event, packet, lose_kicks
         if key not in self._known:
             self._known[key] = self._react(*key)
         return self._known[key]
 
-    def _react(self, number: int, index: int, event: str, packet: int, lose_kicks: bool) -> tuple[int, tuple[int, ...]]:
+    def _react(
+        self, number: int, index: int, event: str, packet: int, lose_kicks: bool
+    ) -> tuple[int, tuple[int, ...]]:
         parts, rank = self.parts[number], self.ranks[index]
         rank.restore(parts.memory)
         self.sinks[index].values = parts.added
         policy = self.policy(index, parts)
         out: list[Packet] = []
-        phase, turn, wrong, kicks = parts.phase, parts.turn, parts.wrong, list[tuple[Next, Packet | None]]()
+        phase, turn, wrong, kicks = (
+            parts.phase,
+            parts.turn,
+            parts.wrong,
+            list[tuple[Next, Packet | None]](),
+        )
         if event == "link":
             kicks.append(rank.on_link(self.packets[packet], 1))
         elif event == "claim":
@@ -214,7 +255,9 @@ class Ranks:
         return self._save(index, phase, turn, policy, wrong), tuple(map(self.packet, out))
 
     @staticmethod
-    def _ring(rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_kicks: bool) -> None:
+    def _ring(
+        rank: Rank, todo: list[tuple[Next, Packet | None]], out: list[Packet], lose_kicks: bool
+    ) -> None:
         """Carry out what rings within the host."""
         while todo:
             where, packet = todo.pop(0)
@@ -230,14 +273,21 @@ class Ranks:
                 todo += rank.on_send(packet, 1)
 
     def _renumber(self, rank: Rank) -> None:
-        """Number what was put on the stream anew, if nothing under way has numbers of it: only their order counts."""
+        """Number what was put on the stream anew, if nothing under way has numbers of it: only
+        their order counts.
+        """
         if self.scene.kinds & {"hold", "early"}:
             return
         order = sorted(sent.serial for sent in rank.sent.values())
-        rank.sent = {key: sent._replace(serial=1 + order.index(sent.serial)) for key, sent in rank.sent.items()}
+        rank.sent = {
+            key: sent._replace(serial=1 + order.index(sent.serial))
+            for key, sent in rank.sent.items()
+        }
         rank.serials = {rank.cpu: len(order)} if order else {}
 
-    def _on_timer(self, index: int, phase: str, policy: Policy | None) -> list[tuple[Next, Packet | None]]:
+    def _on_timer(
+        self, index: int, phase: str, policy: Policy | None
+    ) -> list[tuple[Next, Packet | None]]:
         process = self.processes[index]
         if phase == "lingering":
             return [(Next.DOORBELL, process.handshake_kick(1))]
@@ -246,14 +296,18 @@ class Ranks:
         policy.look(seen)
         kicked = process.act(policy.act(seen))
         policy.attempt = min(policy.attempt, CAP)
-        policy.asked = {rank: (heard, min(times, policy.tries)) for rank, (heard, times) in policy.asked.items()}
+        policy.asked = {
+            rank: (heard, min(times, policy.tries)) for rank, (heard, times) in policy.asked.items()
+        }
         return [(Next.DOORBELL, kick) for kick in kicked]
 
     # What a process does: its phase, turn, policy, what is wrong, and kicks.
 
     def _enter(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
         scene, process, turn = self.scene, self.processes[index], parts.turn
-        bodies = [(0, scene.value(turn, index, number)) for number in range(len(scene.to(turn, index)))]
+        bodies = [
+            (0, scene.value(turn, index, number)) for number in range(len(scene.to(turn, index)))
+        ]
         process.address(list(zip(scene.to(turn, index), bodies, strict=True)))
         holds = not scene.holds or scene.holds[turn]
         kicked = [process.enter(3, 0 if holds else 4, 9)]
@@ -270,14 +324,24 @@ class Ranks:
         return "waiting", parts.turn, self.make_policy(process.seen(), CAP), "", kicked
 
     def _finish(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Take the sums, and open what comes next: another exchange, or the last, in which all linger."""
+        """Take the sums, and open what comes next: another exchange, or the last, in which all
+        linger.
+        """
         process, sink, turn = self.processes[index], self.sinks[index], parts.turn
         rank, wrong = self.ranks[index], ""
         expected = () if process.is_unfit else self.scene.expected(turn, index)
         if sink.values != expected:
-            wrong = f"rank {index} has {[hex(value) for value in sink.values]}, not {[hex(value) for value in expected]}"
+            wrong = (
+                f"rank {index} has {[hex(value) for value in sink.values]}, not"
+                f" {[hex(value) for value in expected]}"
+            )
         sink.values = ()
-        rank.sent, rank.serials, rank.hubs, rank.hub_queue = {}, {}, {}, {}  # nothing of it is looked at any more
+        rank.sent, rank.serials, rank.hubs, rank.hub_queue = (
+            {},
+            {},
+            {},
+            {},
+        )  # nothing of it is looked at any more
         process.open(seq_after(rank.seq))
         if turn + 1 < len(self.scene.frames):
             return "opened", turn + 1, None, wrong, []
@@ -287,7 +351,9 @@ class Ranks:
         return "lingering", turn, None, wrong, [process.linger()]
 
     def _fail(self, index: int, parts: Parts, policy: Policy | None) -> tuple[Any, ...]:
-        """Exchanges have ended, as somebody says: a rank with nonfinite values lingers as well, until all know."""
+        """Exchanges have ended, as somebody says: a rank with nonfinite values lingers as well,
+        until all know.
+        """
         rank = self.ranks[index]
         return ("lingering" if rank.nonfinite else "failed"), parts.turn, None, parts.wrong, []
 
@@ -317,14 +383,21 @@ class Ranks:
         policy.asked, policy.open = dict(asked), dict(left_open)
         return policy
 
-    def _save(self, index: int, phase: str, turn: int, policy: Policy | None, wrong: str = "") -> int:
+    def _save(
+        self, index: int, phase: str, turn: int, policy: Policy | None, wrong: str = ""
+    ) -> int:
         rank = self.ranks[index]
         rank.events.clear()
         if phase in GONE:  # what it was is of no interest, but for what it has said of others
             parts = Parts((rank.gone, rank.late, rank.nonfinite), (), phase, turn, None, wrong)
         else:
             self._forget_counts(rank, policy)
-            plain = policy and (policy.news, policy.heard, policy.attempt, *map(_items, (policy.asked, policy.open)))
+            plain = policy and (
+                policy.news,
+                policy.heard,
+                policy.attempt,
+                *map(_items, (policy.asked, policy.open)),
+            )
             parts = Parts(rank.snapshot(), self.sinks[index].values, phase, turn, plain, wrong)
         key = index, parts
         number = self._numbers.setdefault(key, len(self.parts))
@@ -340,7 +413,9 @@ class Ranks:
         rank.fanned = {}
         for flow in rank.flows:
             flow.sq_head = 0
-        rank.sent = {key: sent._replace(attempt=min(sent.attempt, CAP)) for key, sent in rank.sent.items()}
+        rank.sent = {
+            key: sent._replace(attempt=min(sent.attempt, CAP)) for key, sent in rank.sent.items()
+        }
         if policy is None:
             for peer in rank.peers:
                 peer.heard = peer.news = peer.answers = 0
@@ -370,7 +445,9 @@ def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 
 class State(NamedTuple):
-    """Numbers of ranks' states; of frames, as they fly, as they are held back, and as CPUs have verified them; faults left."""
+    """Numbers of ranks' states; of frames, as they fly, as they are held back, and as CPUs have
+    verified them; faults left.
+    """
 
     ranks: tuple[int, ...]
     in_flight: tuple[int, ...]
@@ -391,7 +468,9 @@ class Exchanges(System[State]):
         self.scene = self.ranks.scene
 
     def starts(self) -> Iterable[State]:
-        yield State(tuple(map(self.ranks.start, range(self.scene.ranks))), (), (), (), self.scene.faults)
+        yield State(
+            tuple(map(self.ranks.start, range(self.scene.ranks))), (), (), (), self.scene.faults
+        )
 
     def is_end(self, state: State) -> bool:
         return all(self.ranks.parts[number].phase in GONE for number in state.ranks)
@@ -406,12 +485,16 @@ class Exchanges(System[State]):
                 gone, _, nonfinite = each.memory
                 if gone & ~left:
                     return f"rank {rank} says that {gone:b} have gone, while {left:b} have"
-                if nonfinite & ~(1 << self.scene.nonfinite if self.scene.nonfinite != NOBODY else 0):
+                if nonfinite & ~(
+                    1 << self.scene.nonfinite if self.scene.nonfinite != NOBODY else 0
+                ):
                     return f"rank {rank} says that {nonfinite:b} have nonfinite values"
         return None
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """See `System.moves`. What can have no effect any more is no part of the states that they lead to."""
+        """See `System.moves`. What can have no effect any more is no part of the states that they
+        lead to.
+        """
         for name, after in self._moves(state):
             yield name, self._settle(after)
 
@@ -420,11 +503,17 @@ class Exchanges(System[State]):
             tuple(number for number in frames if not self._is_over(number, state.ranks))
             for frames in (state.in_flight, state.held)
         )
-        verified = tuple(each for each in state.verified if self.ranks.parts[state.ranks[each[0]]].phase not in GONE)
+        verified = tuple(
+            each
+            for each in state.verified
+            if self.ranks.parts[state.ranks[each[0]]].phase not in GONE
+        )
         return State(state.ranks, in_flight, held, verified, state.faults)
 
     def _is_over(self, number: int, ranks: tuple[int, ...]) -> bool:
-        """Whether a frame is for a rank that has left, or is past all that it could be of interest for."""
+        """Whether a frame is for a rank that has left, or is past all that it could be of interest
+        for.
+        """
         to = self.ranks.packets[number].destination
         if not 0 <= to < len(ranks):
             return True
@@ -437,7 +526,9 @@ class Exchanges(System[State]):
     def _is_past(self, packet: Packet, seq: int) -> bool:
         if packet.kind in (PinchKind.EMBED, PinchKind.ASK):
             return packet.seq + 1 < seq
-        if self.scene.flips or self.scene.crash:  # one that is damaged, or that says no more than that its sender lives
+        if (
+            self.scene.flips or self.scene.crash
+        ):  # one that is damaged, or that says no more than that its sender lives
             return False
         return packet.seq < seq and not packet.flags
 
@@ -459,23 +550,33 @@ class Exchanges(System[State]):
     def say(self, number: int) -> str:
         """A frame in words."""
         packet = self.ranks.packets[number]
-        kind = PinchKind(packet.kind).name.lower() if packet.kind in set(PinchKind) else str(packet.kind)
+        kind = (
+            PinchKind(packet.kind).name.lower()
+            if packet.kind in set(PinchKind)
+            else str(packet.kind)
+        )
         asks = f" asks({packet.attempt})" if packet.flags else ""
         return f"{kind} {packet.chunk} of {packet.seq}: {packet.sender} to {packet.receiver}{asks}"
 
-    def _do(self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False) -> tuple[str, State]:
+    def _do(
+        self, state: State, name: str, rank: int, event: str, packet: int = -1, lose: bool = False
+    ) -> tuple[str, State]:
         number, sent = self.ranks.react(state.ranks[rank], rank, event, packet, lose)
         in_flight = tuple(sorted((*state.in_flight, *sent))) if sent else state.in_flight
         return name, state._replace(ranks=_with(state.ranks, rank, number), in_flight=in_flight)
 
-    def _deliver(self, state: State, name: str, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
+    def _deliver(
+        self, state: State, name: str, number: int, parts: list[Parts]
+    ) -> Iterator[tuple[str, State]]:
         to = self.ranks.packets[number].destination
         if not 0 <= to < len(parts) or parts[to].phase in GONE:
             yield name, state
         else:
             yield self._do(state, name, to, "link", number)
 
-    def _frame(self, state: State, place: int, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
+    def _frame(
+        self, state: State, place: int, number: int, parts: list[Parts]
+    ) -> Iterator[tuple[str, State]]:
         """What can become of a frame."""
         gone = state._replace(in_flight=_without(state.in_flight, place))
         yield from self._deliver(gone, self.say(number), number, parts)
@@ -488,18 +589,33 @@ class Exchanges(System[State]):
         if "lose" in kinds:
             yield f"{FAULT}lose {say}", faulty
         if "duplicate" in kinds:
-            yield f"{FAULT}duplicate {say}", faulty._replace(in_flight=tuple(sorted((*state.in_flight, number))))
+            yield (
+                f"{FAULT}duplicate {say}",
+                faulty._replace(in_flight=tuple(sorted((*state.in_flight, number)))),
+            )
         if "hold" in kinds:
-            yield f"{FAULT}hold back {say}", faulty._replace(held=tuple(sorted((*state.held, number))))
+            yield (
+                f"{FAULT}hold back {say}",
+                faulty._replace(held=tuple(sorted((*state.held, number)))),
+            )
         if "kick" in kinds and alive:
-            yield self._do(faulty, f"{FAULT}{say}, and its kick is lost", packet.destination, "link", number, True)
+            yield self._do(
+                faulty,
+                f"{FAULT}{say}, and its kick is lost",
+                packet.destination,
+                "link",
+                number,
+                True,
+            )
         if "stall" in kinds and alive and packet.kind == PinchKind.EMBED:
             yield from self._stall(faulty, packet, number, parts)
         if "flood" in kinds:
             for rank, each in enumerate(parts):
                 if rank not in (packet.destination, packet.sender) and each.phase not in GONE:
                     flooded = faulty._replace(in_flight=state.in_flight)
-                    yield self._do(flooded, f"{FAULT}{say} comes to {rank} as well", rank, "link", number)
+                    yield self._do(
+                        flooded, f"{FAULT}{say} comes to {rank} as well", rank, "link", number
+                    )
         for name in self.scene.flips:
             damaged = self.ranks.packet(packet._replace(**{name: getattr(packet, name) ^ 1}))
             yield from self._deliver(faulty, f"{FAULT}flip {name} of {say}", damaged, parts)
@@ -509,18 +625,27 @@ class Exchanges(System[State]):
             yield from self._deliver(faulty, f"{FAULT}rename the sender of {say}", damaged, parts)
         if "damage" in kinds and packet.body:
             place = max(packet.length // 8 - 1, 0)
-            damaged = self.ranks.packet(packet._replace(body=_with(packet.body, place, packet.body[place] ^ 1)))
+            damaged = self.ranks.packet(
+                packet._replace(body=_with(packet.body, place, packet.body[place] ^ 1))
+            )
             yield from self._deliver(faulty, f"{FAULT}damage {say}", damaged, parts)
 
-    def _stall(self, state: State, packet: Packet, number: int, parts: list[Parts]) -> Iterator[tuple[str, State]]:
+    def _stall(
+        self, state: State, packet: Packet, number: int, parts: list[Parts]
+    ) -> Iterator[tuple[str, State]]:
         """A CPU has verified the frame, and is held up then."""
         rank = self.ranks.ranks[packet.destination]
         rank.restore(parts[packet.destination].memory)
         if rank.is_for_me(packet) and rank.verify(packet) and not rank.is_late(packet.seq):
             verified = tuple(sorted((*state.verified, (packet.destination, number))))
-            yield f"{FAULT}rank {packet.destination} verifies {self.say(number)}", state._replace(verified=verified)
+            yield (
+                f"{FAULT}rank {packet.destination} verifies {self.say(number)}",
+                state._replace(verified=verified),
+            )
 
-    def _process(self, state: State, rank: int, each: Parts, parts: list[Parts]) -> Iterator[tuple[str, State]]:
+    def _process(
+        self, state: State, rank: int, each: Parts, parts: list[Parts]
+    ) -> Iterator[tuple[str, State]]:
         """What a rank's process can do."""
         memory = self.ranks.ranks[rank]
         if each.phase in GONE:
@@ -533,7 +658,13 @@ class Exchanges(System[State]):
             yield self._do(state, f"rank {rank}: {event}", rank, event)
             if state.faults and "kick" in self.scene.kinds:
                 lost = state._replace(faults=state.faults - 1)
-                yield self._do(lost, f"{FAULT}rank {rank}: {event}, and its kicks are lost", rank, event, lose=True)
+                yield self._do(
+                    lost,
+                    f"{FAULT}rank {rank}: {event}, and its kicks are lost",
+                    rank,
+                    event,
+                    lose=True,
+                )
             return
         memory.restore(each.memory)
         process = self.ranks.processes[rank]
@@ -561,7 +692,12 @@ class Exchanges(System[State]):
     def _is_sure(self, rank: int, each: Parts) -> bool:
         """The timeout is long enough for every rank that can answer."""
         policy, seen = self.ranks.policy(rank, each), self.ranks.processes[rank].seen()
-        return policy is not None and not policy.look(seen) and policy.has_asked and policy.is_sure(seen)
+        return (
+            policy is not None
+            and not policy.look(seen)
+            and policy.has_asked
+            and policy.is_sure(seen)
+        )
 
 
 def _without(numbers: tuple[Any, ...], place: int) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
-"""Small rings, for exploration: `testbed.protocol` with payloads that are numbers, clocks that stand still, and faults at will.
+"""Small rings, for exploration: `testbed.protocol` with payloads that are numbers, clocks that
+stand still, and faults at will.
 
-Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and how often. Above the 64
-bits that programs add up lies what they do not see, but a check does. Attempts, counters and times are left out: nothing
-goes by them.
+Each rank's input has a place of its own in a payload, so a sum shows whose inputs are in it, and
+how often. Above the 64 bits that programs add up lies what they do not see, but a check does.
+Attempts, counters and times are left out: nothing goes by them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from testbed.protocol.ring.liveness import silent, unacknowledged, unverified
-from testbed.protocol.ring.memory import Chunk, Config, Nack, NackQueue, Nacks, Peer, Saved, Stage, Stream, Tensor, WrKind
+from testbed.protocol.ring.memory import (
+    Chunk,
+    Config,
+    Nack,
+    NackQueue,
+    Nacks,
+    Peer,
+    Saved,
+    Stage,
+    Stream,
+    Tensor,
+    WrKind,
+)
 from testbed.protocol.ring.process import Process
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
@@ -28,7 +41,9 @@ UNSEEN = 1 << 64
 STALLED = 4
 """Stalls after which a process may ask without knowing why."""
 ROUNDS = 3
-"""Times that everybody is asked before somebody is called silent: more often than questions and answers get lost."""
+"""Times that everybody is asked before somebody is called silent: more often than questions and
+answers get lost.
+"""
 TAG = 7
 
 
@@ -140,12 +155,14 @@ class RankState(NamedTuple):
     again: tuple[tuple[Nack, ...], tuple[Nack, ...]] = ((), ())
     peers: tuple[tuple[int, ...], ...] = ()
     early_frames: tuple[tuple[int, Any], ...] = ()
-    #: The process: what it does, with which collective; whether it has looked since something came, and its total.
+    #: The process: what it does, with which collective; whether it has looked since something came,
+    #: and its total.
     phase: str = "idle"
     turn: int = 0
     stalled: bool = False
     total: int = 0
-    #: Of the wait: times that everybody has been asked since something came, and since each rank was heard.
+    #: Of the wait: times that everybody has been asked since something came, and since each rank
+    #: was heard.
     rounds: int = 0
     ages: tuple[int, ...] = ()
     #: A frame that a CPU was held up with, after it has looked and before it acts.
@@ -167,7 +184,9 @@ ANY_TWO = Budget()
 
 
 class State(NamedTuple):
-    """The ranks, frames by sender and receiver in order, frames that are late, faults left, and what was wrong."""
+    """The ranks, frames by sender and receiver in order, frames that are late, faults left, and
+    what was wrong.
+    """
 
     ranks: tuple[RankState, ...]
     links: tuple[tuple[Any, ...], ...]
@@ -193,8 +212,29 @@ class Scene:
     window: int = 1
     upstream: bool = True
     budget: Budget = ANY_TWO
-    faults: tuple[str, ...] = ("lose", "duplicate", "delay", "flip", "stray", "unseen", "crash", "hold", "early")
-    flips: tuple[str, ...] = ("kind", "seq", "chunk", "hop", "sender", "receiver", "flags", "round", "prev", "tag")
+    faults: tuple[str, ...] = (
+        "lose",
+        "duplicate",
+        "delay",
+        "flip",
+        "stray",
+        "unseen",
+        "crash",
+        "hold",
+        "early",
+    )
+    flips: tuple[str, ...] = (
+        "kind",
+        "seq",
+        "chunk",
+        "hop",
+        "sender",
+        "receiver",
+        "flags",
+        "round",
+        "prev",
+        "tag",
+    )
     data: bool = False
     eager: bool = False
     late_looks: bool = False
@@ -229,7 +269,18 @@ class RingSystem(System[State]):
         self.peers = endpoints(scene.ranks)
         self.by_ip = {peer.ip: rank for rank, peer in enumerate(self.peers)}
         self.configs = [
-            Config(COOKIE, rank, scene.ranks, GROUP, BLOCK, self.chunks, self.peers, scene.upstream, 1, 1)
+            Config(
+                COOKIE,
+                rank,
+                scene.ranks,
+                GROUP,
+                BLOCK,
+                self.chunks,
+                self.peers,
+                scene.upstream,
+                1,
+                1,
+            )
             for rank in range(scene.ranks)
         ]
 
@@ -268,7 +319,11 @@ class RingSystem(System[State]):
                     state = self._enter(state, index)
                 elif rank.phase == "entered":
                     state = self._publish(state, index)
-                elif rank.phase == "waiting" and rank.stored >= rank.total and not self.scene.late_looks:
+                elif (
+                    rank.phase == "waiting"
+                    and rank.stored >= rank.total
+                    and not self.scene.late_looks
+                ):
                     state = self._look(state, index)
                 else:
                     continue
@@ -285,10 +340,16 @@ class RingSystem(System[State]):
         for frame in dict.fromkeys(state.late):
             late = list(state.late)
             late.remove(frame)
-            yield f"deliver late {_show(frame)}", self._deliver(state._replace(late=tuple(late)), frame)
+            yield (
+                f"deliver late {_show(frame)}",
+                self._deliver(state._replace(late=tuple(late)), frame),
+            )
         for index, rank in enumerate(state.ranks):
             if rank.held is not None:
-                yield f"rank {index} goes on with what it was held up with", self._resume(state, index)
+                yield (
+                    f"rank {index} goes on with what it was held up with",
+                    self._resume(state, index),
+                )
         if state.budget.any:
             yield from self._fault_moves(state)
 
@@ -324,28 +385,50 @@ class RingSystem(System[State]):
             if "duplicate" in faults:
                 yield f"{FAULT}deliver and keep {_show(frame)}", self._deliver(spent, frame)
             if "delay" in faults:
-                yield f"{FAULT}delay {_show(frame)}", without._replace(late=tuple(sorted((*without.late, frame))))
+                yield (
+                    f"{FAULT}delay {_show(frame)}",
+                    without._replace(late=tuple(sorted((*without.late, frame)))),
+                )
             if "flip" in faults:
                 for field in self.scene.flips:
-                    yield f"{FAULT}flip {field} of {_show(frame)}", self._deliver(without, _flip(frame, field))
+                    yield (
+                        f"{FAULT}flip {field} of {_show(frame)}",
+                        self._deliver(without, _flip(frame, field)),
+                    )
             if "stray" in faults:
                 for field in self.scene.flips:
                     late = tuple(sorted((*spent.late, _flip(frame, field))))
-                    yield f"{FAULT}copy {_show(frame)}, {field} flipped, to come any time", spent._replace(late=late)
+                    yield (
+                        f"{FAULT}copy {_show(frame)}, {field} flipped, to come any time",
+                        spent._replace(late=late),
+                    )
             if "unseen" in faults and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
                 damaged = (frame[0], frame[1] + UNSEEN, *frame[2:])
-                yield f"{FAULT}damage {_show(frame)}, the sum unchanged", self._deliver(without, damaged)
+                yield (
+                    f"{FAULT}damage {_show(frame)}, the sum unchanged",
+                    self._deliver(without, damaged),
+                )
             if "hold" in faults and state.budget.hold and frame[0][0] in (Kind.REDUCE, Kind.RESULT):
                 to = self.by_ip[frame[3].ip]
                 if state.ranks[to].held is None and state.ranks[to].phase not in GONE:
-                    held = without._replace(budget=without.budget._replace(hold=without.budget.hold - 1))
+                    held = without._replace(
+                        budget=without.budget._replace(hold=without.budget.hold - 1)
+                    )
                     yield f"{FAULT}hold up a CPU with {_show(frame)}", self._hold(held, to, frame)
         for index, rank in enumerate(state.ranks):
             if "crash" in faults and state.budget.crash and rank.phase not in GONE:
                 crashed = spent._replace(budget=spent.budget._replace(crash=spent.budget.crash - 1))
                 yield f"{FAULT}rank {index} crashes", self._set(crashed, index, phase="crashed")
-            if "early" in faults and rank.phase == "waiting" and rank.stored < rank.total and any(state.links):
-                yield f"{FAULT}rank {index} has waited, but not long enough", self._timer(spent, index)
+            if (
+                "early" in faults
+                and rank.phase == "waiting"
+                and rank.stored < rank.total
+                and any(state.links)
+            ):
+                yield (
+                    f"{FAULT}rank {index} has waited, but not long enough",
+                    self._timer(spent, index),
+                )
 
     # What processes do.
 
@@ -353,12 +436,16 @@ class RingSystem(System[State]):
         rank, process = self._thaw(state, index)
         total = self.scene.totals[state.ranks[index].turn]
         process.begin(seq_after(rank.seq), total, BLOCK, TAG)
-        return self._freeze(state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks)
+        return self._freeze(
+            state, index, rank, process, phase="entered", rounds=0, ages=(0,) * self.scene.ranks
+        )
 
     def _publish(self, state: State, index: int) -> State:
         rank, process = self._thaw(state, index)
         for chunk in range(process.total):
-            rank.inputs[chunk] = rank.chunks[chunk].input_sum = self._input(state.ranks[index].turn, chunk, index)
+            rank.inputs[chunk] = rank.chunks[chunk].input_sum = self._input(
+                state.ranks[index].turn, chunk, index
+            )
         process.publish(process.total)
         return self._serve(state, index, rank, process, phase="waiting")
 
@@ -369,7 +456,8 @@ class RingSystem(System[State]):
             return self._serve(state, index, rank, process)
         got = list(rank.results[: process.total])
         expected = [
-            sum(self._input(turn, chunk, other) for other in range(self.scene.ranks)) for chunk in range(process.total)
+            sum(self._input(turn, chunk, other) for other in range(self.scene.ranks))
+            for chunk in range(process.total)
         ]
         if got != expected:
             return state._replace(wrong=f"rank {index} has taken {got} for the sum of {expected}")
@@ -378,7 +466,9 @@ class RingSystem(System[State]):
         return self._freeze(state, index, rank, process, phase=phase, turn=turn + 1)
 
     def _timer(self, state: State, index: int) -> State:
-        """A probe of the rank before on all lanes, what is known to be lost, and a question to everybody."""
+        """A probe of the rank before on all lanes, what is known to be lost, and a question to
+        everybody.
+        """
         rank, process = self._thaw(state, index)
         process.on_timer(0)
         for other in range(self.scene.ranks):
@@ -393,7 +483,9 @@ class RingSystem(System[State]):
         return silent(index, state.ranks[index].ages, self.rounds)
 
     def _give_up(self, state: State, index: int) -> State:
-        innocent = [other for other in self._given_up(state, index) if state.ranks[other].phase not in GONE]
+        innocent = [
+            other for other in self._given_up(state, index) if state.ranks[other].phase not in GONE
+        ]
         if innocent:
             return state._replace(wrong=f"rank {index} calls {innocent} silent")
         if not any(rank.phase == "crashed" for rank in state.ranks):
@@ -433,21 +525,39 @@ class RingSystem(System[State]):
         work = rank.look(_thaw_frame(frame))
         return state if work is None else self._act(state, to, rank, process, work)
 
-    def _act(self, state: State, to: int, rank: TinyRank, process: TinyProcess, work: Work, **changes: Any) -> State:
+    def _act(
+        self,
+        state: State,
+        to: int,
+        rank: TinyRank,
+        process: TinyProcess,
+        work: Work,
+        **changes: Any,
+    ) -> State:
         sent = [rank.act(work)]
         while rank.nack_due and sent[-1] is not None:
             sent.append(rank.on_wr(sent[-1]))
         if rank.streams[0].progress:
             changes |= {"rounds": 0, "stalled": False}
         heard = rank.streams[0].heard
-        changes["ages"] = tuple(0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages))
+        changes["ages"] = tuple(
+            0 if heard.get(other) else age for other, age in enumerate(state.ranks[to].ages)
+        )
         return self._send(self._freeze(state, to, rank, process, **changes), to, sent)
 
     def _hold(self, state: State, to: int, frame: tuple[Any, ...]) -> State:
         rank, _ = self._thaw(state, to)
         work = rank.look(_thaw_frame(frame))
         assert work is not None
-        held = (_freeze_frame(work.frame), work.seq, work.ready, work.index, work.length, work.reduced, work.result)
+        held = (
+            _freeze_frame(work.frame),
+            work.seq,
+            work.ready,
+            work.index,
+            work.length,
+            work.reduced,
+            work.result,
+        )
         return self._set(state, to, held=held)
 
     def _resume(self, state: State, to: int) -> State:
@@ -458,7 +568,9 @@ class RingSystem(System[State]):
         work = Work(_thaw_frame(frame), 0, 0, seq, ready, index, length, reduced, result)
         return self._act(state, to, rank, process, work, held=None)
 
-    def _serve(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
+    def _serve(
+        self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any
+    ) -> State:
         """Carry out all work requests; they come by the doorbell, which does not lose any here."""
         sent = []
         while rank.sq:
@@ -521,7 +633,9 @@ class RingSystem(System[State]):
         process.total, process.stalls = s.total, STALLED if s.stalled else 0
         return rank, process
 
-    def _freeze(self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any) -> State:
+    def _freeze(
+        self, state: State, index: int, rank: TinyRank, process: TinyProcess, **changes: Any
+    ) -> State:
         stream = rank.streams[0]
         frozen = state.ranks[index]._replace(
             seq=rank.seq,
@@ -535,14 +649,20 @@ class RingSystem(System[State]):
             inputs=tuple(rank.inputs),
             results=tuple(rank.results),
             chunks=tuple(
-                (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost)) for c in rank.chunks
+                (c.input_sum, c.result_sum, c.reduced, c.result, tuple(c.before), tuple(c.lost))
+                for c in rank.chunks
             ),
-            retransmit=tuple((kept.owner, kept.valid, kept.sum, kept.round, kept.data) for kept in rank.retransmit),
+            retransmit=tuple(
+                (kept.owner, kept.valid, kept.sum, kept.round, kept.data)
+                for kept in rank.retransmit
+            ),
             stream=(stream.seq, stream.prev),
             fresh=_frozen(rank.nacks[0].fresh),
             again=_frozen(rank.nacks[0].again),
             peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
-            early_frames=tuple((slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())),
+            early_frames=tuple(
+                (slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())
+            ),
             stalled=process.stalls > 0,
             total=process.total,
         )
@@ -586,5 +706,7 @@ def _flip(frame: tuple[Any, ...], field: str) -> tuple[Any, ...]:
 def _show(frame: tuple[Any, ...]) -> str:
     header = Header(*frame[0])
     kind = Kind(header.kind).name if header.kind in list(Kind) else header.kind
-    return f"{kind} {header.seq}/{header.chunk}.{header.round} {header.sender}->{header.receiver} flags {header.flags}"
-
+    return (
+        f"{kind} {header.seq}/{header.chunk}.{header.round} {header.sender}->{header.receiver}"
+        f" flags {header.flags}"
+    )

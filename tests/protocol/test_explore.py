@@ -1,7 +1,8 @@
-"""All that can happen to small rings: exact sums, an end once faults end, nobody innocent accused. And mutants without a rule.
+"""All that can happen to small rings: exact sums, an end once faults end, nobody innocent accused.
+And mutants without a rule.
 
-``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some seconds. Larger scenes are
-visited breadth first, so all that needs few moves has been seen.
+``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some
+seconds. Larger scenes are visited breadth first, so all that needs few moves has been seen.
 """
 
 import pytest
@@ -17,13 +18,21 @@ pytestmark = pytest.mark.timeout(3600)
 
 SCENES = {
     "two ranks, any two faults": Scene(eager=True),
-    "two ranks, any fault, processes at any time": Scene(budget=Budget(1), faults=(*FAULTS, "stray")),
-    "two ranks, two chunks": Scene(totals=(2, 1), budget=Budget(1), faults=("lose", "delay", "unseen")),
+    "two ranks, any fault, processes at any time": Scene(
+        budget=Budget(1), faults=(*FAULTS, "stray")
+    ),
+    "two ranks, two chunks": Scene(
+        totals=(2, 1), budget=Budget(1), faults=("lose", "delay", "unseen")
+    ),
     "two ranks, asking owners": Scene(upstream=False, budget=Budget(2), eager=True),
     "three ranks, any fault": Scene(ranks=3, budget=Budget(1), eager=True),
     "three ranks, two losses": Scene(ranks=3, eager=True, data=True, faults=("lose",)),
-    "three ranks, strays and losses": Scene(ranks=3, eager=True, data=True, flips=("seq",), faults=("stray", "lose")),
-    "three ranks, two chunks": Scene(ranks=3, totals=(2, 2), budget=Budget(1), eager=True, faults=("lose", "delay", "unseen")),
+    "three ranks, strays and losses": Scene(
+        ranks=3, eager=True, data=True, flips=("seq",), faults=("stray", "lose")
+    ),
+    "three ranks, two chunks": Scene(
+        ranks=3, totals=(2, 2), budget=Budget(1), eager=True, faults=("lose", "delay", "unseen")
+    ),
     "three ranks, sums that hide errors": Scene(
         ranks=3, totals=(1,), eager=True, late_looks=True, data=True, faults=("unseen",)
     ),
@@ -58,7 +67,9 @@ class WritesFirst(TinyRank):
 
 
 class ClaimsBackwards(TinyRank):
-    """Whatever is there is replaced, as long as it is of another sequence number; and nobody looks again."""
+    """Whatever is there is replaced, as long as it is of another sequence number; and nobody looks
+    again.
+    """
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         if getattr(chunk, name) >> 32 == after >> 32:
@@ -124,17 +135,31 @@ class Impatient(RingSystem):
     rounds = 1
 
 
-def mutant(rank: type[TinyRank] = TinyRank, process: type[TinyProcess] = TinyProcess) -> type[RingSystem]:
+def mutant(
+    rank: type[TinyRank] = TinyRank, process: type[TinyProcess] = TinyProcess
+) -> type[RingSystem]:
     return type("Mutant", (RingSystem,), {"rank_class": rank, "process_class": process})
 
 
 STRAYS = Scene(ranks=3, eager=True, data=True, flips=("seq",), faults=("stray", "lose"))
 MUTANTS = {
     "written before it is verified": (mutant(WritesFirst), STRAYS),
-    "claims that go backwards": (mutant(ClaimsBackwards), Scene(data=True, faults=("hold", "duplicate"))),
-    "a seal without the collective's number": (mutant(TrustsTheHeader), Scene(faults=("flip", "duplicate", "delay"))),
-    "rounds that are not told apart": (mutant(ForgetsRounds), Scene(budget=Budget(1), eager=True, faults=("unseen",))),
-    "nothing but losses that are known": (mutant(SaysNothing, AsksForNothingBlindly), Scene(eager=True, faults=("lose",))),
+    "claims that go backwards": (
+        mutant(ClaimsBackwards),
+        Scene(data=True, faults=("hold", "duplicate")),
+    ),
+    "a seal without the collective's number": (
+        mutant(TrustsTheHeader),
+        Scene(faults=("flip", "duplicate", "delay")),
+    ),
+    "rounds that are not told apart": (
+        mutant(ForgetsRounds),
+        Scene(budget=Budget(1), eager=True, faults=("unseen",)),
+    ),
+    "nothing but losses that are known": (
+        mutant(SaysNothing, AsksForNothingBlindly),
+        Scene(eager=True, faults=("lose",)),
+    ),
     "nacks that are not passed on": (mutant(PassesNothingOn), Scene(upstream=False, eager=True)),
     "no rank lingers": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
     "one unanswered question is enough": (Impatient, Scene(budget=Budget(1), faults=("lose",))),
@@ -147,4 +172,3 @@ def test_without_a_rule_there_is_a_counterexample(name, record_property):
     with pytest.raises(Counterexample) as found:
         explore(system(scene), depth(60_000))
     record_property("explored", f"{name}: {found.value.what}, after {len(found.value.moves)} moves")
-

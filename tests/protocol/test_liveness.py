@@ -1,4 +1,6 @@
-"""What a process concludes from what its programs have heard: who is silent, who is elsewhere, who still needs it."""
+"""What a process concludes from what its programs have heard: who is silent, who is elsewhere, who
+still needs it.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +23,18 @@ def test_who_has_been_heard_since_is_not_silent() -> None:
 
 
 def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> None:
-    """Neither its probes nor its answers come through for a whole all-reduce, and its partial sums and results do."""
+    """Neither its probes nor its answers come through for a whole all-reduce, and its partial sums
+    and results do.
+    """
     network = Network(3, collectives(3, [12]))
     emit, lost = network.emit, []
 
     def lossy(frame) -> None:
-        if frame is not None and frame.header.sender == 1 and frame.header.kind in (Kind.PROBE, Kind.ALIVE):
+        if (
+            frame is not None
+            and frame.header.sender == 1
+            and frame.header.kind in (Kind.PROBE, Kind.ALIVE)
+        ):
             lost.append(frame)
         else:
             emit(frame)
@@ -50,7 +58,10 @@ def test_a_rank_whose_probes_are_lost_but_which_sends_data_is_not_silent() -> No
 
 
 def heard(rank: Rank) -> list[int]:
-    return [sum(stream.heard.get(other, 0) for stream in rank.streams) for other in range(rank.config.ranks)]
+    return [
+        sum(stream.heard.get(other, 0) for stream in rank.streams)
+        for other in range(rank.config.ranks)
+    ]
 
 
 def test_who_has_not_entered_is_absent() -> None:

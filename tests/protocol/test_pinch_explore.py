@@ -1,7 +1,8 @@
-"""All states of small exchanges, whatever is lost, late, twice, damaged, misled or dead; and what shows without each rule.
+"""All states of small exchanges, whatever is lost, late, twice, damaged, misled or dead; and what
+shows without each rule.
 
-``TESTBED_EXPLORE`` sets how many states of each of the larger ones are visited at most; several minutes and gigabytes with
-5,000,000. Without it, few of each, breadth first.
+``TESTBED_EXPLORE`` sets how many states of each of the larger ones are visited at most; several
+minutes and gigabytes with 5,000,000. Without it, few of each, breadth first.
 """
 
 from collections.abc import Callable
@@ -48,11 +49,15 @@ SCENES = {
     "a timer is early": Scene([ONE_WAY, ONE_WAY], 1, kinds("early")),
     "a bit flips": Scene([PAIR, PAIR], 1, flips=FIELDS, seq=4),
     "numbers wrap": Scene([PAIR, PAIR], 1, kinds("lose"), seq=0xFFFFFFFF),
-    "a duplicate is claimed late": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True),
+    "a duplicate is claimed late": Scene(
+        [ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall"), brisk=True
+    ),
     "two frames, and none": Scene([TWO_ONE_WAY, NOTHING], 1, kinds("lose", "kick", "damage")),
     "hubs": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate", "kick", "stall"), hubs=True),
     "a scale does not hold": Scene([PAIR, PAIR], 1, kinds("lose", "kick"), holds=(False, True)),
-    "words that half the range has gone by": Scene([PAIR, PAIR], 1, kinds("lose"), seq=1 << 30, before=(1 << 31) + 9),
+    "words that half the range has gone by": Scene(
+        [PAIR, PAIR], 1, kinds("lose"), seq=1 << 30, before=(1 << 31) + 9
+    ),
     "a value is too large": Scene([PAIR, PAIR], 1, kinds("lose"), nonfinite=0, partners=True),
     "a rank dies, and a frame is lost": Scene([PAIR, PAIR], 1, kinds("lose"), crash=True),
     "one of a chain dies": Scene([CHAIN], crash=True, partners=True, brisk=True),
@@ -64,14 +69,24 @@ DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
     "anything, whenever processes act": Scene([PAIR, PAIR], 1, MOST | {"early"}),
     "two frames each way": Scene([TWO], 1, MOST | {"early"}),
-    "numbers wrap, and frames come twice": Scene([PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF),
-    "a duplicate is claimed late, whenever processes act": Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")),
+    "numbers wrap, and frames come twice": Scene(
+        [PAIR, PAIR], 1, kinds("lose", "duplicate"), seq=0xFFFFFFFF
+    ),
+    "a duplicate is claimed late, whenever processes act": Scene(
+        [ONE_WAY, ONE_WAY], 2, kinds("duplicate", "stall")
+    ),
     "a ring, and a frame is lost": Scene([RING], 1, kinds("lose"), brisk=True),
-    "a chain, one of whom has too large a value": Scene([CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True),
+    "a chain, one of whom has too large a value": Scene(
+        [CHAIN], 1, kinds("lose"), nonfinite=0, partners=True, brisk=True
+    ),
     "all meet, and a switch floods": Scene([ALONE], 1, kinds("flood"), brisk=True, only=EMBED),
     "a ring, and a switch floods": Scene([RING], 1, kinds("flood"), brisk=True),
-    "three ranks, one dies, and a handshake is lost": Scene([STRANGERS], 1, kinds("lose"), crash=True, brisk=True),
-    "a late duplicate, and a bit flips": Scene([PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4),
+    "three ranks, one dies, and a handshake is lost": Scene(
+        [STRANGERS], 1, kinds("lose"), crash=True, brisk=True
+    ),
+    "a late duplicate, and a bit flips": Scene(
+        [PAIR, PAIR], 2, kinds("duplicate"), flips=("seq",), seq=4
+    ),
     "a ring, twice": Scene([RING, RING], brisk=True),
 }
 
@@ -86,7 +101,9 @@ def test_every_sum_is_right_and_all_come_to_an_end(name, record_property) -> Non
 
 @pytest.mark.parametrize("name", DEEP)
 def test_larger_ones_as_far_as_there_is_time(name, record_property) -> None:
-    record_property("explored", f"exchange, {name}: {explore(Exchanges(Ranks(DEEP[name])), depth(5_000))}")
+    record_property(
+        "explored", f"exchange, {name}: {explore(Exchanges(Ranks(DEEP[name])), depth(5_000))}"
+    )
 
 
 # Ranks that lack a rule each.
@@ -94,7 +111,11 @@ def test_larger_ones_as_far_as_there_is_time(name, record_property) -> None:
 
 class TakesWhatIsForOthers(Rank):
     def is_for_me(self, packet: Packet) -> bool:
-        return packet.sender < self.config.ranks and packet.sender != self.config.rank and packet.source == packet.sender
+        return (
+            packet.sender < self.config.ranks
+            and packet.sender != self.config.rank
+            and packet.source == packet.sender
+        )
 
 
 class ClaimsBeforeItVerifies(Rank):
@@ -108,7 +129,9 @@ class ClaimsBeforeItVerifies(Rank):
 
     def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         if self._claimed is Claim.CLAIMED and not late:
-            self.seen[self.config.sources[packet.sender].seen + packet.chunk // 32] &= ~(1 << packet.chunk % 32)
+            self.seen[self.config.sources[packet.sender].seen + packet.chunk // 32] &= ~(
+                1 << packet.chunk % 32
+            )
         return super().claim(packet, late, by_link)
 
 
@@ -140,7 +163,9 @@ def seal_without(name: str) -> Callable[..., Rank]:
             if addressed.kind != PinchKind.EMBED:
                 return addressed
             careless = frame_seal(addressed._replace(**{name: 0}).header)
-            return addressed._replace(checksum=check_of(addressed.body[: length // 8]) + careless & (1 << 64) - 1)
+            return addressed._replace(
+                checksum=check_of(addressed.body[: length // 8]) + careless & (1 << 64) - 1
+            )
 
     return Careless
 
@@ -170,7 +195,11 @@ class GoesOnUnacknowledged(Rank):
 
 class GoesOnWithoutItsHubs(Rank):
     def is_complete(self, seq: int) -> bool:
-        return seq_of(self.met) == seq and self.received == self.met & U32 and self.acked == self.copies
+        return (
+            seq_of(self.met) == seq
+            and self.received == self.met & U32
+            and self.acked == self.copies
+        )
 
 
 class SendsBeforeAllHaveCome(Rank):
@@ -222,9 +251,13 @@ class Mutant:
 WRONG = "has \\["
 MUTANTS = {
     "takes what is for others": Mutant(
-        {"make": TakesWhatIsForOthers, "linger": False}, Scene([CHAIN], 1, kinds("flood"), brisk=True, only=EMBED), WRONG
+        {"make": TakesWhatIsForOthers, "linger": False},
+        Scene([CHAIN], 1, kinds("flood"), brisk=True, only=EMBED),
+        WRONG,
     ),
-    "claims before it verifies": Mutant({"make": ClaimsBeforeItVerifies}, Scene([PAIR], 1, kinds("damage"))),
+    "claims before it verifies": Mutant(
+        {"make": ClaimsBeforeItVerifies}, Scene([PAIR], 1, kinds("damage"))
+    ),
     "claims backwards": Mutant({"make": ClaimsBackwards}, SCENES["a duplicate is claimed late"]),
     "verifies nothing": Mutant({"make": VerifiesNothing}, Scene([PAIR], 1, kinds("damage")), WRONG),
     "does not seal the sender": Mutant(
@@ -232,24 +265,44 @@ MUTANTS = {
         Scene([TO_THE_LAST], 1, kinds("rename"), brisk=True, partners=True, only=EMBED),
         WRONG,
     ),
-    "does not seal the number": Mutant({"make": seal_without("chunk")}, Scene([TWO_ONE_WAY], 1, flips=("chunk",)), WRONG),
+    "does not seal the number": Mutant(
+        {"make": seal_without("chunk")}, Scene([TWO_ONE_WAY], 1, flips=("chunk",)), WRONG
+    ),
     "does not seal the sequence number": Mutant(
         {"make": seal_without("seq")},
         Scene([ONE_WAY, ONE_WAY], 2, kinds("duplicate"), flips=("seq",), seq=4),
         WRONG,
     ),
-    "forgets nothing": Mutant({"make_process": KeepsStaleWords}, SCENES["words that half the range has gone by"]),
+    "forgets nothing": Mutant(
+        {"make_process": KeepsStaleWords}, SCENES["words that half the range has gone by"]
+    ),
     "does not linger": Mutant({"linger": False}, Scene([PAIR], 1, kinds("lose"))),
-    "answers no late frames": Mutant({"make": AnswersNoLateFrames}, Scene([PAIR, PAIR], 1, kinds("lose"))),
-    "answers only of its own exchange": Mutant({"make": AnswersOnlyOfItsOwn}, Scene([NOTHING] * 3, 1, kinds("lose"))),
-    "goes on unacknowledged": Mutant({"make": GoesOnUnacknowledged}, Scene([PAIR, PAIR], 1, kinds("lose")), "."),
-    "goes on without its hubs": Mutant({"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("kick"), hubs=True), WRONG),
-    "sends before all have come": Mutant({"make": SendsBeforeAllHaveCome}, Scene([PAIR, PAIR]), "."),
+    "answers no late frames": Mutant(
+        {"make": AnswersNoLateFrames}, Scene([PAIR, PAIR], 1, kinds("lose"))
+    ),
+    "answers only of its own exchange": Mutant(
+        {"make": AnswersOnlyOfItsOwn}, Scene([NOTHING] * 3, 1, kinds("lose"))
+    ),
+    "goes on unacknowledged": Mutant(
+        {"make": GoesOnUnacknowledged}, Scene([PAIR, PAIR], 1, kinds("lose")), "."
+    ),
+    "goes on without its hubs": Mutant(
+        {"make": GoesOnWithoutItsHubs}, Scene([PAIR], 1, kinds("kick"), hubs=True), WRONG
+    ),
+    "sends before all have come": Mutant(
+        {"make": SendsBeforeAllHaveCome}, Scene([PAIR, PAIR]), "."
+    ),
     "does not pass the end on": Mutant({"make": TellsNobody}, SCENES["a value is too large"]),
-    "asks only those that are behind": Mutant({"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("kick"))),
-    "asks for no acknowledgement": Mutant({"make_policy": AsksForNoAcknowledgement}, Scene([PAIR], 1, kinds("lose"))),
+    "asks only those that are behind": Mutant(
+        {"make_policy": AsksOnlyThoseBehind}, Scene([PAIR], 1, kinds("kick"))
+    ),
+    "asks for no acknowledgement": Mutant(
+        {"make_policy": AsksForNoAcknowledgement}, Scene([PAIR], 1, kinds("lose"))
+    ),
     "believes the last answer alone": Mutant(
-        {"make_policy": BelievesTheLastAnswerAlone}, DEEP["three ranks, one dies, and a handshake is lost"], "have gone, while"
+        {"make_policy": BelievesTheLastAnswerAlone},
+        DEEP["three ranks, one dies, and a handshake is lost"],
+        "have gone, while",
     ),
 }
 
@@ -259,4 +312,6 @@ def test_what_a_rule_is_for_shows_without_it(name, record_property) -> None:
     mutant = MUTANTS[name]
     with pytest.raises(Counterexample, match=mutant.what) as found:
         explore(Exchanges(Ranks(mutant.scene, **mutant.options)))
-    record_property("explored", f"exchange, {name}: {found.value.what}, after {len(found.value.moves)} moves")
+    record_property(
+        "explored", f"exchange, {name}: {found.value.what}, after {len(found.value.moves)} moves"
+    )

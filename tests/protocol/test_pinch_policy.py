@@ -42,7 +42,9 @@ def lacks(numbers: dict[int, Sequence[int]]):
 
 def heard(of: Seen, *ranks: int, **fields) -> Seen:
     """The same, and something has come from some ranks."""
-    return replace(of, heard=[count + (rank in ranks) for rank, count in enumerate(of.heard)], **fields)
+    return replace(
+        of, heard=[count + (rank in ranks) for rank, count in enumerate(of.heard)], **fields
+    )
 
 
 def test_nothing_is_done_where_nothing_is_missing() -> None:
@@ -139,7 +141,9 @@ def test_who_does_not_acknowledge_is_named() -> None:
 
 @pytest.mark.parametrize("lost", [1, 5, TRIES - 1, TRIES, TRIES + 1])
 def test_a_rank_that_was_up_is_silent_after_so_many_questions(lost) -> None:
-    """One answer that is lost, or some, say nothing: it may have died since, and it takes more questions to tell."""
+    """One answer that is lost, or some, say nothing: it may have died since, and it takes more
+    questions to tell.
+    """
     waiting = seen(handshakes=[HERE, 0, HERE])
     policy = Policy(waiting)
     policy.act(waiting)
@@ -178,7 +182,9 @@ def test_questions_cover_all_frames_as_far_as_there_are_so_many(numbers) -> None
     """What an acknowledgement of each reaches, from the last frame backwards."""
     ordered = sorted(numbers)
     asked = cover(ordered)
-    reached = {n for n in ordered if any(ack_first(a) <= n // 32 < ack_first(a) + ACK_WORDS for a in asked)}
+    reached = {
+        n for n in ordered if any(ack_first(a) <= n // 32 < ack_first(a) + ACK_WORDS for a in asked)
+    }
     assert set(asked) <= numbers
     assert reached >= {n for n in ordered if n // 32 >= asked[-1] // 32 - ACK_BEHIND}
     assert len(asked) <= 8

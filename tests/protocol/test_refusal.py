@@ -1,4 +1,6 @@
-"""Results whose sum is right and whose check is wrong: refused by who looks, and made anew in a later round."""
+"""Results whose sum is right and whose check is wrong: refused by who looks, and made anew in a
+later round.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ def cancel(frame: Frame) -> None:
 
 
 def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
-    """All ranks hold all results, and none has looked at them. If ``wrong``, the first is not what its check says, anywhere."""
+    """All ranks hold all results, and none has looked at them. If ``wrong``, the first is not what
+    its check says, anywhere.
+    """
     todo = collectives(ranks, [total, total], words=2 * BLOCK // 8)
     network = Network(ranks, todo, window=total, chunk_bytes=2 * BLOCK, upstream=upstream)
     for index, member in enumerate(network.members):
@@ -23,7 +27,13 @@ def stored(ranks: int, total: int, *, wrong: bool, upstream: bool) -> Network:
         member.step(total)
         serve(network, index)
     if wrong:
-        cancel(next(frame for frame in network.in_flight if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)))
+        cancel(
+            next(
+                frame
+                for frame in network.in_flight
+                if (frame.header.kind, frame.header.chunk) == (Kind.REDUCE, 0)
+            )
+        )
     mark_verified(network)
     assert all(member.process.finished for member in network.members)
     return network
@@ -40,7 +50,9 @@ def mark_verified(network: Network) -> None:
 
 
 def look(network: Network, index: int) -> None:
-    """One process verifies, and nacks what it refuses; all frames arrive before another process verifies."""
+    """One process verifies, and nacks what it refuses; all frames arrive before another process
+    verifies.
+    """
     network.members[index].step()
     serve(network, index)
     mark_verified(network)
@@ -57,7 +69,9 @@ def refuse(network: Network, index: int, chunk: int) -> Frame:
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("upstream", [False, True])
 def test_ranks_do_not_hand_each_other_what_they_refuse(ranks, upstream, first):
-    """They look by turns: the first has reduce-scatter started over, and those that look later get the new result as well."""
+    """They look by turns: the first has reduce-scatter started over, and those that look later get
+    the new result as well.
+    """
     network = stored(ranks, 2 * ranks, wrong=True, upstream=upstream)
     for turn in range(ranks + 1):
         look(network, (first + turn) % ranks)
@@ -75,7 +89,12 @@ def test_a_refusal_has_the_owner_start_over(upstream, asker):
     record = network.members[asker].rank.chunks[0]
     assert record.result & 0xFF == ResultState.REFUSED
     if asker:
-        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (Kind.NACK, RESTART, 0, 0)
+        assert (out.header.kind, out.header.flags, out.header.round, out.header.receiver) == (
+            Kind.NACK,
+            RESTART,
+            0,
+            0,
+        )
         out = network.members[0].rank.on_frame(out)
     assert (out.header.kind, out.header.hop, out.header.round) == (Kind.REDUCE, 1, 1)
 
@@ -84,7 +103,8 @@ def test_a_refusal_has_the_owner_start_over(upstream, asker):
 def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
     """Two ranks refuse the same result: the reduce-scatter phase starts over once.
 
-    A later nack comes from a rank that has not seen the new round: with `origin` it is answered with it.
+    A later nack comes from a rank that has not seen the new round: with `origin` it is answered
+    with it.
     """
     network = stored(3, 3, wrong=False, upstream=upstream)
     owner = network.members[0].rank
@@ -95,13 +115,19 @@ def test_a_refusal_of_an_earlier_round_sets_nothing_off(upstream):
     assert owner.on_frame(other, 5999) is None
     again = owner.on_frame(later, 6000)
     assert (again is None) == upstream
-    assert upstream or (again.header.kind, again.header.hop, again.header.round) == (Kind.REDUCE, 1, 1)
+    assert upstream or (again.header.kind, again.header.hop, again.header.round) == (
+        Kind.REDUCE,
+        1,
+        1,
+    )
     assert network.total("restarted") == 1
 
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_who_has_looked_answers_a_refusal_with_its_result(upstream):
-    """What the owner has verified is good: no new sum is made, and the answer passes for one of the next round."""
+    """What the owner has verified is good: no new sum is made, and the answer passes for one of the
+    next round.
+    """
     network = stored(3, 3, wrong=False, upstream=upstream)
     holder, asker = network.members[0], network.members[1]
     request = refuse(network, 1, 0)
@@ -136,7 +162,9 @@ def test_upstream_a_verified_result_is_kept_when_a_new_sum_comes_by(wrong):
 
 
 def test_origin_a_verified_result_takes_a_new_sum_s_place():
-    """Where reduce-scatter ends: all that lack the result get it from there, however the sum that has come is spoilt."""
+    """Where reduce-scatter ends: all that lack the result get it from there, however the sum that
+    has come is spoilt.
+    """
     network = stored(3, 3, wrong=False, upstream=False)
     last = network.members[2]
     last.step()
@@ -173,17 +201,24 @@ def test_a_result_that_is_not_there_any_more_is_not_refused():
 
 
 def test_the_rank_that_has_made_a_wrong_sum_gets_a_good_one_from_who_has_verified_its_own():
-    """A result is refused, reduce-scatter starts over and is damaged; the owner has looked meanwhile: no third sum."""
+    """A result is refused, reduce-scatter starts over and is damaged; the owner has looked
+    meanwhile: no third sum.
+    """
     network = stored(3, 3, wrong=False, upstream=True)
     owner, refusing, last = network.members
-    refusing.rank.results[0][0] ^= np.uint64(1)  # as if two errors on its last hop had cancelled out
+    refusing.rank.results[0][0] ^= np.uint64(
+        1
+    )  # as if two errors on its last hop had cancelled out
     refusing.step()
     serve(network, 1)
     network.deliver()  # to the owner, which starts over
     owner.step()
     assert owner.current is None
     network.deliver()
-    assert (network.in_flight[0].header.kind, network.in_flight[0].header.receiver) == (Kind.REDUCE, 2)
+    assert (network.in_flight[0].header.kind, network.in_flight[0].header.receiver) == (
+        Kind.REDUCE,
+        2,
+    )
     cancel(network.in_flight[0])
     mark_verified(network)
     for _ in range(5):

@@ -1,4 +1,6 @@
-"""The protocol itself, on `testbed.protocol`: whatever the network does, every rank ends with the exact sum."""
+"""The protocol itself, on `testbed.protocol`: whatever the network does, every rank ends with the
+exact sum.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,14 +18,36 @@ from testbed.protocol.sequence import NEWEST, seq_after
 from testbed.protocol.wire import BLOCK, FRAME_BYTES, RESTART, Frame, Kind, frame_seal
 from tests.protocol.network import Collective, Member, Network, collectives, config
 
-ACTIONS = ("deliver", "deliver", "serve", "step", "lose", "duplicate", "damage", "cancel", "misread", "timer")
+ACTIONS = (
+    "deliver",
+    "deliver",
+    "serve",
+    "step",
+    "lose",
+    "duplicate",
+    "damage",
+    "cancel",
+    "misread",
+    "timer",
+)
 """A healthy network most of the time: what delivers is drawn more often."""
 
-WIDTHS = {"seq": 32, "chunk": 32, "checksum": 64, "length": 16, "tag": 16, "attempt": 16, "prev": 32}
+WIDTHS = {
+    "seq": 32,
+    "chunk": 32,
+    "checksum": 64,
+    "length": 16,
+    "tag": 16,
+    "attempt": 16,
+    "prev": 32,
+}
 FIELDS = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
-# Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes to no loss.
-SCRIPTS = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400)
+# Long ones: hypothesis tends to lists of about twice the least size, and a handful of actions comes
+# to no loss.
+SCRIPTS = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000)), min_size=80, max_size=400
+)
 
 
 def act(network: Network, action: str, index: int) -> None:
@@ -46,14 +70,17 @@ def act(network: Network, action: str, index: int) -> None:
     elif action == "damage" and (frame := in_flight[index % len(in_flight)]).payload.size:
         frame.payload[index % frame.payload.size] ^= np.uint64(1 << index % 64)
     elif action == "cancel" and (frame := in_flight[index % len(in_flight)]).payload.size:
-        # Two errors that a sum of words does not see: a bit set in one word, and the same one cleared in another.
+        # Two errors that a sum of words does not see: a bit set in one word, and the same one
+        # cleared in another.
         bit = np.uint64(1 << index % 64)
         clear, full = np.flatnonzero(frame.payload & bit == 0), np.flatnonzero(frame.payload & bit)
         if clear.size and full.size:
             frame.payload[[clear[index % clear.size], full[index % full.size]]] ^= bit
     elif action == "misread":
         header, field = in_flight[index % len(in_flight)].header, FIELDS[index % len(FIELDS)]
-        setattr(header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8))
+        setattr(
+            header, field, getattr(header, field) ^ 1 << index // len(FIELDS) % WIDTHS.get(field, 8)
+        )
 
 
 @settings(max_examples=200)
@@ -67,10 +94,16 @@ def act(network: Network, action: str, index: int) -> None:
     reorder_threshold=st.sampled_from((0, 1, 2)),
     script=SCRIPTS,
 )
-def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, nack_holdoff_us, seq, script, **scene):
-    """Each member checks its results against the integer sum before it goes on; see `Member.step`."""
+def test_any_interleaving_ends_with_the_exact_sum(
+    ranks, totals, nack_holdoff_us, seq, script, **scene
+):
+    """Each member checks its results against the integer sum before it goes on; see
+    `Member.step`.
+    """
     todo = collectives(ranks, totals, after=seq, words=16, seed=len(script))
-    network = Network(ranks, todo, nack_holdoff_us=nack_holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene)
+    network = Network(
+        ranks, todo, nack_holdoff_us=nack_holdoff_us, chunk_bytes=2 * BLOCK, seq=seq, **scene
+    )
     for action, index in script:
         act(network, action, index)
     network.run()
@@ -79,7 +112,9 @@ def test_any_interleaving_ends_with_the_exact_sum(ranks, totals, nack_holdoff_us
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16, 31, 32])
 @pytest.mark.parametrize("total", [1, 2, 33])
 def test_tokens_are_conserved_without_faults(ranks, total):
-    """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame more."""
+    """gloo's docs/algorithms.md: a ring moves 2(N-1) times the data in all; here not one frame
+    more.
+    """
     window = 2
     network = Network(ranks, collectives(ranks, [total, total]), window=window, retransmit_slots=64)
     tokens = sum(min(window, slots_of(rank, ranks, total)) for rank in range(ranks))
@@ -105,7 +140,9 @@ def test_tokens_are_conserved_without_faults(ranks, total):
 
 
 class Lanes(Network):
-    """A network whose ranks have two CPUs each: frames of one stream come in order, those of different streams in any."""
+    """A network whose ranks have two CPUs each: frames of one stream come in order, those of
+    different streams in any.
+    """
 
     def __init__(self, ranks: int, todo: Sequence[Collective]) -> None:
         super().__init__(ranks, todo)
@@ -132,7 +169,9 @@ class Lanes(Network):
     totals=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
 def test_reordering_between_streams_costs_no_frame(ranks, order, totals):
-    """Also with ranks that start late: what comes early waits, nothing is taken for lost, no timer is needed."""
+    """Also with ranks that start late: what comes early waits, nothing is taken for lost, no timer
+    is needed.
+    """
     network = Lanes(ranks, collectives(ranks, totals))
     for index in order:
         if index % 3 == 1:
@@ -222,7 +261,9 @@ def way(frame: Frame) -> tuple[int, int]:
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstream):
-    """One loss at each place in turn: if another frame follows on its stream, the programs alone ask for it."""
+    """One loss at each place in turn: if another frame follows on its stream, the programs alone
+    ask for it.
+    """
     todo = collectives(ranks, [4 * ranks])
     lossless = Network(ranks, todo)
     lossless.run()
@@ -236,7 +277,10 @@ def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstrea
             network.run(timers=False, rounds=20)
         except AssertionError:
             finished = False
-        followed = any(way(frame) == way(sent[place]) and not frame.header.attempt for frame in sent[place + 1 :])
+        followed = any(
+            way(frame) == way(sent[place]) and not frame.header.attempt
+            for frame in sent[place + 1 :]
+        )
         assert finished == followed, place
         assert (network.total("lost") > 0) == followed
         mended += finished
@@ -245,7 +289,9 @@ def test_losses_that_later_frames_show_are_mended_without_a_timer(ranks, upstrea
 
 @pytest.mark.parametrize("reorder_threshold", [1, 2, 3])
 def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_threshold):
-    network = Network(2, collectives(2, [16]), window=8, reorder_threshold=reorder_threshold, nack_holdoff_us=5000)
+    network = Network(
+        2, collectives(2, [16]), window=8, reorder_threshold=reorder_threshold, nack_holdoff_us=5000
+    )
     network.now_us = 1 << 20
 
     def is_second(frame: Frame) -> bool:
@@ -263,12 +309,17 @@ def test_a_missing_frame_is_asked_for_when_so_many_have_come_behind_it(reorder_t
         assert not any(frame.header.kind == Kind.NACK for frame in sent), come
         network.deliver()  # the first was sent before the one that is lost
     requests = [frame for frame in sent if frame.header.kind == Kind.NACK]
-    assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [(2, 0, (1, 0))]
+    assert [(frame.header.chunk, frame.header.flags, way(frame)) for frame in requests] == [
+        (2, 0, (1, 0))
+    ]
 
 
 def test_without_a_reorder_threshold_only_the_timer_asks():
     network = Network(3, collectives(3, [9]), reorder_threshold=0)
-    sent = losing(network, lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2))
+    sent = losing(
+        network,
+        lambda frame: (frame.header.chunk, frame.header.attempt, frame.header.hop) == (0, 0, 2),
+    )
     with pytest.raises(AssertionError):
         network.run(timers=False, rounds=20)
     assert not any(frame.header.kind == Kind.NACK for frame in sent)
@@ -283,28 +334,44 @@ def note_losses(network: Network) -> None:
 
 
 def test_upstream_nothing_is_saved_without_losses():
-    """The first partial sum to be lost costs its chunk another round, whose partial sums all ranks save."""
+    """The first partial sum to be lost costs its chunk another round, whose partial sums all ranks
+    save.
+    """
     network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
 
     def is_lost(frame: Frame) -> bool:
         header = frame.header
-        return (header.kind, header.chunk) == (Kind.REDUCE, 4) and (header.hop, header.round) in ((2, 0), (3, 1))
+        return (header.kind, header.chunk) == (Kind.REDUCE, 4) and (header.hop, header.round) in (
+            (2, 0),
+            (3, 1),
+        )
 
     first = set()
-    sent = losing(network, lambda frame: is_lost(frame) and frame.header.hop not in first and not first.add(frame.header.hop))
+    sent = losing(
+        network,
+        lambda frame: (
+            is_lost(frame) and frame.header.hop not in first and not first.add(frame.header.hop)
+        ),
+    )
     network.run()
     assert first == {2, 3}
     assert network.total("restarted") == 1
-    again = [header for frame in sent if (header := frame.header).chunk == 4 and header.kind == Kind.REDUCE]
+    again = [
+        header
+        for frame in sent
+        if (header := frame.header).chunk == 4 and header.kind == Kind.REDUCE
+    ]
     assert [header.hop for header in again if header.round == 1] == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.RESULT])
 def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
-    """The rank before answers with the frame that was lost, as another attempt: one request, one answer, all else as it was.
+    """The rank before answers with the frame that was lost, as another attempt: one request, one
+    answer, all else as it was.
 
-    Of the all-gather phase that is the result, of the reduce-scatter phase the partial sum that the rank before keeps.
+    Of the all-gather phase that is the result, of the reduce-scatter phase the partial sum that the
+    rank before keeps.
     """
     network = Network(4, collectives(4, [4 * 8]), nack_holdoff_us=5000, retransmit_slots=64)
     network.now_us = 1 << 20
@@ -312,16 +379,29 @@ def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
     place = (kind, 4, 2)
 
     def is_lost(frame: Frame) -> bool:
-        return (frame.header.kind, frame.header.chunk, frame.header.hop) == place and not frame.header.attempt
+        return (
+            frame.header.kind,
+            frame.header.chunk,
+            frame.header.hop,
+        ) == place and not frame.header.attempt
 
     sent = losing(network, is_lost)
     network.run(timers=False)
     (request,) = [frame for frame in sent if frame.header.kind == Kind.NACK]
-    lost, again = (frame for frame in sent if (frame.header.kind, frame.header.chunk, frame.header.hop) == place)
+    lost, again = (
+        frame
+        for frame in sent
+        if (frame.header.kind, frame.header.chunk, frame.header.hop) == place
+    )
     assert way(request) == way(lost)[::-1]
     assert (again.source, again.destination) == (lost.source, lost.destination)
     assert again.header.attempt > 0
-    same = replace(again.header, attempt=lost.header.attempt, checksum=lost.header.checksum, flags=lost.header.flags)
+    same = replace(
+        again.header,
+        attempt=lost.header.attempt,
+        checksum=lost.header.checksum,
+        flags=lost.header.flags,
+    )
     assert same == lost.header
     np.testing.assert_array_equal(again.payload, lost.payload)
     assert network.total("sent") == 2 * 3 * 32 + 2
@@ -329,20 +409,29 @@ def test_upstream_a_phase_goes_on_where_it_was_lost(kind):
 
 
 def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
-    """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner for another round."""
+    """Its partial sum was pushed out of its slot, or never had one: the rank before asks the owner
+    for another round.
+    """
     network = Network(4, collectives(4, [4 * 8]), retransmit_slots=1, nack_holdoff_us=5000)
     network.now_us = 1 << 20
     note_losses(network)
 
     def is_lost(frame: Frame) -> bool:
         header = frame.header
-        return (header.kind, header.chunk, header.hop, header.round) == (Kind.REDUCE, 8, 3, 0) and not header.attempt
+        return (header.kind, header.chunk, header.hop, header.round) == (
+            Kind.REDUCE,
+            8,
+            3,
+            0,
+        ) and not header.attempt
 
     sent = losing(network, is_lost)
     network.run()
     assert network.total("unsaved") > 0
     assert network.total("restarted") == 1
-    restarts = [frame for frame in sent if frame.header.kind == Kind.NACK and frame.header.flags & RESTART]
+    restarts = [
+        frame for frame in sent if frame.header.kind == Kind.NACK and frame.header.flags & RESTART
+    ]
     assert {(frame.header.chunk, way(frame)) for frame in restarts} == {(8, (2, 0))}
     again = [frame for frame in sent if (frame.header.chunk, frame.header.round) == (8, 1)]
     assert [frame.header.hop for frame in again if frame.header.kind == Kind.REDUCE] == [1, 2, 3]
@@ -350,7 +439,9 @@ def test_upstream_a_phase_whose_partial_sum_is_lost_starts_over():
 
 @pytest.mark.parametrize("upstream", [False, True])
 def test_tokens_whose_last_frame_is_lost_go_on(upstream):
-    """The last all-gather hop is lost, each time once: the answer becomes the next chunk in its place, none twice."""
+    """The last all-gather hop is lost, each time once: the answer becomes the next chunk in its
+    place, none twice.
+    """
     network = Network(3, collectives(3, [9]), window=1, upstream=upstream)
     lost = set()
 
@@ -364,14 +455,20 @@ def test_tokens_whose_last_frame_is_lost_go_on(upstream):
     sent = losing(network, is_last)
     network.run()
     assert lost == set(range(9))
-    first = [frame.header.chunk for frame in sent if (frame.header.kind, frame.header.hop) == (Kind.REDUCE, 1)]
+    first = [
+        frame.header.chunk
+        for frame in sent
+        if (frame.header.kind, frame.header.hop) == (Kind.REDUCE, 1)
+    ]
     assert sorted(chunk for chunk in first) == list(range(9))
 
 
 @pytest.mark.parametrize("upstream", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
-    """Nothing follows it: the answer to a probe, which travels on the stream behind it, names it."""
+    """Nothing follows it: the answer to a probe, which travels on the stream behind
+    it, names it.
+    """
     todo = collectives(ranks, [ranks])
     lossless = Network(ranks, todo)
     ends = losing(lossless, lambda frame: False)
@@ -383,16 +480,28 @@ def test_the_last_frame_of_a_stream_is_found_by_a_probe(ranks, upstream):
         sent = losing(network, lambda frame, places=places, place=place: next(places) == place)
         network.run()
         assert network.total("lost") == 1
-        answers = [frame for frame in sent if frame.header.kind == Kind.ALIVE and way(frame) == way(sent[place])]
-        item = item_of(sent[place].header.chunk, 0, Stage.RESULT if sent[place].header.kind == Kind.RESULT else Stage.PARTIAL)
+        answers = [
+            frame
+            for frame in sent
+            if frame.header.kind == Kind.ALIVE and way(frame) == way(sent[place])
+        ]
+        item = item_of(
+            sent[place].header.chunk,
+            0,
+            Stage.RESULT if sent[place].header.kind == Kind.RESULT else Stage.PARTIAL,
+        )
         assert answers[0].header.prev == item
 
 
 @pytest.mark.parametrize("upstream", [False, True])
-@pytest.mark.parametrize(("kind", "to"), [(Kind.REDUCE, 2), (Kind.REDUCE, 1), (Kind.RESULT, 0), (Kind.RESULT, 1)])
+@pytest.mark.parametrize(
+    ("kind", "to"), [(Kind.REDUCE, 2), (Kind.REDUCE, 1), (Kind.RESULT, 0), (Kind.RESULT, 1)]
+)
 @pytest.mark.parametrize("round_", [0, 3])
 def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, kind, to, round_):
-    """A program has read what it goes by, and the process goes on, and the next result is there, before it acts."""
+    """A program has read what it goes by, and the process goes on, and the next result is there,
+    before it acts.
+    """
     todo = collectives(3, [3, 3])
     network = Network(3, todo, upstream=upstream)
     sent = losing(network, lambda frame: False)
@@ -404,14 +513,23 @@ def test_who_was_held_up_since_the_collective_before_changes_nothing(upstream, k
     while network.in_flight:
         network.deliver()
     chunk = 0
-    frame = next(each for each in sent if (each.header.kind, each.header.chunk, each.header.receiver) == (kind, chunk, to))
+    frame = next(
+        each
+        for each in sent
+        if (each.header.kind, each.header.chunk, each.header.receiver) == (kind, chunk, to)
+    )
     frame.header.round = round_
     frame.header.checksum += frame_seal(frame.header) - frame_seal(replace(frame.header, round=0))
     frame.header.checksum &= 0xFFFFFFFFFFFFFFFF
     rank = network.members[to].rank
     work = rank.look(frame, network.now_us)
     network.run()
-    before = rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored, rank.results[chunk].copy()
+    before = (
+        rank.chunks[chunk].result,
+        rank.chunks[chunk].reduced,
+        rank.stored,
+        rank.results[chunk].copy(),
+    )
     assert before[0] >> 32 == todo[1].seq
     rank.act(work)
     assert (rank.chunks[chunk].result, rank.chunks[chunk].reduced, rank.stored) == before[:3]

@@ -22,7 +22,9 @@ def test_first_sample() -> None:
 
 
 def test_later_samples() -> None:
-    """(2.3) RTTVAR takes a quarter of the new deviation before SRTT takes an eighth of the new sample."""
+    """(2.3) RTTVAR takes a quarter of the new deviation before SRTT takes an eighth of the new
+    sample.
+    """
     timer = unbounded()
     timer.sample(0.1)
     timer.sample(0.2)

@@ -32,6 +32,8 @@ def test_forgetting_comes_at_each_quarter(quarter) -> None:
 
 @given(st.integers(0, NEWEST), st.integers(0, NEWEST))
 def test_nothing_that_is_kept_is_half_the_range_old(kept, now) -> None:
-    """What was last used in `kept` is looked through before it is as old as that: at the quarter after it."""
+    """What was last used in `kept` is looked through before it is as old as that: at the quarter
+    after it.
+    """
     if not must_forget(kept, now):
         assert abs(now - kept) < QUARTER

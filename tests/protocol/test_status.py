@@ -6,13 +6,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.protocol.lanes import EXPONENTS
-from testbed.protocol.status import Fault, Kind, Status, decode, encode, finite_absmax, inspect, status_bytes
+from testbed.protocol.status import (
+    Fault,
+    Kind,
+    Status,
+    decode,
+    encode,
+    finite_absmax,
+    inspect,
+    status_bytes,
+)
 
 FAULTS = st.one_of(
     st.none(),
-    st.tuples(st.sampled_from((Kind.NAN, Kind.INFINITY)), st.integers(0, 2**64 - 1), st.integers(1, 2**32 - 1)),
+    st.tuples(
+        st.sampled_from((Kind.NAN, Kind.INFINITY)),
+        st.integers(0, 2**64 - 1),
+        st.integers(1, 2**32 - 1),
+    ),
 )
-RANKS = st.lists(st.tuples(st.integers(EXPONENTS.start, EXPONENTS.stop - 1), FAULTS), min_size=1, max_size=32)
+RANKS = st.lists(
+    st.tuples(st.integers(EXPONENTS.start, EXPONENTS.stop - 1), FAULTS), min_size=1, max_size=32
+)
 
 
 def summed(statuses: list[bytes]) -> bytes:
@@ -23,14 +38,19 @@ def summed(statuses: list[bytes]) -> bytes:
 
 @given(RANKS)
 def test_sums_tell_maximum_and_every_fault(ranks) -> None:
-    faults = [None if fault is None else Fault(rank, *fault) for rank, (_, fault) in enumerate(ranks)]
+    faults = [
+        None if fault is None else Fault(rank, *fault) for rank, (_, fault) in enumerate(ranks)
+    ]
     statuses = [
-        encode(len(ranks), rank, exponent, fault) for rank, ((exponent, _), fault) in enumerate(zip(ranks, faults, strict=True))
+        encode(len(ranks), rank, exponent, fault)
+        for rank, ((exponent, _), fault) in enumerate(zip(ranks, faults, strict=True))
     ]
     assert {len(status) for status in statuses} == {status_bytes(len(ranks))}
     assert status_bytes(len(ranks)) % 8 == 0
     found = decode(len(ranks), summed(statuses))
-    assert found == Status(max(exponent for exponent, _ in ranks), tuple(fault for fault in faults if fault))
+    assert found == Status(
+        max(exponent for exponent, _ in ranks), tuple(fault for fault in faults if fault)
+    )
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -1,4 +1,6 @@
-"""Many chunks under heavy random faults, deeper than any exploration gets: the collective still ends with the exact sum."""
+"""Many chunks under heavy random faults, deeper than any exploration gets: the collective still
+ends with the exact sum.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ WORDS = 8
 class Storm:
     """Faults for every frame, drawn from a seed.
 
-    :param lose: Probability that a frame is lost; a third of that each that it is duplicated or late.
+    :param lose: Probability that a frame is lost; a third of that each that it is duplicated or
+        late.
     :param spoil: Probability that a frame with data gets errors that cancel out in its sum.
     """
 
@@ -67,10 +70,14 @@ class Storm:
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("upstream", [True, False])
-@pytest.mark.parametrize(("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)])
+@pytest.mark.parametrize(
+    ("ranks", "lose", "spoil"), [(3, 0.3, 0.1), (5, 0.2, 0.05), (8, 0.1, 0.03)]
+)
 def test_it_ends_with_the_exact_sum(ranks, lose, spoil, upstream, seed):
     todo = collectives(ranks, [3 * ranks, 2 * ranks], words=WORDS, seed=seed)
-    network = Network(ranks, todo, window=3, nack_holdoff_us=50, upstream=upstream, retransmit_slots=4)
+    network = Network(
+        ranks, todo, window=3, nack_holdoff_us=50, upstream=upstream, retransmit_slots=4
+    )
     storm = Storm(network, seed, lose, spoil)
     storm.run()
     assert storm.spoilt > 0
@@ -87,7 +94,9 @@ def test_without_early_verification_some_storms_never_end():
     """The deadlock takes too many refused results and losses for an exploration to reach it."""
     endless = 0
     for seed in range(8):
-        network = Network(8, collectives(8, [24, 16], words=WORDS, seed=seed), window=3, nack_holdoff_us=50)
+        network = Network(
+            8, collectives(8, [24, 16], words=WORDS, seed=seed), window=3, nack_holdoff_us=50
+        )
         for member in network.members:
             member.process = VerifiesLate(member.rank, 3)
         try:

@@ -1,4 +1,6 @@
-"""The check of payloads: one table for all who compute it, and a million errors of each kind, none of which it misses."""
+"""The check of payloads: one table for all who compute it, and a million errors of each kind, none
+of which it misses.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +22,9 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 def test_weights_are_odd_and_different_and_none_is_1() -> None:
     assert len({*weights.WEIGHTS}) == weights.HALVES >= MAX_PAYLOAD // 4
     assert all(weight & 1 and 1 < weight < 1 << 32 for weight in weights.WEIGHTS)
-    assert sum(weight >> 31 for weight in weights.WEIGHTS) in range(weights.HALVES * 2 // 5, weights.HALVES * 3 // 5)
+    assert sum(weight >> 31 for weight in weights.WEIGHTS) in range(
+        weights.HALVES * 2 // 5, weights.HALVES * 3 // 5
+    )
 
 
 def test_programs_and_native_code_read_the_same_table() -> None:
@@ -43,9 +47,13 @@ def flips(count: int) -> Draw:
 
 
 def run(random: np.random.Generator, trials: int) -> np.ndarray:
-    """Bits of a burst of at most 64: its first and its last, and any between; -1 where there is none."""
+    """Bits of a burst of at most 64: its first and its last, and any between; -1 where there is
+    none.
+    """
     length = random.integers(1, 65, trials)
-    places = (random.random(trials) * (32 * HALVES - length)).astype(np.int64)[:, None] + np.arange(64)
+    places = (random.random(trials) * (32 * HALVES - length)).astype(np.int64)[:, None] + np.arange(
+        64
+    )
     wrong = random.random((trials, 64)) < 0.5
     wrong[:, 0] = True
     wrong[np.arange(trials), length - 1] = True
@@ -78,7 +86,8 @@ PATTERNS: dict[str, Draw] = {
 
 
 def differences(payloads: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """By how much the checks of payloads change when bits of theirs flip, modulo 2**64; what flips twice has not.
+    """By how much the checks of payloads change when bits of theirs flip, modulo 2**64; what flips
+    twice has not.
 
     :param payloads: uint32, shape (trials, HALVES).
     :param bits: Shape (trials, n): bits of the payload; less than 0: none.
@@ -129,9 +138,13 @@ def test_additions_at_equal_distances_are_never_missed() -> None:
     """+2**a, -2**(a + 1), +2**a: what sums do not see, nor sums of sums."""
     for random in batches():
         middle = random.integers(1, HALVES // 2 - 1, BATCH)
-        apart = (random.random(BATCH) * np.minimum(middle, HALVES // 2 - 1 - middle)).astype(np.int64) + 1
+        apart = (random.random(BATCH) * np.minimum(middle, HALVES // 2 - 1 - middle)).astype(
+            np.int64
+        ) + 1
         upper, a = random.integers(0, 2, BATCH), random.integers(0, 31, BATCH).astype(U64)
-        one, two, three = (WEIGHTS[2 * word + upper] for word in (middle - apart, middle, middle + apart))
+        one, two, three = (
+            WEIGHTS[2 * word + upper] for word in (middle - apart, middle, middle + apart)
+        )
         assert ((one - U64(2) * two + three) << a).all()
 
 

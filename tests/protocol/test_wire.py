@@ -1,4 +1,6 @@
-"""Frames to bytes and back, against bytes written down by hand and against scapy's idea of the lower layers."""
+"""Frames to bytes and back, against bytes written down by hand and against scapy's idea of the
+lower layers.
+"""
 
 from dataclasses import asdict, fields, replace
 
@@ -28,9 +30,13 @@ from testbed.protocol.wire import (
 )
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
-ENDPOINTS = st.builds(Endpoint.unpack, st.binary(min_size=6, max_size=6), st.binary(min_size=4, max_size=4))
+ENDPOINTS = st.builds(
+    Endpoint.unpack, st.binary(min_size=6, max_size=6), st.binary(min_size=4, max_size=4)
+)
 LENGTHS = st.integers(0, 54).map(lambda blocks: 64 * blocks)
-HEADERS = st.builds(Header, U8, U16, U64, U32, U32, U64, U8, U8, U8, U8, U8, U8, LENGTHS, U16, U16, U32, U8)
+HEADERS = st.builds(
+    Header, U8, U16, U64, U32, U32, U64, U8, U8, U8, U8, U8, U8, LENGTHS, U16, U16, U32, U8
+)
 WORDS = st.lists(U64, max_size=40).map(lambda words: np.array(words, np.uint64))
 
 H1 = Endpoint("02:00:00:00:00:01", "10.0.0.1")
@@ -111,7 +117,16 @@ def test_scapy_builds_and_dissects_the_same_bytes(header, payload, source, desti
     assert bytes(built) == data
 
 
-WIDTHS = {"seq": 32, "chunk": 32, "length": 16, "tag": 16, "attempt": 16, "prev": 32, "group": 16, "cookie": 64}
+WIDTHS = {
+    "seq": 32,
+    "chunk": 32,
+    "length": 16,
+    "tag": 16,
+    "attempt": 16,
+    "prev": 32,
+    "group": 16,
+    "cookie": 64,
+}
 SEALED = ("kind", "stream", "hop", "sender", "receiver", "flags", "round", *WIDTHS)
 
 
@@ -135,7 +150,13 @@ def test_cut_headers_are_no_frame(length) -> None:
 
 @pytest.mark.parametrize(
     ("what", "offset"),
-    [("ethertype", 12), ("IP version", 14), ("protocol", 23), ("destination port", 36), ("magic", 42)],
+    [
+        ("ethertype", 12),
+        ("IP version", 14),
+        ("protocol", 23),
+        ("destination port", 36),
+        ("magic", 42),
+    ],
 )
 def test_other_protocols_are_no_frame(what, offset) -> None:
     data = bytearray(encode(FRAME))
@@ -153,7 +174,9 @@ def test_checksums_add_up(one, other) -> None:
 
 @given(ENDPOINTS, ENDPOINTS)
 def test_ip_sum_is_never_zero(one, other) -> None:
-    """So that the kernel's one fold of sum and length yields the check of RFC 1071, without negative zeros."""
+    """So that the kernel's one fold of sum and length yields the check of RFC 1071, without
+    negative zeros.
+    """
     assert 0 < ip_sum(one.ip, other.ip) <= 0xFFFF
 
 

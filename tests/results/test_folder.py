@@ -1,4 +1,6 @@
-"""The folder of a run: one run at a time, and a previous run stays until the new one is complete."""
+"""The folder of a run: one run at a time, and a previous run stays until the new one
+is complete.
+"""
 
 import json
 import os
@@ -37,7 +39,9 @@ def fail_to_replace(out: Path, mark: str, error: TestbedError, publish: bool = F
 
 def mark_of(path: Path) -> set[str]:
     """The runs that files are of."""
-    texts = [(path / name).read_text() for name in ("results.parquet", "report.html", "figures/loss.png")]
+    texts = [
+        (path / name).read_text() for name in ("results.parquet", "report.html", "figures/loss.png")
+    ]
     return {*texts, json.loads((path / "manifest.json").read_text())["mark"]}
 
 
@@ -98,7 +102,10 @@ sys.stdin.readline()
 def test_of_many_at_once_one_gets_it_and_a_kill_gives_it_back(tmp_path: Path) -> None:
     out = tmp_path / "new"
     command = [sys.executable, "-c", HOLDER, str(out)]
-    runs = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    runs = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
     try:
         for run in runs:
             assert run.stdin
@@ -125,14 +132,22 @@ def test_folder_of_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_previous_run_is_replaced_only_when_asked(out: Path) -> None:
-    with pytest.raises(SpecError, match="holds a previous run: choose another folder, or add --overwrite"):
+    with pytest.raises(
+        SpecError, match="holds a previous run: choose another folder, or add --overwrite"
+    ):
         RunFolder(out)
     assert mark_of(out) == {"old"}
 
 
-@pytest.mark.parametrize("flag", [folder.RENAME_EXCHANGE, 1 << 7], ids=["exchange", "a disk that cannot exchange"])
-def test_a_previous_run_stays_until_the_new_one_is_complete(out: Path, flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "RENAME_EXCHANGE", flag)  # the kernel refuses flags that there are not
+@pytest.mark.parametrize(
+    "flag", [folder.RENAME_EXCHANGE, 1 << 7], ids=["exchange", "a disk that cannot exchange"]
+)
+def test_a_previous_run_stays_until_the_new_one_is_complete(
+    out: Path, flag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        folder, "RENAME_EXCHANGE", flag
+    )  # the kernel refuses flags that there are not
     out.chmod(0o750)
     with RunFolder(out, overwrite=True) as taken:
         assert taken.path == out.with_name("run.partial")
@@ -142,7 +157,13 @@ def test_a_previous_run_stays_until_the_new_one_is_complete(out: Path, flag: int
         taken.publish()
         assert (taken.path, taken.replaces) == (out, False)
         assert mark_of(out) == {"new"}
-    assert {path.name for path in out.iterdir()} == {*OWN, "notes.txt", "more", "link", "late.txt"} - {"faults.parquet"}
+    assert {path.name for path in out.iterdir()} == {
+        *OWN,
+        "notes.txt",
+        "more",
+        "link",
+        "late.txt",
+    } - {"faults.parquet"}
     assert (out / "notes.txt").read_text() == "mine"
     assert (out / "more" / "of" / "mine").read_text() == "mine, too"
     assert (out / "link").readlink() == Path("nowhere")
@@ -168,7 +189,10 @@ def test_readers_see_a_whole_run_at_any_time(out: Path) -> None:
     while not done.is_set():
         here = os.open(out, os.O_RDONLY | os.O_DIRECTORY)  # whichever run it is now
         try:
-            files = [os.open(name, os.O_RDONLY, dir_fd=here) for name in ("manifest.json", "results.parquet")]
+            files = [
+                os.open(name, os.O_RDONLY, dir_fd=here)
+                for name in ("manifest.json", "results.parquet")
+            ]
         except FileNotFoundError:  # it has been replaced since, and removed
             assert not os.path.samestat(os.fstat(here), os.stat(out))
         else:
@@ -181,13 +205,17 @@ def test_readers_see_a_whole_run_at_any_time(out: Path) -> None:
     assert mark_of(out) == {"49"}
 
 
-def test_a_run_that_fails_leaves_the_previous_one_and_says_where_its_own_results_are(out: Path) -> None:
+def test_a_run_that_fails_leaves_the_previous_one_and_says_where_its_own_results_are(
+    out: Path,
+) -> None:
     for name in ("run.partial", "run.partial-2"):  # nothing of a run that failed is lost either
         with pytest.raises(TestbedError) as failed:
             fail_to_replace(out, name, TestbedError("worker h2 exited with 1"))
         partial = out.with_name(name)
-        assert str(failed.value) == (
-            f"worker h2 exited with 1; results so far are in {partial}; the previous run is still in {out}"
+        assert (
+            str(failed.value)
+            == f"worker h2 exited with 1; results so far are in {partial}; the previous run is"
+            f" still in {out}"
         )
         assert mark_of(partial) == {name}
         assert mark_of(out) == {"old"}
@@ -212,16 +240,19 @@ def test_a_new_run_that_fails_says_where_its_results_are(tmp_path: Path) -> None
     assert str(failed.value) == f"no rights; results so far are in {tmp_path}/run"
 
 
-def test_a_run_that_ends_in_the_middle_of_replacing_loses_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_in_the_middle_of_replacing_loses_nothing(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(one: Path, other: Path) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(folder, "exchange", fail)
     with pytest.raises(StorageError) as failed:
         fail_to_replace(out, "new", TestbedError("it did not"), publish=True)
-    assert str(failed.value) == (
-        f"--out {out}: cannot be replaced: Input/output error; results so far are in {out}.partial; "
-        f"the previous run is still in {out}"
+    assert (
+        str(failed.value)
+        == f"--out {out}: cannot be replaced: Input/output error; results so far are in"
+        f" {out}.partial; the previous run is still in {out}"
     )
     assert mark_of(out) == {"old"}
     assert mark_of(out.with_name("run.partial")) == {"new"}
@@ -243,25 +274,34 @@ def test_a_link_to_a_folder_stays_one(out: Path, tmp_path: Path) -> None:
 def test_the_current_folder_cannot_be_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(out / "more")
     for name in (out, Path("..")):
-        with pytest.raises(SpecError, match="is the current folder, which no other can take the place of"):
+        with pytest.raises(
+            SpecError, match="is the current folder, which no other can take the place of"
+        ):
             RunFolder(name, overwrite=True)
     assert mark_of(out) == {"old"}
 
 
 def test_a_mount_point_cannot_be_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
-    with pytest.raises(SpecError, match="is a mount point, which no other can take the place of: choose another folder"):
+    with pytest.raises(
+        SpecError,
+        match="is a mount point, which no other can take the place of: choose another folder",
+    ):
         RunFolder(out, overwrite=True)
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("file", "file/run"):
-        with pytest.raises(StorageError, match=rf"--out .*{name}: cannot be written: Not a directory"):
+        with pytest.raises(
+            StorageError, match=rf"--out .*{name}: cannot be written: Not a directory"
+        ):
             RunFolder(tmp_path / name)
 
 
-def test_full_disk_is_noticed_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_noticed_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=LEAST_FREE - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StorageError, match="its disk has 63 MiB left: needed are 64 MiB"):

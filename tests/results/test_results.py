@@ -16,7 +16,11 @@ from testbed.results import COLUMNS, RunFolder, Table, digest, load_run
 from testbed.scenario import parse_scenario
 
 SCENARIO = parse_scenario(
-    {"scenario": {"name": "small"}, "dataset": {"name": "synthetic"}, "collective": {"backends": ["gloo"]}}
+    {
+        "scenario": {"name": "small"},
+        "dataset": {"name": "synthetic"},
+        "collective": {"backends": ["gloo"]},
+    }
 ).model_dump(mode="json")
 
 
@@ -47,7 +51,10 @@ def test_round_trip(tmp_path: Path) -> None:
     assert run.backends == ["gloo"]
     assert run.metric("epoch_time")["value"].tolist() == [1.5]
     pd.testing.assert_frame_equal(run.frame[list(COLUMNS)], filled().frame()[list(COLUMNS)])
-    assert sorted(path.name for path in folder.path.iterdir()) == ["manifest.json", "results.parquet"]
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "manifest.json",
+        "results.parquet",
+    ]
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -64,7 +71,9 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_loading_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"is not the folder of a finished run: .*manifest\.json is missing"):
+    with pytest.raises(
+        SpecError, match=r"is not the folder of a finished run: .*manifest\.json is missing"
+    ):
         load_run(tmp_path)
     for text in ("{", "[" * 5000, "[]"):
         (tmp_path / "manifest.json").write_text(text)
@@ -84,7 +93,9 @@ def test_a_run_that_failed_is_no_finished_one(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         folder.write_manifest({"scenario": SCENARIO, "status": "failed"})
         filled().write(folder)
-    with pytest.raises(SpecError, match="is not the folder of a finished run: its status is failed"):
+    with pytest.raises(
+        SpecError, match="is not the folder of a finished run: its status is failed"
+    ):
         load_run(folder.path)
 
 
@@ -116,7 +127,7 @@ try:
     RunFolder(path, overwrite=True)
 except StorageError as error:
     print(error)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.kernel

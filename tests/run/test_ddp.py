@@ -42,13 +42,18 @@ def values(run: Run, metric: str, backend: str) -> list[float]:
 @pytest.mark.net
 def test_backends_train_the_same_model(tmp_path: Path) -> None:
     scenario = tiny(collective={"backends": ["xdp-ring", "tcp-ring"]})
-    out = run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"])
+    out = run_scenario(
+        scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]
+    )
     run = load_run(out)
 
     assert run.manifest["status"] == "complete"
     assert run.backends == ["xdp-ring", "tcp-ring"]
-    # Lanes of 32 bits are finer than float32's own rounding: curves coincide far within the tolerance.
-    np.testing.assert_allclose(values(run, "loss", "xdp-ring"), values(run, "loss", "tcp-ring"), rtol=1e-3)
+    # Lanes of 32 bits are finer than float32's own rounding: curves coincide far within the
+    # tolerance.
+    np.testing.assert_allclose(
+        values(run, "loss", "xdp-ring"), values(run, "loss", "tcp-ring"), rtol=1e-3
+    )
     losses = values(run, "loss", "tcp-ring")
     assert len(losses) == 2
     assert losses[1] < losses[0]
@@ -58,9 +63,13 @@ def test_backends_train_the_same_model(tmp_path: Path) -> None:
         last = rows[rows["epoch"] == 1].set_index("metric")["value"]
         assert last["steps"] == 4  # 154 training vertices over 3 ranks, 16 a batch
         assert last["packets"] > 0
-        assert last["wire_bytes"] > 4 * run.manifest["parameters"]  # a ring sends 2(N-1)/N of the data
+        assert (
+            last["wire_bytes"] > 4 * run.manifest["parameters"]
+        )  # a ring sends 2(N-1)/N of the data
         assert 0 < sum(last[f"{phase}_time"] for phase in PHASES) <= last["communication_time"]
-        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
+        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(
+            last["communication_time"]
+        )
         assert last["communication_time"] < last["epoch_time"]
 
     report, checks = make_report(out)
@@ -71,21 +80,30 @@ def test_backends_train_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_failed_run_says_so_in_its_manifest(tmp_path: Path) -> None:
-    scenario = tiny(training={"optimizer": "sgd", "learning_rate": 100.0, "epochs": 50}, dataset={"noise": 100.0})
+    scenario = tiny(
+        training={"optimizer": "sgd", "learning_rate": 100.0, "epochs": 50},
+        dataset={"noise": 100.0},
+    )
     with pytest.raises(TestbedError, match="the loss of rank"):
         run_scenario(scenario, tmp_path / "run", quiet=True)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["status"] == "failed"
     assert "learning_rate = 100.0 may be too large" in manifest["error"]
     measured = pd.read_parquet(tmp_path / "run" / "results.parquet")
-    assert measured[measured["metric"] == "epoch_time"]["epoch"].tolist() == [0, 0, 0]  # of three ranks
+    assert measured[measured["metric"] == "epoch_time"]["epoch"].tolist() == [
+        0,
+        0,
+        0,
+    ]  # of three ranks
     with pytest.raises(SpecError, match="its status is failed"):
         load_run(tmp_path / "run")
 
 
 def test_more_hosts_than_training_vertices(tmp_path: Path) -> None:
     scenario = tiny(fabric={"hosts": 8}, dataset={"scale": 4, "train_fraction": 0.25})
-    with pytest.raises(SpecError, match=r"fabric\.hosts = 8: must be at most the size of the training set, 4"):
+    with pytest.raises(
+        SpecError, match=r"fabric\.hosts = 8: must be at most the size of the training set, 4"
+    ):
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 

@@ -34,7 +34,10 @@ def faulty(*faults: str, **changes: dict[str, Any]) -> Scenario:
         "model": {"hidden": 32, "fanout": [4, 3]},
         "training": {"epochs": 2, "batch_size": 16, "learning_rate": 0.02},
     }
-    return parse_scenario({key: {**value, **changes.get(key, {})} for key, value in table.items()} | {"faults": list(faults)})
+    return parse_scenario(
+        {key: {**value, **changes.get(key, {})} for key, value in table.items()}
+        | {"faults": list(faults)}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +58,20 @@ def losses(run: Run, backend: str) -> list[float]:
 
 
 def test_all_backends_meet_the_faults_and_train_the_same(tmp_path: Path) -> None:
-    faults = ("drop p=0.02", "pause host=h3 for=20ms", "duplicate p=0.05 link=h1->h2", "kill host=h2 at=300s")
+    faults = (
+        "drop p=0.02",
+        "pause host=h3 for=20ms",
+        "duplicate p=0.05 link=h1->h2",
+        "kill host=h2 at=300s",
+    )
     out = run_scenario(faulty(*faults), tmp_path / "run", quiet=True)
     run, log = load_run(out), log_of(out)
     assert losses(run, "xdp-ring") == pytest.approx(losses(run, "tcp-ring"), rel=1e-3)
     fired = run.metric("faults_fired")
     for backend in run.backends:
         rows = log[log["backend"] == backend]
-        # Each fault has fired in the turns of each backend, and the table counts what the log lists.
+        # Each fault has fired in the turns of each backend, and the table counts what the log
+        # lists.
         assert set(rows["fault"]) == {0, 1, 2}
         pauses = rows[rows["action"] == "pause"]
         assert pauses["epoch"].tolist() == [0, 1]
@@ -78,7 +87,9 @@ def test_all_backends_meet_the_faults_and_train_the_same(tmp_path: Path) -> None
     report, checks = make_report(out)
     assert all(check.passed for check in checks)
     assert "<td>drop p=0.02</td>" in report.read_text()
-    assert "happened in 0 of 2 turns with xdp-ring, 0 of 2 turns with tcp-ring" in report.read_text()
+    assert (
+        "happened in 0 of 2 turns with xdp-ring, 0 of 2 turns with tcp-ring" in report.read_text()
+    )
 
 
 def test_a_run_without_faults_has_no_log_of_them(tmp_path: Path) -> None:
@@ -92,8 +103,10 @@ def test_the_death_of_a_host_ends_the_run_with_its_name_and_the_log(tmp_path: Pa
     with pytest.raises(TestbedError) as death:
         run_scenario(scenario, tmp_path / "run", quiet=True)
     said = "the fault 'kill host=h2 at=1ms' had killed h2"
-    assert str(death.value) == (
-        f"worker h2 was killed by signal 9 before its work was done; {said}; results so far are in {tmp_path / 'run'}"
+    assert (
+        str(death.value)
+        == f"worker h2 was killed by signal 9 before its work was done; {said}; results so far are"
+        f" in {tmp_path / 'run'}"
     )
     assert said in json.loads((tmp_path / "run" / "manifest.json").read_text())["error"]
     log = log_of(tmp_path / "run")
@@ -111,14 +124,20 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
     def interrupting(function: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if when(*arguments):
-                interrupted.append(arguments[0].fabric.run_id if place == "attach" else arguments[0]._fabric.run_id)
+                interrupted.append(
+                    arguments[0].fabric.run_id if place == "attach" else arguments[0]._fabric.run_id
+                )
                 os.kill(os.getpid(), signal.SIGTERM)
             return function(*arguments, **options)
 
         return call
 
     if place == "attach":
-        monkeypatch.setattr(Workers, "call_all", interrupting(Workers.call_all, lambda _, called, *rest: called is attach))
+        monkeypatch.setattr(
+            Workers,
+            "call_all",
+            interrupting(Workers.call_all, lambda _, called, *rest: called is attach),
+        )
     else:
         monkeypatch.setattr(Timeline, "_apply", interrupting(Timeline._apply, lambda *_: True))
     with pytest.raises(SystemExit) as ended:
@@ -131,7 +150,9 @@ def test_an_interrupt_as_faults_come_into_force_is_a_clean_end(
 
 
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
-def test_floods_are_counted_logged_and_reported_and_change_no_result(tmp_path: Path, switch: str) -> None:
+def test_floods_are_counted_logged_and_reported_and_change_no_result(
+    tmp_path: Path, switch: str
+) -> None:
     faults = ("flood switch=s1 at=1ms for=300s", "drop p=0.01", "flood switch=s1 at=400s")
     changes = {"fabric": {"switch": switch}, "collective": {"backends": ["tcp-ring", "gloo"]}}
     out = run_scenario(faulty(*faults, **changes), tmp_path / "run", quiet=True)

@@ -1,4 +1,6 @@
-"""Full-graph training end to end: hosts, exchanges, training, results, report; against one process with the whole graph."""
+"""Full-graph training end to end: hosts, exchanges, training, results, report; against one process
+with the whole graph.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,9 @@ def tiny(**changes: dict[str, Any]) -> Scenario:
         "model": {"name": "gcn", "hidden": 8},
         "training": {"epochs": 5, "learning_rate": 0.02},
     }
-    return parse_scenario({key: {**table.get(key, {}), **changes.get(key, {})} for key in table | changes})
+    return parse_scenario(
+        {key: {**table.get(key, {}), **changes.get(key, {})} for key in table | changes}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +42,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def single_process(scenario: Scenario) -> tuple[list[float], float]:
-    """Train in this process; return the loss of each epoch, and the test accuracy after the last."""
+    """Train in this process; return the loss of each epoch, and the test accuracy
+    after the last.
+    """
     graph = GraphData.load(scenario.dataset.prepare())
     part = make_part(graph, np.zeros(graph.num_vertices, np.int32), 0, 1)
-    trainer = FullTrainer(part, graph.num_classes, scenario.model, scenario.training, scenario.scenario.seed)
+    trainer = FullTrainer(
+        part, graph.num_classes, scenario.model, scenario.training, scenario.scenario.seed
+    )
     results = [trainer.epoch(Channel(), epoch) for epoch in range(scenario.training.epochs)]
     return [result.loss for result in results], results[-1].test_correct / results[-1].test_total
 
@@ -56,7 +64,11 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
     """For 50 epochs: loss within 1e-3 at each, test accuracy within half a point."""
     exchange = {"backends": ["pinch", "tcp-pull", "tcp-push", "gloo"], "turn": 25}
     scenario = tiny(exchange=exchange, dataset={"scale": 10}, training={"epochs": 50})
-    run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]))
+    run = load_run(
+        run_scenario(
+            scenario, tmp_path / "run", quiet=True, command=["testbed", "run", "tiny.toml"]
+        )
+    )
     losses, accuracy = single_process(scenario)
     assert run.workload == "gnn"
     assert run.backends == ["pinch", "tcp-pull", "tcp-push", "gloo"]
@@ -67,9 +79,18 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
         assert 0 < values(run, "edge_cut_share", backend)[0] < 1
         rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         last = rows[rows["epoch"] == 49].set_index("metric")["value"]
-        assert sum(last[f"{part}_time"] for part in FULL_PHASES) == pytest.approx(last["epoch_time"])
-        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
-        assert 0 < sum(last[f"{phase}_time"] for phase in PHASES) <= last["communication_time"] < last["epoch_time"]
+        assert sum(last[f"{part}_time"] for part in FULL_PHASES) == pytest.approx(
+            last["epoch_time"]
+        )
+        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(
+            last["communication_time"]
+        )
+        assert (
+            0
+            < sum(last[f"{phase}_time"] for phase in PHASES)
+            <= last["communication_time"]
+            < last["epoch_time"]
+        )
         assert last["packets"] > 0
         counted = rows[rows["epoch"].isna()].set_index("metric")["value"]
         assert counted["syscalls"] > 0
@@ -82,18 +103,27 @@ def test_every_exchange_trains_as_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_faults_meet_every_turn(tmp_path: Path) -> None:
-    table = tiny(exchange={"backends": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(mode="json")
+    table = tiny(exchange={"backends": ["pinch", "tcp-push"]}, training={"epochs": 3}).model_dump(
+        mode="json"
+    )
     scenario = parse_scenario({**table, "faults": ["drop p=0.02", "pause hosts=h2 for=0.05"]})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
     fired = run.metric("faults_fired")
     for backend in run.backends:
-        np.testing.assert_allclose(values(run, "loss", backend), single_process(scenario)[0], atol=1e-5)
-        assert set(fired[fired["backend"] == backend]["epoch"]) == {0, 2}  # the first epoch of each turn
+        np.testing.assert_allclose(
+            values(run, "loss", backend), single_process(scenario)[0], atol=1e-5
+        )
+        assert set(fired[fired["backend"] == backend]["epoch"]) == {
+            0,
+            2,
+        }  # the first epoch of each turn
 
 
 @pytest.mark.net
 def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> None:
-    """Without dropout, features do not change, nor do the gradients of vertices far from the training set."""
+    """Without dropout, features do not change, nor do the gradients of vertices far from the
+    training set.
+    """
     exchange = {"backends": ["pinch"], "bound": 0.0, "staleness": 100, "turn": 5}
     scenario = tiny(exchange=exchange, model={"hidden": 32, "dropout": 0.0})
     run = load_run(run_scenario(scenario, tmp_path / "run", quiet=True))
@@ -105,11 +135,20 @@ def test_vertices_that_stay_as_they_are_are_not_sent_again(tmp_path: Path) -> No
 
 def test_embeddings_that_are_too_long(tmp_path: Path) -> None:
     scenario = tiny(model={"hidden": 1024, "layers": 3})
-    with pytest.raises(SpecError, match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: must be at most 512$"):
+    with pytest.raises(
+        SpecError,
+        match=r"^model\.hidden = 1024: embeddings of 1024 elements travel: must be at most 512$",
+    ):
         run_scenario(scenario, tmp_path / "run", quiet=True)
 
 
 def test_graph_that_cannot_be_dealt_out(tmp_path: Path) -> None:
-    scenario = tiny(fabric={"hosts": 12}, dataset={"scale": 4, "train_fraction": 0.8}, exchange={"partitioner": "hash"})
-    with pytest.raises(SpecError, match=r"^partitioner hash: part \d+ of 12 has no vertex of 16: use fewer parts"):
+    scenario = tiny(
+        fabric={"hosts": 12},
+        dataset={"scale": 4, "train_fraction": 0.8},
+        exchange={"partitioner": "hash"},
+    )
+    with pytest.raises(
+        SpecError, match=r"^partitioner hash: part \d+ of 12 has no vertex of 16: use fewer parts"
+    ):
         run_scenario(scenario, tmp_path / "run", quiet=True)

@@ -33,8 +33,18 @@ def result(**changes: Any) -> EpochResult:
 
 
 def test_late_ranks_are_told_from_slow_exchange() -> None:
-    table = Table(parse_scenario({"scenario": {"name": "m"}, "dataset": {"name": "synthetic"}}).model_dump(mode="json"))
-    late = result(entered=np.array([2.0, 11.0]), left=np.array([4.0, 12.0]), loss=1.5, val_total=5, val_correct=0)
+    table = Table(
+        parse_scenario({"scenario": {"name": "m"}, "dataset": {"name": "synthetic"}}).model_dump(
+            mode="json"
+        )
+    )
+    late = result(
+        entered=np.array([2.0, 11.0]),
+        left=np.array([4.0, 12.0]),
+        loss=1.5,
+        val_total=5,
+        val_correct=0,
+    )
     record_epoch(table, Turn(0, "gloo", 3), [result(), late])
     frame = table.frame()
     ranks = frame[frame["rank"].notna()].pivot_table(index="rank", columns="metric", values="value")
@@ -48,5 +58,7 @@ def test_late_ranks_are_told_from_slow_exchange() -> None:
 
 def test_differing_weights_name_the_rank() -> None:
     check_agreement("gloo", [result(), result()])
-    with pytest.raises(CollectiveError, match="gloo: after epoch 3 the weights of rank 1 differ from rank 0's"):
+    with pytest.raises(
+        CollectiveError, match="gloo: after epoch 3 the weights of rank 1 differ from rank 0's"
+    ):
         check_agreement("gloo", [result(), result(digest="other"), result()])

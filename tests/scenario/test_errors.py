@@ -1,4 +1,6 @@
-"""The error corpus: each `errors/<case>.toml` is refused with exactly the text in `errors/<case>.txt`."""
+"""The error corpus: each `errors/<case>.toml` is refused with exactly the text in
+`errors/<case>.txt`.
+"""
 
 from pathlib import Path
 

@@ -29,7 +29,9 @@ def test_round_trip_through_json() -> None:
 
 
 def test_full_graph_training_has_keys_of_its_own() -> None:
-    scenario = parse_scenario({**LEAST, "exchange": {"backends": ["gloo"]}, "model": {"name": "gcn", "layers": 3}})
+    scenario = parse_scenario(
+        {**LEAST, "exchange": {"backends": ["gloo"]}, "model": {"name": "gcn", "layers": 3}}
+    )
     assert scenario.scenario.workload == "gnn"
     assert scenario.backends == ("gloo",)
     tables = scenario.model_dump(mode="json")
@@ -62,7 +64,9 @@ def test_override_parses_toml_and_bare_words() -> None:
     assert "training" not in LEAST  # the given table is left alone
 
 
-@pytest.mark.parametrize("setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2", "faults"])
+@pytest.mark.parametrize(
+    "setting", ["epochs=2", "training.epochs", "=2", ".epochs=2", "training.=2", "faults"]
+)
 def test_override_of_another_form_is_refused(setting: str) -> None:
     with pytest.raises(SpecError, match=r"must be table\.key=value"):
         override(LEAST, [setting])
@@ -83,7 +87,9 @@ def test_dataset_path_is_relative_to_the_file(tmp_path: Path) -> None:
     assert dataset.path == str(tmp_path / "data")
 
 
-def test_dataset_path_of_an_override_is_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_path_of_an_override_is_relative_to_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "scenarios" / "s.toml"
     path.parent.mkdir()
     path.write_text('[scenario]\nname = "s"\n[dataset]\nname = "planetoid"\npath = "data"\n')
@@ -101,7 +107,9 @@ def test_unreadable_file(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_only_regular_files_of_a_scenarios_size(tmp_path: Path) -> None:
     for path in (Path("/dev/zero"), tmp_path):
-        with pytest.raises(SpecError, match=r": is a (character device|directory): must be a regular file"):
+        with pytest.raises(
+            SpecError, match=r": is a (character device|directory): must be a regular file"
+        ):
             load_scenario(path)
     long = tmp_path / "long.toml"
     long.write_text("#" * (LARGEST + 1))
@@ -131,7 +139,9 @@ def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path) -> None:
     ]
     assert type(scenario).model_validate_json(scenario.model_dump_json()) == scenario
     assert load_scenario(path, ["faults=[]"]).faults == ()
-    assert load_scenario(path, ['faults = ["drop p=0.5"]'], faults=["kill host=h2"]).model_dump(mode="json")["faults"] == [
+    assert load_scenario(path, ['faults = ["drop p=0.5"]'], faults=["kill host=h2"]).model_dump(
+        mode="json"
+    )["faults"] == [
         "drop p=0.5",
         "kill host=h2",
     ]
@@ -142,26 +152,39 @@ WRONG_FAULTS = {
         "hop = 256: must be a number or a range such as 3..9, up to 255",
         "p = 2: must be a number from 0 to 1",
     ],
-    "shake": ["action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay, reorder, burst, limit, link-down, "
-              "partition, kill, pause, slow, flood"],
+    "shake": [
+        "action 'shake' is unknown: must be one of drop, duplicate, corrupt, delay, reorder, burst,"
+        " limit, link-down, partition, kill, pause, slow, flood"
+    ],
     "drop link=*->h7": ["link: h7 is no host of this fabric: must be h1 to h4"],
     "flood switch=s2": ["switches: s2 is no switch of this fabric: must be s1"],
-    "pause host=h2": ["pause of h2 at 0 s and pause at 1 s are in force at once: must not overlap, "
-                      "since the end of one would end the other"],
-    "limit host=h1 rate=1mbit queue=576B": ["limit of h1: queue = 576 B: must be at least a frame, 1514 B"],
-}  # fmt: skip
+    "pause host=h2": [
+        "pause of h2 at 0 s and pause at 1 s are in force at once: must not overlap, "
+        "since the end of one would end the other"
+    ],
+    "limit host=h1 rate=1mbit queue=576B": [
+        "limit of h1: queue = 576 B: must be at least a frame, 1514 B"
+    ],
+}
 
 
 def test_wrong_faults_of_the_command_line_are_all_named(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
-    path.write_text('[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n[[faults]]\naction = "pause"\nhost = "h2"\nat = 1')
+    path.write_text(
+        '[scenario]\nname = "s"\n[dataset]\nname = "synthetic"\n[[faults]]\naction = "pause"\nhost'
+        ' = "h2"\nat = 1'
+    )
     with pytest.raises(SpecError) as refused:
         load_scenario(path, faults=["drop p=0.1", *WRONG_FAULTS])
-    expected = [f"--fault {text!r}: {line}" for text, lines in WRONG_FAULTS.items() for line in lines]
+    expected = [
+        f"--fault {text!r}: {line}" for text, lines in WRONG_FAULTS.items() for line in lines
+    ]
     assert str(refused.value).splitlines() == expected
 
 
 @pytest.mark.parametrize("setting", ["faults=3", "faults=drop p=0.1", "faults={}"])
 def test_faults_are_replaced_by_an_array(setting: str) -> None:
-    with pytest.raises(SpecError, match=r"must be an array of faults, such as \[\] or \['drop p=0\.01'\]"):
+    with pytest.raises(
+        SpecError, match=r"must be an array of faults, such as \[\] or \['drop p=0\.01'\]"
+    ):
         override(LEAST, [setting])

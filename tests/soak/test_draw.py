@@ -55,7 +55,9 @@ def test_what_is_drawn_can_be_played(seed, number):
 
 def test_the_whole_space_is_drawn():
     scenarios = [draw(1, number) for number in range(2000)]
-    assert {fault.split()[0] for scenario in scenarios for fault in scenario.faults} == MODELS.keys()
+    assert {
+        fault.split()[0] for scenario in scenarios for fault in scenario.faults
+    } == MODELS.keys()
     for values in (
         Counter(scenario.shape.topology for scenario in scenarios),
         Counter(scenario.shape.switch for scenario in scenarios),
@@ -72,10 +74,20 @@ def test_the_whole_space_is_drawn():
         assert min(values.values()) > 20
     assert {scenario.shape.hosts for scenario in scenarios} >= set(range(2, 13))
     assert {len(scenario.faults) for scenario in scenarios} >= set(range(5))
-    rates = {action: [float(p) for s in scenarios for fault in s.faults if s.backend == "xdp-ring"
-                      for p in re.findall(rf"^{action} p=([\d.]+)", fault)] for action in ("drop", "corrupt")}  # fmt: skip
+    rates = {
+        action: [
+            float(p)
+            for s in scenarios
+            for fault in s.faults
+            if s.backend == "xdp-ring"
+            for p in re.findall(rf"^{action} p=([\d.]+)", fault)
+        ]
+        for action in ("drop", "corrupt")
+    }
     assert 0.25 < max(rates["drop"]) <= 0.3
-    assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, "beside results of which most are damaged"
+    assert max(p for p in rates["corrupt"] if p < 0.3) > 0.19, (
+        "beside results of which most are damaged"
+    )
 
 
 def test_floods_meet_both_systems_on_both_switches():
@@ -89,7 +101,11 @@ def test_floods_meet_both_systems_on_both_switches():
 
 
 def test_inputs_are_repeatable_and_differ():
-    scenario = next(s for s in (draw(3, n) for n in range(100)) if s.groups and s.groups[0].summands[0].elements > 10)
+    scenario = next(
+        s
+        for s in (draw(3, n) for n in range(100))
+        if s.groups and s.groups[0].summands[0].elements > 10
+    )
     first = make_input(scenario, 0, 0, 0)
     assert first.dtype == "float32"
     assert (first == make_input(scenario, 0, 0, 0)).all()

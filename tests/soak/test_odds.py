@@ -59,7 +59,9 @@ def test_what_is_drawn_keeps_within_the_budget(seed, number):
     scenario = draw(seed, number)
     odds = Odds.of(scenario.faults, DATA)
     for group in scenario.groups:
-        seconds = group.times * sum(odds.all_reduce(group, s.elements, scenario.shape.mtu) for s in group.summands)
+        seconds = group.times * sum(
+            odds.all_reduce(group, s.elements, scenario.shape.mtu) for s in group.summands
+        )
         assert group.rounds * seconds <= BUDGET * 1.001 or group.turns == 1
         assert group.terms.recovery == "upstream" or odds.phase(len(group.members)) >= LEAST_PHASE
     odds = Odds.of(scenario.faults, PINCH)

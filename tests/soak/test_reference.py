@@ -1,4 +1,6 @@
-"""What the soak compares with: exponents follow the group's guesses, and differences are described."""
+"""What the soak compares with: exponents follow the group's guesses, and differences
+are described.
+"""
 
 import numpy as np
 import pytest
@@ -9,14 +11,19 @@ from testbed.testing.reference import exact_sum, exact_sums
 
 
 def tensors(magnitude, ranks=3, size=100):
-    return [np.random.default_rng(rank).uniform(0.5, 1, size).astype(np.float32) * magnitude for rank in range(ranks)]
+    return [
+        np.random.default_rng(rank).uniform(0.5, 1, size).astype(np.float32) * magnitude
+        for rank in range(ranks)
+    ]
 
 
 def test_a_guess_that_is_a_little_too_high_is_kept_for_a_while():
     reference = RingReference("int16")
     np.testing.assert_array_equal(reference.sum(tensors(8.0)), exact_sum(tensors(8.0), "int16"))
     for _ in range(PATIENCE):
-        np.testing.assert_array_equal(reference.sum(tensors(2.0)), exact_sums(tensors(2.0), "int16")[2])
+        np.testing.assert_array_equal(
+            reference.sum(tensors(2.0)), exact_sums(tensors(2.0), "int16")[2]
+        )
     np.testing.assert_array_equal(reference.sum(tensors(2.0)), exact_sum(tensors(2.0), "int16"))
 
 
@@ -24,7 +31,9 @@ def test_a_guess_that_is_a_little_too_high_is_kept_for_a_while():
 def test_a_guess_that_does_not_hold_is_made_anew(magnitude):
     reference = RingReference("int16")
     reference.sum(tensors(8.0))
-    np.testing.assert_array_equal(reference.sum(tensors(magnitude)), exact_sum(tensors(magnitude), "int16"))
+    np.testing.assert_array_equal(
+        reference.sum(tensors(magnitude)), exact_sum(tensors(magnitude), "int16")
+    )
 
 
 def test_nothing_is_the_sum_of_nothing():

@@ -1,4 +1,6 @@
-"""A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played again."""
+"""A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played
+again.
+"""
 
 import json
 import os
@@ -51,7 +53,9 @@ def play(monkeypatch, tmp_path):
     """Play scenarios that were not drawn."""
 
     def run(*scenarios):
-        monkeypatch.setattr(session, "draw", lambda seed, number: replace(scenarios[number], number=number))
+        monkeypatch.setattr(
+            session, "draw", lambda seed, number: replace(scenarios[number], number=number)
+        )
         coverage = Coverage()
         for report in session.Soak(1, time.monotonic(), range(len(scenarios)), tmp_path).run():
             coverage.add(report)
@@ -61,32 +65,73 @@ def play(monkeypatch, tmp_path):
 
 
 def test_scenarios_of_every_kind_pass(play):
-    """A collective sends more than 100 frames: of a rule for one in five, all are spared once in 10^10 times."""
-    pair = tuple(replace(GROUP, members=members, terms=CollectiveOptions(reorder_threshold=16)) for members in ((3, 0), (2, 1)))
+    """A collective sends more than 100 frames: of a rule for one in five, all are spared once in
+    10^10 times.
+    """
+    pair = tuple(
+        replace(GROUP, members=members, terms=CollectiveOptions(reorder_threshold=16))
+        for members in ((3, 0), (2, 1))
+    )
     both = replace(
         SCENARIO,
         exchanges=(
             EXCHANGE,
-            replace(EXCHANGE, members=(1, 2), terms=ExchangeOptions(window=8, processing="spread"), aggregation="max"),
+            replace(
+                EXCHANGE,
+                members=(1, 2),
+                terms=ExchangeOptions(window=8, processing="spread"),
+                aggregation="max",
+            ),
         ),
     )
     coverage = play(
-        replace(SCENARIO, faults=("drop p=0.2", "corrupt p=0.2 bits=3", "duplicate p=0.2", "limit hosts=h1 rate=1000mbit")),
-        replace(SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.2 delay=300us jitter=100us")),
+        replace(
+            SCENARIO,
+            faults=(
+                "drop p=0.2",
+                "corrupt p=0.2 bits=3",
+                "duplicate p=0.2",
+                "limit hosts=h1 rate=1000mbit",
+            ),
+        ),
+        replace(
+            SCENARIO, faults=("pause hosts=h2 for=50ms", "delay p=0.2 delay=300us jitter=100us")
+        ),
         replace(both, faults=("flood switches=s1", "drop p=0.2"), strays=2000),
-        replace(both, groups=(), exchanges=(replace(EXCHANGE, rounds=3, times=1),), faults=("duplicate p=0.2",)),
+        replace(
+            both,
+            groups=(),
+            exchanges=(replace(EXCHANGE, rounds=3, times=1),),
+            faults=("duplicate p=0.2",),
+        ),
         replace(SCENARIO, backend="tcp-ring", faults=("drop p=0.01",)),
         replace(both, faults=("partition sets=h1|h2,h3",), ending="cut", timeout=1.0),
         replace(both, faults=("kill hosts=h3",), ending="kill", timeout=1.0),
         replace(SCENARIO, shape=replace(SHAPE, hosts=4), groups=pair, faults=("drop p=0.2",)),
-        replace(SCENARIO, shape=replace(SHAPE, switch="bridge"), faults=("flood switches=s1", "drop p=0.2"), strays=2000),
+        replace(
+            SCENARIO,
+            shape=replace(SHAPE, switch="bridge"),
+            faults=("flood switches=s1", "drop p=0.2"),
+            strays=2000,
+        ),
         replace(SCENARIO, groups=(replace(GROUP, rounds=5, times=3),), strays=2000),
         replace(SCENARIO, killed_after=2.0),
     )
     assert coverage.scenarios == {"xdp-ring": 6, "xdp-ring and pinch": 3, "pinch": 1, "tcp-ring": 1}
-    assert coverage.fired.keys() >= {"drop", "corrupt", "duplicate", "pause", "delay", "partition", "kill", "flood", "strays"}
+    assert coverage.fired.keys() >= {
+        "drop",
+        "corrupt",
+        "duplicate",
+        "pause",
+        "delay",
+        "partition",
+        "kill",
+        "flood",
+        "strays",
+    }
     assert coverage.records > 0
-    # Of the kill: three all-reduces each of two ranks that are left; of brief groups: five times three times three.
+    # Of the kill: three all-reduces each of two ranks that are left; of brief groups: five times
+    # three times three.
     assert coverage.collectives["all-reduces"] >= 3 + 3 + 3 + 3 + 3 + 3 + 6 + 3 + 45
     assert coverage.collectives["aggregations"] >= 2 * 4 + 6 + 2 * 4 + 4
 
@@ -101,22 +146,37 @@ def test_a_host_may_die_when_its_work_is_done(play, monkeypatch):
 
     monkeypatch.setattr(Phase, "work", work_and_die)
     coverage = play(replace(SCENARIO, faults=("kill hosts=h3 at=60s",), ending="kill"))
-    assert coverage.collectives == {"all-reduces": 3 + 3}, "of three ranks, and of the two that are left"
+    assert coverage.collectives == {"all-reduces": 3 + 3}, (
+        "of three ranks, and of the two that are left"
+    )
 
 
 def test_a_host_whose_work_is_over_before_it_is_to_die_closes(play):
-    """Both scenarios are on one fabric: what the host goes on holding after the first would be a finding of the second."""
+    """Both scenarios are on one fabric: what the host goes on holding after the first would be a
+    finding of the second.
+    """
     coverage = play(SCENARIO, replace(SCENARIO, faults=("kill hosts=h2 at=3600s",), ending="kill"))
     assert coverage.scenarios.total() == 2
 
 
 def test_many_ranks_under_loss_and_a_link_that_goes_down(tmp_path):
-    """What owners send anew meets a chance of 14 hops each time: it has to get through while one link is down, too."""
+    """What owners send anew meets a chance of 14 hops each time: it has to get through while one
+    link is down, too.
+    """
     shape = Shape(14, "leaf-spine", 1, "xdp", 1000)
     members = 10, 3, 13, 2, 0, 4, 8, 1, 9, 12, 6, 7, 5, 11
     sums = (Summand(2, 0), Summand(6, 0), Summand(19_415, 0))
-    faults = "drop p=0.020587 link=h6->h9 chunk=0..31", "drop p=0.163755", "link-down hosts=h7 at=348us for=96ms"
-    group = Group(members, CollectiveOptions(window=64, recovery="origin", reorder_threshold=16), sums, times=13)
+    faults = (
+        "drop p=0.020587 link=h6->h9 chunk=0..31",
+        "drop p=0.163755",
+        "link-down hosts=h7 at=348us for=96ms",
+    )
+    group = Group(
+        members,
+        CollectiveOptions(window=64, recovery="origin", reorder_threshold=16),
+        sums,
+        times=13,
+    )
     scenario = Scenario(918273, 112, shape, "xdp-ring", (group,), faults, "whole", timeout=10.0)
     with Harness(shape) as harness:
         report = harness.play(scenario)
@@ -133,18 +193,27 @@ def test_a_scenario_that_fails_stops_the_soak(play, tmp_path):
     with pytest.raises(TestbedError) as caught:
         play(SCENARIO, hopeless, SCENARIO)
     what, why, kept, again = str(caught.value).splitlines()
-    assert what.startswith("scenario 1: xdp-ring, 3 hosts, star, switch xdp, mtu 1500; ranks 0,1,2 (int16, window 8, upstream")
-    assert re.match(r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): .* 0.5 s", why)
+    assert what.startswith(
+        "scenario 1: xdp-ring, 3 hosts, star, switch xdp, mtu 1500; ranks 0,1,2 (int16, window 8,"
+        " upstream"
+    )
+    assert re.match(
+        r"group 0: h\d gave up, but nothing lasting was in its way: rank \d \(h\d\): .* 0.5 s", why
+    )
     assert kept == f"kept: {tmp_path}/soak-1-1"
     assert again == "again: testbed soak --seed 1 --only 1"
     folder = tmp_path / "soak-1-1"
-    assert json.loads((folder / "scenario.json").read_text())["faults"] == ["drop p=1 kind=result attempt=0..65535"]
+    assert json.loads((folder / "scenario.json").read_text())["faults"] == [
+        "drop p=1 kind=result attempt=0..65535"
+    ]
     assert "gave up" in (folder / "error.txt").read_text()
     assert {path.name for path in folder.iterdir()} > {"h1.log", "s1.log"}
 
 
 def leak_in(context):
-    context.resources.callback(lambda descriptors: [os.close(one) for one in descriptors], os.pipe())
+    context.resources.callback(
+        lambda descriptors: [os.close(one) for one in descriptors], os.pipe()
+    )
 
 
 def test_what_a_worker_goes_on_holding_is_a_finding(play, monkeypatch):
@@ -169,7 +238,10 @@ def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
 
     monkeypatch.setattr(Harness, "__exit__", exit_and_leak)
     try:
-        with pytest.raises(TestbedError, match=r"after a fabric of .*mtu=1000\) the controller goes on holding 2 pipe"):
+        with pytest.raises(
+            TestbedError,
+            match=r"after a fabric of .*mtu=1000\) the controller goes on holding 2 pipe",
+        ):
             play(SCENARIO, replace(SCENARIO, shape=replace(SHAPE, mtu=1000)), SCENARIO)
     finally:
         for one in held:
@@ -177,7 +249,9 @@ def test_what_the_controller_goes_on_holding_is_a_finding(play, monkeypatch):
 
 
 def test_a_controller_that_ends_by_itself_is_a_finding(play):
-    with pytest.raises(TestbedError, match="the controller that was to be killed ended by itself, with status 1"):
+    with pytest.raises(
+        TestbedError, match="the controller that was to be killed ended by itself, with status 1"
+    ):
         play(replace(SCENARIO, killed_after=60.0, seed=-1))
 
 
@@ -189,7 +263,9 @@ def states() -> Iterator[str]:
 
 
 def test_an_interrupt_ends_with_the_summary(tmp_path):
-    process = subprocess.Popen([*COMMAND, "--minutes", "5", "--keep", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, "--minutes", "5", "--keep", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     with process:
         wait_until(lambda: any(f'"pid": {process.pid},' in text for text in states()), 60.0)
         process.send_signal(signal.SIGINT)
@@ -200,10 +276,21 @@ def test_an_interrupt_ends_with_the_summary(tmp_path):
 
 def test_the_command_plays_one_scenario_and_writes_json(tmp_path):
     path = tmp_path / "soak.json"
-    number = next(n for n in range(1000) if draw(1, n).shape.hosts == 2 and draw(1, n).ending == "whole"
-                  and draw(1, n).backend == "xdp-ring" and draw(1, n).killed_after is None)  # fmt: skip
-    done = subprocess.run([*COMMAND, "--only", str(number), "--markdown", "--json", str(path)], capture_output=True, text=True,
-                          timeout=100, check=False)  # fmt: skip
+    number = next(
+        n
+        for n in range(1000)
+        if draw(1, n).shape.hosts == 2
+        and draw(1, n).ending == "whole"
+        and draw(1, n).backend == "xdp-ring"
+        and draw(1, n).killed_after is None
+    )
+    done = subprocess.run(
+        [*COMMAND, "--only", str(number), "--markdown", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "| scenarios | 1 (xdp-ring 1) |" in done.stdout
     assert json.loads(path.read_text())["scenarios"] == {"xdp-ring": 1}

@@ -1,4 +1,6 @@
-"""Strays: what they are made of, that they arrive, that they change no sum, and that nothing of them stays."""
+"""Strays: what they are made of, that they arrive, that they change no sum, and that nothing of
+them stays.
+"""
 
 import os
 from collections import Counter
@@ -40,7 +42,9 @@ def test_strays_are_damaged_in_known_fields_alone_and_never_come_from_their_rece
     herd, original = Herd(PLAN, seed=1), frame(7)
     herd.add(original)
     counts, receivers = Counter[int](), Counter[str | None]()
-    known = {bit for offset, width in FIELDS.values() for bit in range(8 * offset, 8 * (offset + width))}
+    known = {
+        bit for offset, width in FIELDS.values() for bit in range(8 * offset, 8 * (offset + width))
+    }
     for _ in range(DRAWS):
         host, data = herd.stray()
         assert data[:6] != MACS[host], "a switch sends nothing back to where it came from"
@@ -51,7 +55,9 @@ def test_strays_are_damaged_in_known_fields_alone_and_never_come_from_their_rece
         receivers[next((name for name, mac in MACS.items() if mac == data[:6]), None)] += 1
     assert set(counts) == {0, 1, 2, 3}
     assert counts[0] > DRAWS / 5, "copies of what has been, as it was"
-    assert min(receivers[name] for name in ("h2", "h3")) > DRAWS / 20, "for others than the frame was for"
+    assert min(receivers[name] for name in ("h2", "h3")) > DRAWS / 20, (
+        "for others than the frame was for"
+    )
     assert receivers[None] > 0, "for nobody that there is"
 
 
@@ -59,8 +65,11 @@ def test_strays_are_of_the_latest_frames_and_of_much_older_ones():
     herd = Herd(PLAN, seed=1, room=64, latest=4)
     for number in range(1000):
         herd.add(frame(number))
-    ages = Counter(1000 - int.from_bytes(data[64:68], "little") for _, data in (herd.stray() for _ in range(DRAWS))
-                   if not flips(data, frame(int.from_bytes(data[64:68], "little"))))  # fmt: skip
+    ages = Counter(
+        1000 - int.from_bytes(data[64:68], "little")
+        for _, data in (herd.stray() for _ in range(DRAWS))
+        if not flips(data, frame(int.from_bytes(data[64:68], "little")))
+    )
     assert sum(count for age, count in ages.items() if age <= 4) > ages.total() / 3
     assert sum(count for age, count in ages.items() if age > 100) > ages.total() / 20
 
@@ -83,18 +92,26 @@ def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
     with Fabric(plan) as fabric, Workers(fabric, modules=("testbed.soak.tap",)) as workers:
         set_datapath(fabric, "xdp")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 14, timeout=30.0)
-        workers.call_all(open_in, {h.name: {"spec": s} for h, s in zip(plan.hosts, specs, strict=True)}, timeout=60)
+        workers.call_all(
+            open_in,
+            {h.name: {"spec": s} for h, s in zip(plan.hosts, specs, strict=True)},
+            timeout=60,
+        )
         values = np.arange(5000, dtype=np.float32)
         expected = 3 * values
 
         def reduce() -> None:
-            found = workers.call_all(reduce_values_in, {name: {"values": values} for name in HOSTS}, timeout=60)
+            found = workers.call_all(
+                reduce_values_in, {name: {"values": values} for name in HOSTS}, timeout=60
+            )
             for result in found.values():
                 np.testing.assert_allclose(result, expected, rtol=1e-6)
 
         def held() -> dict[str, Holdings]:
             trim()
-            return {name: Holdings.of(worker.pid) for name, worker in workers.items()} | {"here": Holdings.of(os.getpid())}
+            return {name: Holdings.of(worker.pid) for name, worker in workers.items()} | {
+                "here": Holdings.of(os.getpid())
+            }
 
         reduce()
         before, counted = held(), workers.call_all(counters_in, HOSTS)
@@ -104,8 +121,16 @@ def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
         reduce()
         refused = Counter[str]()
         for name, now in workers.call_all(counters_in, HOSTS).items():
-            refused.update({key: now[key] - counted[name][key] for key in now if key.startswith("bad_") or key == "duplicate"})
-        assert refused.total() > 100, f"most of {strays.sent} strays are for a group that is there, and damaged or late"
+            refused.update(
+                {
+                    key: now[key] - counted[name][key]
+                    for key in now
+                    if key.startswith("bad_") or key == "duplicate"
+                }
+            )
+        assert refused.total() > 100, (
+            f"most of {strays.sent} strays are for a group that is there, and damaged or late"
+        )
         for name, now in held().items():
             now.growth(name, before[name])
         workers.call_all(close_in, HOSTS)

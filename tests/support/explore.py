@@ -1,31 +1,36 @@
-"""Explicit-state model checking: every state that a small system can get into, by every order of its moves.
+"""Explicit-state model checking: every state that a small system can get into, by every order of
+its moves.
 
-A system plugs in by four methods (`System`). Its states are immutable and hashable: tuples, frozen dataclasses, or whatever
-a snapshot of it is made of; `moves` gives each move that can be made in a state with the state that it leads to. What differs
-only in ways that no later move can tell should be one state: leave out clocks and counters, keep what is in flight sorted.
+A system plugs in by four methods (`System`). Its states are immutable and hashable: tuples, frozen
+dataclasses, or whatever a snapshot of it is made of; `moves` gives each move that can be made in a
+state with the state that it leads to. What differs only in ways that no later move can tell should
+be one state: leave out clocks and counters, keep what is in flight sorted.
 
-`explore` visits states breadth first, so a counterexample is as short as any. Three things are checked:
+`explore` visits states breadth first, so a counterexample is as short as any. Three things are
+checked:
 
 - safety: `check` finds nothing wrong with any state;
 - no deadlock: a state without moves is an end;
-- progress: from each state an end can be reached by moves that are no faults (in CTL, AG EF end). A system that goes on with
-  each of its moves some time, if it can be made again and again (strong fairness), then does come to an end once faults do.
-  If not all states can be visited, random walks without faults from a sample of them must reach an end.
+- progress: from each state an end can be reached by moves that are no faults (in CTL, AG EF end). A
+  system that goes on with each of its moves some time, if it can be made again and again (strong
+  fairness), then does come to an end once faults do. If not all states can be visited, random walks
+  without faults from a sample of them must reach an end.
 
-Faults are moves whose names begin with `FAULT`. The system limits them, by a budget that is part of its state, say.
+Faults are moves whose names begin with `FAULT`. The system limits them, by a budget that is part of
+its state, say.
 
     class Coin(System[str]):
-        def starts(self): return ["up"]
-        def moves(self, state): return {"up": [("turn", "down"), ("take", "taken")], "down": [("turn", "up")]}.get(state, [])
-        def check(self, state): return None
-        def is_end(self, state): return state == "taken"
+        def starts(self): return ["up"] def moves(self, state): return {"up": [("turn", "down"),
+        ("take", "taken")], "down": [("turn", "up")]}.get(state, []) def check(self, state): return
+        None def is_end(self, state): return state == "taken"
 
     print(explore(Coin()))  # 3 states, 3 moves, 1 end
 
-Memory is a few hundred bytes a state beyond the states themselves; states that share parts (a tuple of ranks' states of which a
-move changes one) share their memory.
+Memory is a few hundred bytes a state beyond the states themselves; states that share parts (a tuple
+of ranks' states of which a move changes one) share their memory.
 
-Method: C. Baier, J.-P. Katoen, Principles of Model Checking, MIT Press 2008, chapters 3 (safety, fairness) and 6 (CTL).
+Method: C. Baier, J.-P. Katoen, Principles of Model Checking, MIT Press 2008, chapters 3 (safety,
+    fairness) and 6 (CTL).
 """
 
 from __future__ import annotations
@@ -95,7 +100,10 @@ class Explored:
 
     def __str__(self) -> str:
         more = "" if self.complete else ", and more states"
-        return f"{self.states:,} states, {self.moves:,} moves, {self.ends:,} end{'s' * (self.ends != 1)}{more}"
+        return (
+            f"{self.states:,} states, {self.moves:,} moves, {self.ends:,}"
+            f" end{'s' * (self.ends != 1)}{more}"
+        )
 
 
 def depth(quick: int) -> int:
@@ -157,20 +165,28 @@ def explore(system: System[State], most: int = 10_000_000) -> Explored:
     else:
         for lost in Random(0).sample(range(number), min(_WALKS, number)):
             if not _ends(system, states[lost], Random(lost)):
-                raise Counterexample(f"no end within {_STEPS:,} moves without faults", path(lost), states[lost])
+                raise Counterexample(
+                    f"no end within {_STEPS:,} moves without faults", path(lost), states[lost]
+                )
     return Explored(len(states), moves, len(ends), complete)
 
 
 def _ends(system: System[State], state: State, random: Random) -> bool:
-    """Does a random walk without faults reach an end? It is fair: a move that stays possible is made some time."""
+    """Does a random walk without faults reach an end? It is fair: a move that stays possible is
+    made some time.
+    """
     for _ in range(_STEPS):
         if system.is_end(state):
             return True
-        state = random.choice([after for name, after in system.moves(state) if not name.startswith(FAULT)])
+        state = random.choice(
+            [after for name, after in system.moves(state) if not name.startswith(FAULT)]
+        )
     return system.is_end(state)
 
 
-def _cannot_reach(ends: list[int], sources: array[int], targets: array[int], count: int) -> int | None:
+def _cannot_reach(
+    ends: list[int], sources: array[int], targets: array[int], count: int
+) -> int | None:
     """The first state from which no path leads to an end."""
     before: list[list[int]] = [[] for _ in range(count)]
     for source, target in zip(sources, targets, strict=True):

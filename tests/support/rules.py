@@ -10,7 +10,9 @@ from testbed.faults.units import split_words
 
 __all__ = ["parse_rule"]
 
-MODELS = {str(model.model_fields["action"].default): model for model in get_args(get_args(PacketRule)[0])}
+MODELS = {
+    str(model.model_fields["action"].default): model for model in get_args(get_args(PacketRule)[0])
+}
 
 
 def parse_rule(text: str) -> PacketRule:
@@ -20,8 +22,12 @@ def parse_rule(text: str) -> PacketRule:
     """
     action, keys = split_words(text)
     if action not in MODELS:
-        raise SpecError(f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}")
+        raise SpecError(
+            f"fault {text!r}: action {action!r} is unknown: must be one of {', '.join(MODELS)}"
+        )
     try:
         return TypeAdapter(PacketRule).validate_python({"action": action, **keys})
     except ValidationError as error:
-        raise SpecError("\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))) from None
+        raise SpecError(
+            "\n".join(f"fault {text!r}: {line}" for line in describe(error, MODELS[action]))
+        ) from None

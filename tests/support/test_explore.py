@@ -47,10 +47,11 @@ def test_a_counterexample_is_as_short_as_any() -> None:
 
 
 class Transfer(System[tuple[int, int, int, bool, int, bool, int]]):
-    """The alternating bit protocol (Bartlett, Scantlebury, Wilkinson, CACM 12(5), 1969), two messages, one place a direction.
+    """The alternating bit protocol (Bartlett, Scantlebury, Wilkinson, CACM 12(5), 1969), two
+    messages, one place a direction.
 
-    A state is: messages acknowledged, taken, the sender's copy under way (its message, or -1), whether an acknowledgement
-    is, of which, whether the receiver is wrong, losses left.
+    A state is: messages acknowledged, taken, the sender's copy under way (its message, or -1),
+    whether an acknowledgement is, of which, whether the receiver is wrong, losses left.
 
     :param resends: The sender's timer.
     :param bit: Receivers look at the bit.
@@ -68,14 +69,36 @@ class Transfer(System[tuple[int, int, int, bool, int, bool, int]]):
         done, taken, in_flight, answered, of, wrong, losses = state
         if in_flight >= 0:
             new = in_flight % 2 == taken % 2 or not self.bit
-            yield "take", (done, taken + new, -1, True, in_flight, wrong or (new and in_flight != taken), losses)
+            yield (
+                "take",
+                (
+                    done,
+                    taken + new,
+                    -1,
+                    True,
+                    in_flight,
+                    wrong or (new and in_flight != taken),
+                    losses,
+                ),
+            )
             if losses:
                 yield f"{FAULT}lose it", (done, taken, -1, answered, of, wrong, losses - 1)
         elif done < 2 and not answered and self.resends:
             yield "send again", (done, taken, done, answered, of, wrong, losses)
         if answered and in_flight < 0:
             after = done + (of == done)
-            yield "hear", (after, taken, after if after < 2 and after != done else -1, False, of, wrong, losses)
+            yield (
+                "hear",
+                (
+                    after,
+                    taken,
+                    after if after < 2 and after != done else -1,
+                    False,
+                    of,
+                    wrong,
+                    losses,
+                ),
+            )
             if losses:
                 yield f"{FAULT}lose answer", (done, taken, in_flight, False, of, wrong, losses - 1)
 
@@ -114,7 +137,11 @@ class Door(System[str]):
         return ["here"]
 
     def moves(self, state: str) -> Iterable[tuple[str, str]]:
-        ways = {"here": [("left", "hall"), ("right", "out")], "hall": [("on", "stairs")], "stairs": [("back", "hall")]}
+        ways = {
+            "here": [("left", "hall"), ("right", "out")],
+            "hall": [("on", "stairs")],
+            "stairs": [("back", "hall")],
+        }
         lucky = [(self.luck, "out")] if self.luck and state == "stairs" else []
         return ways.get(state, []) + lucky
 

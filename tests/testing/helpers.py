@@ -13,9 +13,27 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 def run_pytest(directory: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a test's source in a directory that has nothing of the project but what is installed."""
     (directory / "test_own.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "test_own.py", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        "test_own.py",
+        *options,
+    ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
 
 
 def examples() -> dict[str, str]:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from testbed.testing import pairwise
 
 factor_tables = st.dictionaries(
-    st.text(min_size=1, max_size=3), st.lists(st.integers(), min_size=1, max_size=5, unique=True), min_size=2, max_size=6
+    st.text(min_size=1, max_size=3),
+    st.lists(st.integers(), min_size=1, max_size=5, unique=True),
+    min_size=2,
+    max_size=6,
 )
 
 
@@ -17,7 +20,9 @@ factor_tables = st.dictionaries(
 def test_every_pair_of_values_occurs(factors, seed):
     cells = pairwise(factors, seed)
     for a, b in itertools.combinations(factors, 2):
-        assert {(cell[a], cell[b]) for cell in cells} == set(itertools.product(factors[a], factors[b]))
+        assert {(cell[a], cell[b]) for cell in cells} == set(
+            itertools.product(factors[a], factors[b])
+        )
     assert all(list(cell) == list(factors) for cell in cells)
     assert pairwise(factors, seed) == cells
 

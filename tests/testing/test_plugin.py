@@ -1,4 +1,6 @@
-"""The plugin: fixtures are isolated, failures say how to repeat them, and what is kept can be entered and removed."""
+"""The plugin: fixtures are isolated, failures say how to repeat them, and what is kept can be
+entered and removed.
+"""
 
 import json
 import re
@@ -67,7 +69,12 @@ def test_the_next_one_gets_another(fabric):
 @pytest.mark.fabric(switch="bridge", topology="ring", mtu=1400)
 def test_markers_add_up(fabric):
     plan = fabric.plan
-    assert (len(plan.hosts), plan.switch_kind, plan.topology, plan.mtu) == (2, "bridge", "ring", 1400)
+    assert (len(plan.hosts), plan.switch_kind, plan.topology, plan.mtu) == (
+        2,
+        "bridge",
+        "ring",
+        1400,
+    )
     assert fabric.datapath == "sockets"
 
 
@@ -94,9 +101,14 @@ def test_groups_of_other_backends(fabric, group, faults):
         for result in group.all_reduce([np.ones(100_000, np.float32)] * 2):
             np.testing.assert_array_equal(result, np.full(100_000, 2, np.float32))
     assert_faults_fired(injected, "drop")
-    with pytest.raises(AssertionError, match=r"drop fired \d+ times, at least 1000000 expected:\ndrop p=0.05: h1->h2 "):
+    with pytest.raises(
+        AssertionError,
+        match=r"drop fired \d+ times, at least 1000000 expected:\ndrop p=0.05: h1->h2 ",
+    ):
         assert_faults_fired(injected, "drop", at_least=1_000_000)
-    with pytest.raises(AssertionError, match="no fault here has the action 'reorder'; there are drop, limit"):
+    with pytest.raises(
+        AssertionError, match="no fault here has the action 'reorder'; there are drop, limit"
+    ):
         assert_faults_fired(injected, "reorder")
     assert len(injected.summary()) == 2
 
@@ -130,8 +142,14 @@ def test_a_wrong_sum_is_repeated_by_its_seed(tmp_path):
     text = done.stdout
     assert "WrongSum: rank 1 has np.float32(3.0) at index 4000, the sum is np.float32(2.0)" in text
     assert "wrong are 1 of rank 1, of 5000 elements each" in text
-    assert "seed: 99\nreplay: pytest test_own.py::test_wrong --fault-seed 99\ndrop p=0.3: h1->h2 " in text
-    assert re.search(r"records of chunk 11, the first wrong one, and its neighbours \(\d+ of \d+\):\n +ms link ", text)
+    assert (
+        "seed: 99\nreplay: pytest test_own.py::test_wrong --fault-seed 99\ndrop p=0.3: h1->h2 "
+        in text
+    )
+    assert re.search(
+        r"records of chunk 11, the first wrong one, and its neighbours \(\d+ of \d+\):\n +ms link ",
+        text,
+    )
     assert re.search(r"\n +\d+\.\d+ h1->h2 +re\w+ +0 +3 +11 +\d +0  (passed|drop)\n", text)
 
 
@@ -148,8 +166,12 @@ def test_the_fabric_of_a_failure_is_kept(tmp_path):
     assert done.returncode == 1, done.stderr
     run = re.search(r"run (\w+) stays up, held by process \d+:\n", done.stdout)[1]
     try:
-        status = subprocess.run([TESTBED, "status", "--json"], capture_output=True, text=True, check=True)
-        assert [entry["state"] for entry in json.loads(status.stdout) if entry["run"] == run] == ["up"]
+        status = subprocess.run(
+            [TESTBED, "status", "--json"], capture_output=True, text=True, check=True
+        )
+        assert [entry["state"] for entry in json.loads(status.stdout) if entry["run"] == run] == [
+            "up"
+        ]
         inside = ["exec", "--run", run, "h1", "--", "ping", "-c", "1", "h2"]
         assert subprocess.run([TESTBED, *inside], capture_output=True, check=False).returncode == 0
     finally:
@@ -165,8 +187,13 @@ def test_without_a_failure_nothing_is_kept(tmp_path):
 def test_markers_are_checked(tmp_path):
     source = "import pytest\n@pytest.mark.fabric({})\ndef test_it(fabric): pass\n"
     done = run_pytest(tmp_path, source.format("host=3"))
-    assert "marker fabric: host is unknown: must be one of hosts, topology, k, switch," in done.stdout
-    assert "marker fabric: (3,): must be keywords only" in run_pytest(tmp_path, source.format("3")).stdout
+    assert (
+        "marker fabric: host is unknown: must be one of hosts, topology, k, switch," in done.stdout
+    )
+    assert (
+        "marker fabric: (3,): must be keywords only"
+        in run_pytest(tmp_path, source.format("3")).stdout
+    )
 
 
 def test_exactness_is_to_the_bit():
@@ -174,7 +201,9 @@ def test_exactness_is_to_the_bit():
     good = np.array([2.0, 4.0, 6.0], np.float32)
     wrong = np.array([2.0, 4.0, np.nextafter(np.float32(6.0), np.float32(9.0))], np.float32)
     assert_exact([good, good], inputs, "int32")
-    with pytest.raises(WrongSum, match=r"rank 1 has .* at index 2, the sum is .*; wrong are 1 of rank 1, of 3 ") as caught:
+    with pytest.raises(
+        WrongSum, match=r"rank 1 has .* at index 2, the sum is .*; wrong are 1 of rank 1, of 3 "
+    ) as caught:
         assert_exact([good, wrong], inputs, "int32")
     assert (caught.value.element, caught.value.lane_bytes) == (2, 4)
     with pytest.raises(AssertionError, match="1 results of 2 inputs"):

@@ -66,8 +66,12 @@ def return_unpicklable(context: WorkerContext) -> Any:
 def die_half_way(context: WorkerContext) -> None:
     """Answer with the first half of a message."""
     for fd in os.listdir("/proc/self/fd"):
-        if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(os.stat(f"/proc/self/fd/{fd}").st_mode):
-            os.write(int(fd), struct.pack("!i", 1000) + b"half")  # as multiprocessing.connection frames messages
+        if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISSOCK(
+            os.stat(f"/proc/self/fd/{fd}").st_mode
+        ):
+            os.write(
+                int(fd), struct.pack("!i", 1000) + b"half"
+            )  # as multiprocessing.connection frames messages
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -110,5 +114,7 @@ def size(context: WorkerContext, data: bytes) -> int:
     return len(data)
 
 
-def echo(context: WorkerContext, function: str, timeout: float, name: str) -> tuple[str, float, str]:
+def echo(
+    context: WorkerContext, function: str, timeout: float, name: str
+) -> tuple[str, float, str]:
     return function, timeout, name

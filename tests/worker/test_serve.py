@@ -27,7 +27,13 @@ os._exit(0)
 
 
 def test_a_worker_dies_with_its_parent() -> None:
-    answer = subprocess.run([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", PARENT, CHILD],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     deadline = time.monotonic() + 10
     while start_time(int(answer.stdout)) is not None:
         assert time.monotonic() < deadline

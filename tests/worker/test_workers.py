@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from testbed.core.errors import CollectiveError, FabricError, LimitError, SpecError, TestbedError, WorkerDied, WorkerTimeout
+from testbed.core.errors import (
+    CollectiveError,
+    FabricError,
+    LimitError,
+    SpecError,
+    TestbedError,
+    WorkerDied,
+    WorkerTimeout,
+)
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
 from testbed.worker import Workers
@@ -39,7 +47,10 @@ def test_there_is_one_in_every_namespace(workers: Workers) -> None:
     assert described["h2"] == ("h2", "host", plan.host("h2"), 2, 5)
     assert described["s1"] == ("s1", "switch", plan.switch("s1"), 2, 0)
     inside = workers.call_all(calls.namespace, list(workers))
-    assert inside == {name: os.stat(f"/proc/{node.pid}/ns/net").st_ino for name, node in workers.fabric.nodes.items()}
+    assert inside == {
+        name: os.stat(f"/proc/{node.pid}/ns/net").st_ino
+        for name, node in workers.fabric.nodes.items()
+    }
     assert len(set(inside.values())) == 3
 
 
@@ -60,7 +71,11 @@ def test_workers_work_at_the_same_time(workers: Workers, tmp_path: Path) -> None
 
 def test_progress_arrives_in_order(workers: Workers) -> None:
     news: dict[str, list[int]] = {"h1": [], "h2": []}
-    workers.call_all(calls.count, {"h1": {"to": 3}, "h2": {"to": 2}}, on_progress=lambda name, n: news[name].append(n))
+    workers.call_all(
+        calls.count,
+        {"h1": {"to": 3}, "h2": {"to": 2}},
+        on_progress=lambda name, n: news[name].append(n),
+    )
     assert news == {"h1": [0, 1, 2], "h2": [0, 1]}
 
 
@@ -78,7 +93,10 @@ def test_an_error_is_raised_here_with_the_workers_traceback(workers: Workers) ->
     [
         ("memory", "worker h1: out of memory"),
         ("stack", "worker h1: nested too deeply: maximum recursion depth exceeded"),
-        ("number", "worker h1: a number is too large: Python int too large to convert to C ssize_t"),
+        (
+            "number",
+            "worker h1: a number is too large: Python int too large to convert to C ssize_t",
+        ),
     ],
 )
 def test_a_limit_is_an_error_of_one_line(workers: Workers, how: str, text: str) -> None:
@@ -98,7 +116,10 @@ def test_errors_can_be_returned(workers: Workers) -> None:
     ("function", "text"),
     [
         (calls.raise_odd, "raise_odd: OddError"),
-        (calls.return_unpicklable, "return_unpicklable: its result cannot be pickled: cannot pickle"),
+        (
+            calls.return_unpicklable,
+            "return_unpicklable: its result cannot be pickled: cannot pickle",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_an_error(workers: Workers, function: Any, text: str) -> None:
@@ -132,7 +153,9 @@ def test_a_death_is_seen_with_its_last_words(workers: Workers, tmp_path: Path) -
     assert (caught.value.worker, caught.value.status) == ("h1", 3)
 
 
-def test_the_death_of_a_worker_that_was_not_called_is_seen(workers: Workers, tmp_path: Path) -> None:
+def test_the_death_of_a_worker_that_was_not_called_is_seen(
+    workers: Workers, tmp_path: Path
+) -> None:
     os.kill(workers["s1"].pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="worker s1 was killed by signal 9"):
         workers.call_all(calls.wait_for, {"h1": {"path": tmp_path / "never"}})
@@ -177,26 +200,48 @@ def test_affinity_binds_ranks_to_cpus(fabric: Fabric) -> None:
 
 def test_modules_are_there_from_the_start(fabric: Fabric) -> None:
     with Workers(fabric, modules=["sched", "no.such.module", "tests.worker.calls"]) as workers:
-        assert workers.call_all(calls.loaded, list(workers), timeout=10.0) == dict.fromkeys(workers, True)
+        assert workers.call_all(calls.loaded, list(workers), timeout=10.0) == dict.fromkeys(
+            workers, True
+        )
 
 
 def test_workers_die_with_the_process_that_starts_them(workers: Workers) -> None:
-    (forkserver,) = {Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1] for worker in workers.values()}
+    (forkserver,) = {
+        Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        for worker in workers.values()
+    }
     processes = [worker.process for worker in workers.values()]
     os.kill(int(forkserver), signal.SIGKILL)
-    with pytest.raises(WorkerDied, match=r"worker (h1|h2|s1) was killed by signal 9 before its work was done"):
+    with pytest.raises(
+        WorkerDied, match=r"worker (h1|h2|s1) was killed by signal 9 before its work was done"
+    ):
         workers.check(timeout=10.0)
     assert [process.wait(10) for process in processes if process] == [-signal.SIGKILL] * 3
 
 
-def test_a_process_that_cannot_start_workers_says_why(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_workers_says_why(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("testbed.worker.forkserver.PROGRAM", "no.such.program")
-    with pytest.raises(FabricError, match=r"the process that starts workers ended with 1: .*no\.such"), Workers(fabric):
+    with (
+        pytest.raises(
+            FabricError, match=r"the process that starts workers ended with 1: .*no\.such"
+        ),
+        Workers(fabric),
+    ):
         pass
 
 
 def join(workers: Workers, name: str, node: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "testbed.worker", "--connect", str(workers.path), "--name", name]
+    command = [
+        sys.executable,
+        "-m",
+        "testbed.worker",
+        "--connect",
+        str(workers.path),
+        "--name",
+        name,
+    ]
     return workers.fabric.popen(node, command, track=f"test {name}")
 
 
@@ -233,7 +278,9 @@ def test_expected_workers_that_do_not_come_are_named(workers: Workers) -> None:
 
 def test_strangers_are_turned_away(workers: Workers) -> None:
     process = join(workers, "stranger", "h1")
-    with pytest.raises(FabricError, match=r"a worker has connected that was not expected: .*stranger"):
+    with pytest.raises(
+        FabricError, match=r"a worker has connected that was not expected: .*stranger"
+    ):
         workers.expect({"mpi1": "h1"})
     assert process.wait(10) == 0
     assert workers["h1"].call(calls.remember, value=1) == 1
@@ -244,8 +291,13 @@ def test_a_fabric_has_workers_once(workers: Workers) -> None:
         Workers(workers.fabric).__enter__()
 
 
-def test_an_expected_death_is_returned_with_the_others_answers(workers: Workers, tmp_path: Path) -> None:
-    arguments = {"h1": {"directory": tmp_path, "names": ["h1"]}, "h2": {"directory": tmp_path, "names": ["h2", "never"]}}
+def test_an_expected_death_is_returned_with_the_others_answers(
+    workers: Workers, tmp_path: Path
+) -> None:
+    arguments = {
+        "h1": {"directory": tmp_path, "names": ["h1"]},
+        "h2": {"directory": tmp_path, "names": ["h2", "never"]},
+    }
     threading.Timer(0.1, workers.kill, ["h2"]).start()  # whether before or during the call
     answers = workers.call_all(calls.meet, arguments, errors="return")
     assert answers["h1"] is None
@@ -263,11 +315,15 @@ def test_survivors_of_an_expected_death_go_on(workers: Workers) -> None:
     workers.kill("h2")
     workers.check()
     assert workers["h1"].call(calls.remember, value=1) == 1
-    answers = workers.call_all(calls.remember, {"h2": {"value": 1}, "h1": {"value": 1}}, errors="return")
+    answers = workers.call_all(
+        calls.remember, {"h2": {"value": 1}, "h1": {"value": 1}}, errors="return"
+    )
     assert list(answers) == ["h2", "h1"]
     assert isinstance(answers["h2"], WorkerDied)
     assert answers["h1"] == 2
-    with pytest.raises(WorkerDied, match="worker h2 was killed by signal 9 before its work was done"):
+    with pytest.raises(
+        WorkerDied, match="worker h2 was killed by signal 9 before its work was done"
+    ):
         workers["h2"].call(calls.describe)
     os.kill(workers["h1"].pid, signal.SIGKILL)  # nobody expects this one
     with pytest.raises(WorkerDied, match="worker h1"):

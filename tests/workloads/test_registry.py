@@ -1,4 +1,6 @@
-"""Workloads of other packages: found by name or entry point, read, run and reported, without an edit elsewhere."""
+"""Workloads of other packages: found by name or entry point, read, run and reported, without an
+edit elsewhere.
+"""
 
 import json
 import os
@@ -21,15 +23,28 @@ NAME = "tests.support.summing:WORKLOAD"
 
 
 def summing(**tables: dict[str, Any]) -> Scenario:
-    return parse_scenario({"scenario": {"name": "sums", "workload": NAME}, "fabric": {"hosts": 3}, **tables})
+    return parse_scenario(
+        {"scenario": {"name": "sums", "workload": NAME}, "fabric": {"hosts": 3}, **tables}
+    )
 
 
 @pytest.mark.net
 def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
     scenario = summing(summing={"backends": ["xdp-ring", "tcp-ring"], "sums": 5, "timeout": 20.0})
     table = {**scenario.model_dump(mode="json"), "faults": ["drop p=0.01"]}
-    run = load_run(run_scenario(parse_scenario(table), tmp_path / "run", quiet=True, command=["testbed", "run", "sums.toml"]))
-    assert (run.workload, run.backends, run.manifest["elements"]) == (NAME, ["xdp-ring", "tcp-ring"], 1000)
+    run = load_run(
+        run_scenario(
+            parse_scenario(table),
+            tmp_path / "run",
+            quiet=True,
+            command=["testbed", "run", "sums.toml"],
+        )
+    )
+    assert (run.workload, run.backends, run.manifest["elements"]) == (
+        NAME,
+        ["xdp-ring", "tcp-ring"],
+        1000,
+    )
     for backend in run.backends:
         rows = run.frame[(run.frame["backend"] == backend) & (run.frame["rank"] == 1)]
         assert sorted(rows["epoch"].dropna().unique()) == [0, 1, 2]
@@ -38,7 +53,9 @@ def test_another_packages_workload_runs_and_is_reported(tmp_path: Path) -> None:
         assert last["wire_bytes"] > 0
         parts = ("drawing", "checking", "quantize", "communicate", "wait", "dequantize", "other")
         assert sum(last[f"{part}_time"] for part in parts) == pytest.approx(last["epoch_time"])
-        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(last["communication_time"])
+        assert last["straggler_time"] + last["exchange_time"] == pytest.approx(
+            last["communication_time"]
+        )
     assert set(run.metric("faults_fired")["backend"]) == {"xdp-ring", "tcp-ring"}
 
     report, checks = make_report(run.path)
@@ -58,18 +75,24 @@ def test_its_schema_is_its_own() -> None:
     assert set(scenario.model_dump()) == {"scenario", "fabric", "faults", "summing"}
     for tables, text in (
         ({"summing": {"rounds": 0}}, "scenario: summing.rounds = 0: must be 1 to 100"),
-        ({"summing": {"backends": ["udp"]}}, 'scenario: summing.backends[0] = "udp": must be '
-                                               "xdp-ring, tcp-ring, gloo or mpi"),
-        ({"model": {}}, "scenario: table [model]: belongs to workload ddp or gnn, not to "
-                        f"{NAME}: leave it out"),
-    ):  # fmt: skip
+        (
+            {"summing": {"backends": ["udp"]}},
+            'scenario: summing.backends[0] = "udp": must be xdp-ring, tcp-ring, gloo or mpi',
+        ),
+        (
+            {"model": {}},
+            f"scenario: table [model]: belongs to workload ddp or gnn, not to {NAME}: leave it out",
+        ),
+    ):
         with pytest.raises(SpecError) as caught:
             summing(**tables)
         assert str(caught.value) == text
 
 
 def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"^summing\.sums = 1000: must be at most 2\^24 elements in all$"):
+    with pytest.raises(
+        SpecError, match=r"^summing\.sums = 1000: must be at most 2\^24 elements in all$"
+    ):
         run_scenario(summing(summing={"sums": 1000, "elements": 1 << 20}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -79,13 +102,21 @@ def test_it_refuses_before_anything_is_made(tmp_path: Path) -> None:
     [
         ("sums", 'scenario.workload = "sums": must be ddp or gnn'),
         ("no.such:THING", "workload no.such:THING: cannot be loaded: No module named 'no'"),
-        ("tests.support.summing:NONE", "cannot be loaded: module 'tests.support.summing' has no attribute 'NONE'"),
-        ("tests.support.summing:Annotated", "workload tests.support.summing:Annotated: must be a Workload, not"),
+        (
+            "tests.support.summing:NONE",
+            "cannot be loaded: module 'tests.support.summing' has no attribute 'NONE'",
+        ),
+        (
+            "tests.support.summing:Annotated",
+            "workload tests.support.summing:Annotated: must be a Workload, not",
+        ),
     ],
 )
 def test_what_is_no_workload(name: str, text: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse_scenario({"scenario": {"name": "s", "workload": name}, "dataset": {"name": "synthetic"}})
+        parse_scenario(
+            {"scenario": {"name": "s", "workload": name}, "dataset": {"name": "synthetic"}}
+        )
     assert text in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -96,7 +127,7 @@ from testbed.scenario import parse_scenario
 from testbed.workloads.registry import WORKLOADS
 scenario = parse_scenario({"scenario": {"name": "s"}, "summing": {"sums": 2}})
 print(json.dumps([list(WORKLOADS), scenario.scenario.workload, scenario.workload.session, type(scenario).__module__]))
-"""
+"""  # noqa: E501
 
 
 def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
@@ -108,8 +139,15 @@ def test_an_installed_package_has_entry_points(tmp_path: Path) -> None:
     (about / "entry_points.txt").write_text("[testbed.workloads]\nsums = summing:WORKLOAD\n")
     done = subprocess.run(
         [sys.executable, "-c", INSTALLED],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [["ddp", "gnn", "sums"], "sums", "summing.session:Summing", "summing"]
+    assert json.loads(done.stdout) == [
+        ["ddp", "gnn", "sums"],
+        "sums",
+        "summing.session:Summing",
+        "summing",
+    ]

@@ -1,4 +1,5 @@
-"""mpirun's remote shell, which enters a host's namespaces instead: ``mpi_agent.py HOST COMMAND...``.
+"""mpirun's remote shell, which enters a host's namespaces instead: ``mpi_agent.py HOST
+COMMAND...``.
 
 Started once for mpirun itself, and by it once for each of its daemons. It runs without the package.
 """

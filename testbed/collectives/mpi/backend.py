@@ -1,7 +1,7 @@
 """``mpi``: Open MPI's Allreduce over TCP, by mpi4py.
 
-The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), beside the hosts' own:
-between collectives they sleep on the controller's socket, not in MPI.
+The ranks are workers that mpirun has started (see `testbed.collectives.mpi.launch`), beside the
+hosts' own: between collectives they sleep on the controller's socket, not in MPI.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["RANKS_VARIABLE", "Mpi", "initialize"]
 
 RANKS_VARIABLE = "TESTBED_MPI_RANKS"
-"""Environment of a rank: the names of the hosts in the order of ``MPI.COMM_WORLD``, comma-separated."""
+"""Environment of a rank: the names of the hosts in the order of ``MPI.COMM_WORLD``,
+comma-separated.
+"""
 
 
 def initialize(context: WorkerContext) -> str:
@@ -44,8 +46,8 @@ def initialize(context: WorkerContext) -> str:
 class Mpi(Backend):
     """Allreduce of Open MPI, which chooses the algorithm by size.
 
-    MPI has no deadlines: a rank that stays silent holds the others up until the controller ends it. When
-    a rank dies, mpirun ends all.
+    MPI has no deadlines: a rank that stays silent holds the others up until the controller ends it.
+    When a rank dies, mpirun ends all.
     """
 
     name: ClassVar[str] = "mpi"
@@ -54,7 +56,9 @@ class Mpi(Backend):
     def __init__(self, context: WorkerContext, spec: GroupSpec) -> None:
         super().__init__(context, spec)
         if RANKS_VARIABLE not in os.environ:
-            raise CollectiveError(f"mpi: rank {spec.rank} ({spec.me.name}) was not started by mpirun")
+            raise CollectiveError(
+                f"mpi: rank {spec.rank} ({spec.me.name}) was not started by mpirun"
+            )
         self._communicator: Any = None
         self._base = Counters()
 
@@ -66,7 +70,9 @@ class Mpi(Backend):
         apply_affinity(self.spec)
         self._base = read_counters(self.context.host.ifname)
         world = os.environ[RANKS_VARIABLE].split(",")
-        group = MPI.COMM_WORLD.Get_group().Incl([world.index(member.name) for member in self.spec.members])
+        group = MPI.COMM_WORLD.Get_group().Incl(
+            [world.index(member.name) for member in self.spec.members]
+        )
         self._communicator = MPI.COMM_WORLD.Create_group(group, tag=self.spec.group_id)
         group.Free()
         self._in_place, self._sum = MPI.IN_PLACE, MPI.SUM
@@ -84,5 +90,7 @@ class Mpi(Backend):
         return read_counters(self.context.host.ifname) - self._base
 
     def close(self) -> None:
-        """Forget the communicator: ``MPI_Comm_free`` would wait for the other ranks, which may be dead."""
+        """Forget the communicator: ``MPI_Comm_free`` would wait for the other ranks, which may be
+        dead.
+        """
         self._communicator = None

@@ -1,4 +1,6 @@
-"""The workers that a backend's ranks run in: the hosts' own, or for ``mpi`` those that mpirun starts."""
+"""The workers that a backend's ranks run in: the hosts' own, or for ``mpi`` those that mpirun
+starts.
+"""
 
 import os
 import shlex
@@ -54,13 +56,16 @@ def rank_workers(backend: str, workers: Workers, hosts: Sequence[str]) -> Iterat
 def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
     """Start one MPI rank a host, each a worker named ``mpi:<host>``.
 
-    mpirun runs in the first host's namespaces, its daemons in the others': MPI's traffic is on the fabric.
+    mpirun runs in the first host's namespaces, its daemons in the others': MPI's traffic is on the
+    fabric.
 
     :raises CollectiveError: There is no mpirun.
     :raises WorkerTimeout: The ranks did not come; the text has what mpirun said.
     """
     if shutil.which("mpirun") is None:
-        raise CollectiveError("backend 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py")
+        raise CollectiveError(
+            "backend 'mpi' needs mpirun: apt-get install openmpi-bin python3-mpi4py"
+        )
     names = {f"mpi:{host}": host for host in hosts}
     log = workers.fabric.directory / "mpirun.log"
     with log.open("wb") as output:
@@ -88,9 +93,15 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
-    """Return mpirun's command line: one application context a host, so that each rank gets its own name."""
+    """Return mpirun's command line: one application context a host, so that each rank gets its own
+    name.
+    """
     agent = f"{sys.executable} {mpi_agent.__file__}"
-    parameters = {**MPI_PARAMETERS, "plm_rsh_agent": agent, "orte_tmpdir_base": str(workers.fabric.directory)}
+    parameters = {
+        **MPI_PARAMETERS,
+        "plm_rsh_agent": agent,
+        "orte_tmpdir_base": str(workers.fabric.directory),
+    }
     line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--leave-session-attached"]
     for key, value in parameters.items():
         line += ["--mca", key, value]

@@ -1,6 +1,8 @@
-"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the last frame.
+"""How a tensor lies in chunks: its lanes, from the next word on the status, zeros to the end of the
+last frame.
 
-The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of ``testbed/native/lanes.h``).
+The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of
+``testbed/native/lanes.h``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 __all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
 BLOCKS = 8
-"""Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of doorbells a collective."""
+"""Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of
+doorbells a collective.
+"""
 
 CHECK_BYTES = constant("RING_CHECK_BYTES")
 """What a chunk's check takes of it."""
@@ -39,11 +43,12 @@ def chunk_bytes_for(mtu: int) -> int:
 class Layout:
     """``struct ring_layout``.
 
-    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is full, because a frame that
-    becomes the next chunk may have no room to grow.
+    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is
+    full, because a frame that becomes the next chunk may have no room to grow.
 
     :param count: Values.
-    :param data: Bytes of their lanes, up to the next word: where the status begins, checks left out.
+    :param data: Bytes of their lanes, up to the next word: where the status begins, checks left
+        out.
     :param status: Its bytes.
     :param total: Chunks.
     :param length: Payload of a frame, bytes.
@@ -76,10 +81,21 @@ class Layout:
         total = -(-stream // usable)
         length = chunk_bytes if total > 1 else _pad(stream + CHECK_BYTES, BLOCK)
         whole = count // (usable // lanes.bytes)
-        return cls(count, data, status, total, length, max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)))
+        return cls(
+            count,
+            data,
+            status,
+            total,
+            length,
+            max(-(-whole // BLOCKS), -(-LEAST_BLOCK // chunk_bytes)),
+        )
 
     def lanes_in(
-        self, memory: NDArray[np.uint8], chunk_bytes: int, indices: NDArray[np.intp], dtype: np.dtype[np.unsignedinteger]
+        self,
+        memory: NDArray[np.uint8],
+        chunk_bytes: int,
+        indices: NDArray[np.intp],
+        dtype: np.dtype[np.unsignedinteger],
     ) -> NDArray[np.unsignedinteger]:
         """Take lanes of some elements out of chunks.
 
@@ -99,7 +115,9 @@ class Layout:
         """
         usable = self.length - CHECK_BYTES
         first, last = self.data // usable, (self.data + self.status - 1) // usable
-        chunks = memory[first * chunk_bytes : (last + 1) * chunk_bytes].reshape(-1, chunk_bytes)[:, :usable]
+        chunks = memory[first * chunk_bytes : (last + 1) * chunk_bytes].reshape(-1, chunk_bytes)[
+            :, :usable
+        ]
         start = self.data - first * usable
         return chunks.tobytes()[start : start + self.status]
 

@@ -32,10 +32,13 @@ __all__ = ["Outcome", "Peer", "RingPort"]
 _NACK_HOLDOFF_US = 50
 """Between two requests for a frame, the first time: two round trips on a quiet machine.
 
-Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us 0.40 to 0.48, 25 us 0.44.
+Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us
+0.40 to 0.48, 25 us 0.44.
 """
 _MOST_TOKENS = 192
-"""Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it has no room for."""
+"""Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it
+has no room for.
+"""
 _RETRANSMIT_SLOTS = 8
 """Slots for partial sums, for each frame under way."""
 _SLICE_NS = 100_000_000
@@ -76,12 +79,15 @@ class RingPort:
         chunks = chunks_for(spec.capacity, lanes, self.chunk_bytes)
         if chunks > MAX_CHUNKS:
             raise SpecError(
-                f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames carry, of {self.chunk_bytes} "
-                f"bytes each with mtu = {spec.mtu}; this takes {chunks}"
+                f"group: capacity = {spec.capacity}: must be at most what {MAX_CHUNKS} frames"
+                f" carry, of {self.chunk_bytes} bytes each with mtu = {spec.mtu}; this takes"
+                f" {chunks}"
             )
         cpus = sorted(os.sched_getaffinity(1))
         if cpus != list(range(len(cpus))):
-            cpus = [0]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
+            cpus = [
+                0
+            ]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
         retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
         config = Struct(
@@ -114,7 +120,10 @@ class RingPort:
         try:
             self._share()
             self._connect_doorbell(lanes, len(cpus))
-            dispatcher.add(spec.group_id, *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute")))
+            dispatcher.add(
+                spec.group_id,
+                *(self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute")),
+            )
         except BaseException:
             self._close_own()
             raise
@@ -137,7 +146,9 @@ class RingPort:
             for index in range(shared[fan].max_entries):
                 shared[fan].update(index, far)
         remote = self._object.programs["ring_remote"].fd
-        fill_cpumap(shared["ring_cpus"], range(shared["ring_cpus"].max_entries), EARLY_SLOTS, remote)
+        fill_cpumap(
+            shared["ring_cpus"], range(shared["ring_cpus"].max_entries), EARLY_SLOTS, remote
+        )
         self._events = shared["ring_events"]
         self._counters = shared["ring_counters"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
@@ -146,7 +157,9 @@ class RingPort:
         self.doorbell = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.doorbell.bind((DOORBELL_NEAR, 0))
         kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
-        kick = kick.ljust(FRAME_BYTES + self.chunk_bytes, b"\0")  # as long as what it becomes, so that it need not grow
+        kick = kick.ljust(
+            FRAME_BYTES + self.chunk_bytes, b"\0"
+        )  # as long as what it becomes, so that it need not grow
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(cpus, dtype("ring_quiet"))
         self._native = Struct(
@@ -196,7 +209,16 @@ class RingPort:
         self._wait = library.ring_wait
         self._wait.argtypes = [pointer, u32, ctypes.c_int64]
 
-    def reduce(self, layout: Layout, seq: int, tag: int, values: int, out: int, absmax: float, exponent: int) -> Outcome:
+    def reduce(
+        self,
+        layout: Layout,
+        seq: int,
+        tag: int,
+        values: int,
+        out: int,
+        absmax: float,
+        exponent: int,
+    ) -> Outcome:
         """A whole collective, as far as it goes by itself.
 
         :param values: Address of the float32 values.
@@ -204,13 +226,17 @@ class RingPort:
         :param absmax: A magnitude that the status is to count with besides the values'.
         """
         bits = _bits(absmax) if absmax else 0
-        outcome: int = self._reduce(self._ring, layout.address, seq, tag, values, out, bits, exponent)
+        outcome: int = self._reduce(
+            self._ring, layout.address, seq, tag, values, out, bits, exponent
+        )
         if outcome == Outcome.FAILED:
             self._check(self._native.error)
         return _OUTCOMES[outcome]
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
-        """What follows when all results are stored: the status is read, and the sums are turned into floats."""
+        """What follows when all results are stored: the status is read, and the sums are turned
+        into floats.
+        """
         outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
@@ -236,7 +262,9 @@ class RingPort:
         """Enter a sequence number with nothing to reduce."""
         self._begin(self._ring, seq, 0, 0, 0, 0)
 
-    def post(self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE) -> None:
+    def post(
+        self, kind: WrKind, seq: int, chunk: int, attempt: int = 0, extra: int = ANYWHERE
+    ) -> None:
         """Post a work request; `flush` kicks the doorbell."""
         self._post(self._ring, kind, seq, chunk, attempt, extra)
 
@@ -245,7 +273,9 @@ class RingPort:
         self._check(self._flush(self._ring))
 
     def wait(self, target: int, seconds: float) -> bool:
-        """Sleep until ``target`` results are stored (True), or time is up (False); recover what is missing."""
+        """Sleep until ``target`` results are stored (True), or time is up (False); recover what is
+        missing.
+        """
         result = self._wait(self._ring, target, int(seconds * 1e9))
         self._check(-result if result < 0 else 0)
         return bool(result)
@@ -256,18 +286,24 @@ class RingPort:
 
     def heard(self) -> NDArray[np.uint64]:
         """Frames from each rank, since the start."""
-        found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[: self.spec.size]
+        found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[
+            : self.spec.size
+        ]
         return found
 
     def peers(self) -> list[Peer]:
         """What each rank has said of itself last; zeros: nothing."""
         return [
-            Peer(int(row["seq"]), int(row["verified"]), int(row["verified_acked"]), int(row["front"]))
+            Peer(
+                int(row["seq"]), int(row["verified"]), int(row["verified_acked"]), int(row["front"])
+            )
             for row in self._ranks[: self.spec.size].copy()
         ]
 
     def forget(self, seq: int) -> None:
-        """Reset what is stored of collectives before ``seq``, so that it does not pass for future results when numbers wrap."""
+        """Reset what is stored of collectives before ``seq``, so that it does not pass for future
+        results when numbers wrap.
+        """
         for name in ("reduced", "result"):
             words = self.records[name]
             words[words >> np.uint64(32) != seq] = 0
@@ -300,7 +336,8 @@ class RingPort:
     def _check(self, code: int) -> None:
         if code:
             raise CollectiveError(
-                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
+                f"rank {self.spec.rank} ({self.spec.me.name}): doorbell"
+                f" {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
             )
 
 

@@ -1,6 +1,8 @@
-"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name, stays while it is needed.
+"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name,
+stays while it is needed.
 
-Missing frames are recovered without it: by the programs, and by ``testbed/native/ring_wait.h`` while the process waits.
+Missing frames are recovered without it: by the programs, and by ``testbed/native/ring_wait.h``
+while the process waits.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ FIRST = 1
 NEVER = 0xFFFFFFFF
 """More results than there ever are."""
 _LOOKS = 40
-"""Probes of every rank within the group's timeout: what has answered none of them is gone, whatever the loss."""
+"""Probes of every rank within the group's timeout: what has answered none of them is gone, whatever
+the loss.
+"""
 _SILENT = 0.5
-"""Part of the timeout for which nothing of a rank has been seen, of those that are called silent."""
+"""Part of the timeout for which nothing of a rank has been seen, of those that are called silent.
+"""
 _MOST_PAUSE = 0.05  # seconds
 _MEETING = 0.005  # seconds between probes, while ranks meet or part
 _NAMED = 4
 """Chunks that an error names, for which ranks wait."""
 _QUIET = 0.025
-"""Seconds for which a rank must not have been heard to be taken for gone or content, while ranks part."""
+"""Seconds for which a rank must not have been heard to be taken for gone or content, while ranks
+part.
+"""
 _LEAST_LOOKS = 10
 """Times that a rank has looked in vain before a timeout is over."""
 _GONE = 1.0
@@ -40,8 +47,8 @@ _GONE = 1.0
 class _AwakeClock:
     """Seconds for which this process has been awake to look.
 
-    A process that was stopped for longer than a timeout has seen nothing meanwhile, and must not blame the others: between two
-    looks, no more than a part of the timeout counts.
+    A process that was stopped for longer than a timeout has seen nothing meanwhile, and must not
+    blame the others: between two looks, no more than a part of the timeout counts.
     """
 
     def __init__(self, clock: Callable[[], float], timeout: float) -> None:
@@ -71,7 +78,8 @@ class Recovery:
     def wait(self, seq: int, total: int) -> None:
         """Until all results of a collective are stored.
 
-        :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks that are silent.
+        :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks
+            that are silent.
         """
         port, timeout = self.port, self.port.spec.timeout
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
@@ -85,15 +93,21 @@ class Recovery:
             if moved != (moved := port.moved()):
                 progressed = now
             elif now - progressed > timeout:
-                where = f"{int(port.control.stored)} of {total} chunks after {self._clock() - begun:.1f} s"
+                where = (
+                    f"{int(port.control.stored)} of {total} chunks after"
+                    f" {self._clock() - begun:.1f} s"
+                )
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
-                raise CollectiveError(self._verdict(seq, where, quiet, self._mismatched() > mismatched))
+                raise CollectiveError(
+                    self._verdict(seq, where, quiet, self._mismatched() > mismatched)
+                )
             if now - probed >= timeout / _LOOKS:
                 probed = now
                 self._probe(self._others)
 
     def meet(self) -> None:
-        """Until every rank of the group has its programs in place. It is the first sequence number, with nothing to reduce.
+        """Until every rank of the group has its programs in place. It is the first sequence number,
+        with nothing to reduce.
 
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
@@ -103,22 +117,24 @@ class Recovery:
         while missing := absent(spec.rank, FIRST, port.peers()):
             if clock.now() > spec.timeout:
                 raise CollectiveError(
-                    f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)} within {spec.timeout:g} s: "
-                    "every member has to open the group"
+                    f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)}"
+                    f" within {spec.timeout:g} s: every member has to open the group"
                 )
             self._probe(missing)
             port.wait(NEVER, _MEETING)
         port.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
-        """Stay until no rank needs what this one holds of its last collective, and who waits for this one knows it is done.
+        """Stay until no rank needs what this one holds of its last collective, and who waits for
+        this one knows it is done.
 
         Who is gone is not waited for, and nobody for longer than the group's timeout.
 
         :param seq: The last collective, which this rank is done with.
         """
         port, spec = self.port, self.port.spec
-        # A sum shows that all ranks have met. The first sequence number has none, so others may not have seen this rank.
+        # A sum shows that all ranks have met. The first sequence number has none, so others may not
+        # have seen this rank.
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
@@ -128,7 +144,9 @@ class Recovery:
             now, peers, latest = clock.now(), port.peers(), port.heard()
             seen[latest != heard], heard = now, latest
             needed = [rank for rank in unverified(askers, seq, peers) if now - seen[rank] < _GONE]
-            owing = [rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET]
+            owing = [
+                rank for rank in unacknowledged(askees, seq, peers) if now - seen[rank] < _QUIET
+            ]
             if (not needed and not owing) or stay.now() > spec.timeout:
                 return
             self._probe({*needed, *owing})
@@ -141,7 +159,9 @@ class Recovery:
         self.port.flush()
 
     def _mismatched(self) -> int:
-        """Frames of other tensors that have come, in all collectives; ranks that wait for each other go on sending them."""
+        """Frames of other tensors that have come, in all collectives; ranks that wait for each
+        other go on sending them.
+        """
         return self.port.counters()["bad_tensor"]
 
     def _verdict(self, seq: int, where: str, quiet: list[int], mismatched: bool) -> str:
@@ -156,11 +176,16 @@ class Recovery:
         if quiet:
             why = f"{self._names(quiet)} silent for {spec.timeout:g} s"
         elif elsewhere:
-            why = f"{self._names(elsewhere)} up, but not in this all-reduce after {spec.timeout:g} s"
+            why = (
+                f"{self._names(elsewhere)} up, but not in this all-reduce after {spec.timeout:g} s"
+            )
         elif mismatched:
             why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
         else:
-            why = f"no progress for {spec.timeout:g} s: {self._behind(unverified(self._others, seq, peers), peers)}"
+            why = (
+                f"no progress for {spec.timeout:g} s:"
+                f" {self._behind(unverified(self._others, seq, peers), peers)}"
+            )
         return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {seq}: {where})"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
@@ -170,7 +195,10 @@ class Recovery:
             by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)
         waits = [f"{self._chunk(int(self.port.control.front))} is missing"]
         for chunk, names in sorted(by_chunk.items())[:_NAMED]:
-            waits.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for {self._chunk(chunk)}")
+            waits.append(
+                f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for"
+                f" {self._chunk(chunk)}"
+            )
         if len(by_chunk) > _NAMED:
             waits.append(f"and others for {len(by_chunk) - _NAMED} more chunks")
         return "; ".join(waits)
@@ -179,4 +207,6 @@ class Recovery:
         return f"chunk {index} of {self.port.spec.members[index % self.port.spec.size].name}"
 
     def _names(self, ranks: Iterable[int]) -> str:
-        return ", ".join(f"rank {rank} ({self.port.spec.members[rank].name})" for rank in sorted(ranks))
+        return ", ".join(
+            f"rank {rank} ({self.port.spec.members[rank].name})" for rank in sorted(ranks)
+        )

@@ -1,7 +1,8 @@
 """Ring all-reduce inside the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
 
-The process quantizes into memory that it shares with the kernel, rings, sleeps, and dequantizes; everything between is
-``bpf/ring.bpf.c``. System calls a collective: a doorbell a block of input (at most `BLOCKS`), and one sleep.
+The process quantizes into memory that it shares with the kernel, rings, sleeps, and dequantizes;
+everything between is ``bpf/ring.bpf.c``. System calls a collective: a doorbell a block of input (at
+most `BLOCKS`), and one sleep.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class XdpRing(Backend):
             return
         kind = self._tensors.get(tensor.size)
         if kind is None:
-            kind = self._tensors[tensor.size] = _Tensor(tensor.size, self.lanes, self._port.chunk_bytes)
+            kind = self._tensors[tensor.size] = _Tensor(
+                tensor.size, self.lanes, self._port.chunk_bytes
+            )
         guess = kind.guess
         if guess.exponent is None:
             guess.learn(self._agree(tensor))
@@ -83,7 +86,8 @@ class XdpRing(Backend):
             exponent = guess.exponent
             outcome = self._pass(kind, values, out, exponent)
             if outcome is Outcome.FAULTY:
-                # All ranks see the same faults, so all come here, and all go on or give up together.
+                # All ranks see the same faults, so all come here, and all go on or give up
+                # together.
                 status = decode(self.spec.size, self._port.status_bytes(kind.layout))
                 values = self._mend(tensor, status)
                 guess.learn(status.exponent)
@@ -95,7 +99,9 @@ class XdpRing(Backend):
         if self.lanes.may_overflow(exponent):
             self._limit(kind, out, exponent)
 
-    def _pass(self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0) -> Outcome:
+    def _pass(
+        self, kind: _Tensor, values: Tensor, out: Tensor, exponent: int, absmax: float = 0.0
+    ) -> Outcome:
         """One collective of a tensor's lanes and the status.
 
         :param absmax: A magnitude that the status is to count with besides the values'.
@@ -109,7 +115,9 @@ class XdpRing(Backend):
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
-        outcome = port.reduce(kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent)
+        outcome = port.reduce(
+            kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent
+        )
         if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
             status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
@@ -124,8 +132,9 @@ class XdpRing(Backend):
                     fewest, progressed = port.refused - before, time.monotonic()
                 elif time.monotonic() - progressed > self.spec.timeout:
                     raise CollectiveError(
-                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their checks say, again and again "
-                        f"for {self.spec.timeout:g} s (all-reduce {seq}: at best {fewest} of {kind.layout.total} chunks)"
+                        f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their"
+                        f" checks say, again and again for {self.spec.timeout:g} s (all-reduce"
+                        f" {seq}: at best {fewest} of {kind.layout.total} chunks)"
                     )
             except CollectiveError as error:
                 self._failed = str(error)
@@ -144,7 +153,9 @@ class XdpRing(Backend):
             # The pass to come reports it; this one only has to tell the exponent of the rest.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        outcome = self._pass(_Tensor(tensor.size, self.lanes, self._port.chunk_bytes, 0), nothing, nothing, 0, absmax)
+        outcome = self._pass(
+            _Tensor(tensor.size, self.lanes, self._port.chunk_bytes, 0), nothing, nothing, 0, absmax
+        )
         assert outcome is Outcome.DONE
         return self._port.seen
 
@@ -158,7 +169,9 @@ class XdpRing(Backend):
         :raises CollectiveError: ``on_overflow`` is "error"; the text names ranks and indices.
         """
         if self.spec.on_overflow == "error":
-            raise CollectiveError("all-reduce: " + "; ".join(self._describe(fault) for fault in status.faults))
+            raise CollectiveError(
+                "all-reduce: " + "; ".join(self._describe(fault) for fault in status.faults)
+            )
         mine = [fault for fault in status.faults if fault.rank == self.spec.rank]
         if not mine:
             return tensor
@@ -168,10 +181,14 @@ class XdpRing(Backend):
 
     def _describe(self, fault: Fault) -> str:
         name = self.spec.members[fault.rank].name
-        return f"rank {fault.rank} ({name}) has {fault.kind.noun} at index {fault.index} ({fault.count} values are not finite)"
+        return (
+            f"rank {fault.rank} ({name}) has {fault.kind.noun} at index {fault.index}"
+            f" ({fault.count} values are not finite)"
+        )
 
     def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
-        """Sums beyond float32: an error, or the largest float32. The latter, too, where only rounding has taken them there.
+        """Sums beyond float32: an error, or the largest float32. The latter, too, where only
+        rounding has taken them there.
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
         """
@@ -179,12 +196,15 @@ class XdpRing(Backend):
         indices = np.flatnonzero(np.isinf(out))
         if not indices.size:
             return
-        sums = kind.layout.lanes_in(self._port.results, self._port.chunk_bytes, indices, self.lanes.dtype)
+        sums = kind.layout.lanes_in(
+            self._port.results, self._port.chunk_bytes, indices, self.lanes.dtype
+        )
         beyond = indices[self.lanes.surely_overflows(sums, exponent)]
         if beyond.size and self.spec.on_overflow == "error":
             raise CollectiveError(
-                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index {int(beyond[0])}, as rank "
-                f"{self.spec.rank} ({self.spec.me.name}) and all others see"
+                f"all-reduce: the sum over ranks 0..{self.spec.size - 1} overflows float32 at index"
+                f" {int(beyond[0])}, as rank {self.spec.rank} ({self.spec.me.name}) and all"
+                " others see"
             )
         self.saturated += int(beyond.size)
         most = np.finfo(np.float32).max
@@ -198,7 +218,9 @@ class XdpRing(Backend):
         return Counters(table["sent"], table["sent_bytes"], table["resent"])
 
     def error_bound(self, absmax: float) -> float:
-        """Half a step a rank at the largest exponent that a guess may have; see `Lanes.error_bound`."""
+        """Half a step a rank at the largest exponent that a guess may have; see
+        `Lanes.error_bound`.
+        """
         if self.spec.size == 1:
             return 0.0
         return self.lanes.error_bound(self.lanes.exponent_for(absmax) + SLACK, absmax)
@@ -232,5 +254,7 @@ class _Tensor:
     def tag(self, exponent: int) -> int:
         """What ranks must agree on besides the number of chunks, in 16 bits."""
         if exponent not in self._tags:
-            self._tags[exponent] = zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF
+            self._tags[exponent] = (
+                zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF
+            )
         return self._tags[exponent]

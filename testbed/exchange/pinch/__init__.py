@@ -1,1 +1,3 @@
-"""Neighbourhood aggregation inside the kernel: the process of a rank, beside its programs (docs/pinch.md)."""
+"""Neighbourhood aggregation inside the kernel: the process of a rank, beside its programs
+(docs/pinch.md).
+"""

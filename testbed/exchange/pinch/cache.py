@@ -1,8 +1,9 @@
 """What a sender remembers, so that it need not send vertices that have hardly changed.
 
-Receivers keep their accumulators from one exchange to the next, and frames carry by how much a vertex has changed since it was
-last sent: integers, so that no error builds up. That needs one scale for all differences; when magnitudes have outgrown it, or
-have become so small that it wastes bits, all ranks start over.
+Receivers keep their accumulators from one exchange to the next, and frames carry by how much a
+vertex has changed since it was last sent: integers, so that no error builds up. That needs one
+scale for all differences; when magnitudes have outgrown it, or have become so small that it wastes
+bits, all ranks start over.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Cache:
 
     def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
         """Which of the outgoing vertices to send."""
-        self._chosen = self._numbers.changed(x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness)
+        self._chosen = self._numbers.changed(
+            x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness
+        )
         return self._chosen
 
     def commit(self) -> None:

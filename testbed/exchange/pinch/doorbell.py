@@ -23,7 +23,9 @@ def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
     :param size: Bytes, as many as the frame that it becomes, so that it need not grow.
     :param fields: Others of the header.
     """
-    header = Header(kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields)
+    header = Header(
+        kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields
+    )
     header.checksum = frame_seal(header)
     me = group.me.endpoint
     return encode(Frame(header, source=me, destination=me)).ljust(size, b"\0")
@@ -41,7 +43,9 @@ class Doorbell(Closing):
         self.kick_bytes = max(size, LEAST_BYTES)
         #: A kick for each flow, that of this CPU last, so that the other CPUs have begun by then.
         self.kicks = ctypes.create_string_buffer(
-            b"".join(make_kick(PinchKind.DOORBELL, group, self.kick_bytes, stream=flow) for flow in flows)
+            b"".join(
+                make_kick(PinchKind.DOORBELL, group, self.kick_bytes, stream=flow) for flow in flows
+            )
         )
         self.kick_count = len(flows)
         self._work = make_kick(PinchKind.WORK, group)
@@ -85,7 +89,9 @@ class Doorbell(Closing):
         """
         if code:
             host = f"rank {self._group.rank} ({self._group.me.name})"
-            raise CollectiveError(f"{host}: doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}")
+            raise CollectiveError(
+                f"{host}: doorbell {DOORBELL_NEAR}-{DOORBELL_FAR}: {explain(code)}"
+            )
 
     def close(self) -> None:
         """Close the socket."""

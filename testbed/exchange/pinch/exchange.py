@@ -1,7 +1,8 @@
-"""``pinch``: embeddings broadcast by a TC program and summed up by an XDP program; see docs/pinch.md.
+"""``pinch``: embeddings broadcast by a TC program and summed up by an XDP program; see
+docs/pinch.md.
 
-The process quantizes what others need into memory that it shares with the kernel, kicks, sleeps, and reads the sums; everything
-between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
+The process quantizes what others need into memory that it shares with the kernel, kicks, sleeps,
+and reads the sums; everything between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
 """
 
 from __future__ import annotations
@@ -45,13 +46,25 @@ class Pinch(Exchange):
 
     def __init__(self, context: WorkerContext, spec: ExchangeSpec) -> None:
         super().__init__(context, spec)
-        self.layout = RowLayout.plan(spec.dim, 16 if spec.group.lanes == "int16" else 32, spec.group.mtu)
+        self.layout = RowLayout.plan(
+            spec.dim, 16 if spec.group.lanes == "int16" else 32, spec.group.mtu
+        )
         self._tables = make_tables(spec.halo, self.layout, spec.aggregation)
         self._scale = ScaleGuess(spec.exponent, SLACK)
         if spec.bound is not None:
-            self._scale = ScaleGuess(slack=CACHE_SLACK, patience=None)  # a new scale costs the whole cache
-        self._numbers = Numbers(self.layout, spec.aggregation, self._tables.scale, spec.bound is not None, self._scale.slack)
-        self._cache = None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
+            self._scale = ScaleGuess(
+                slack=CACHE_SLACK, patience=None
+            )  # a new scale costs the whole cache
+        self._numbers = Numbers(
+            self.layout,
+            spec.aggregation,
+            self._tables.scale,
+            spec.bound is not None,
+            self._scale.slack,
+        )
+        self._cache = (
+            None if spec.bound is None else Cache(self._numbers, spec, self._tables.outgoing)
+        )
         self._seq = 0
         self._port: PinchPort | None = None
         self._failed: str | None = None
@@ -63,7 +76,9 @@ class Pinch(Exchange):
         group = self.spec.group
         if group.size == 1:
             return
-        self._port = port = PinchPort(Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers)
+        self._port = port = PinchPort(
+            Dispatcher.of(self.context), self.spec, self.layout, self._tables, self._numbers
+        )
         self._recovery = Recovery(port)
         self._numbers.reset(port.accumulators)
         nothing = bundle(self._tables.outgoing[:0], self._tables.masks[:0], self.layout.rows)
@@ -77,7 +92,11 @@ class Pinch(Exchange):
         self._address(bundle(self._tables.outgoing, self._tables.masks, self.layout.rows))
         if self.spec.exponent is not None:
             halo = self.spec.halo
-            needed = [rank for rank in range(group.size) if len(halo.sends[rank]) or len(halo.sources[rank])]
+            needed = [
+                rank
+                for rank in range(group.size)
+                if len(halo.sends[rank]) or len(halo.sources[rank])
+            ]
             port.control.partners = sum(1 << rank for rank in {*needed, group.rank})
         self._open()
 
@@ -122,7 +141,9 @@ class Pinch(Exchange):
             raise
         with self._timed("dequantize"):
             clear = self._cache is None
-            self._numbers.collect(port.accumulators, self._tables.targets, port.banks, out, exponent, clear)
+            self._numbers.collect(
+                port.accumulators, self._tables.targets, port.banks, out, exponent, clear
+            )
         self._open()
 
     def _exchange(self, x: Embeddings) -> int:
@@ -158,7 +179,11 @@ class Pinch(Exchange):
         """
         guess, port = self._scale.exponent, self._port
         assert port is not None
-        holds = range(0) if guess is None else range(max(guess - self._scale.slack, LEAST_EXPONENT), guess + 1)
+        holds = (
+            range(0)
+            if guess is None
+            else range(max(guess - self._scale.slack, LEAST_EXPONENT), guess + 1)
+        )
         used = None if guess is None or own is None or own > guess else guess
         if used is not None and self._cache:
             self._choose(x, self._cache, used)
@@ -185,14 +210,22 @@ class Pinch(Exchange):
         assert self._port is not None
         group = self.spec.group
         self._port.end(nonfinite=[group.rank])
-        what = "that are not finite" if own is None else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
-        return CollectiveError(f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}")
+        what = (
+            "that are not finite"
+            if own is None
+            else f"of 2**{exponent} or more, which exponent = {exponent} leaves out"
+        )
+        return CollectiveError(
+            f"exchange: rank {group.rank} ({group.me.name}) has embeddings {what}"
+        )
 
     def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
         """Which vertices are sent this time."""
         with self._timed("quantize"):
             chosen = cache.choose(x, exponent)
-            self._address(bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows))
+            self._address(
+                bundle(self._tables.outgoing[chosen], self._tables.masks[chosen], self.layout.rows)
+            )
 
     def _alone(self, x: Embeddings, out: Embeddings) -> None:
         out[:] = -np.inf if self.spec.aggregation == "max" else 0
@@ -209,10 +242,13 @@ class Pinch(Exchange):
             return Counters()
         table = self._port.counters()
         others = table["acks"] + table["asks"] + table["handshakes"]
-        return Counters(table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"])
+        return Counters(
+            table["sent"] + others, table["sent_bytes"] + others * LEAST_BYTES, table["resent"]
+        )
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
-        """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`; see `Numbers.error_bound`.
+        """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`;
+        see `Numbers.error_bound`.
 
         :returns: float64 of shape (owned vertices, 1).
         """

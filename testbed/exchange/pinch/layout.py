@@ -1,8 +1,8 @@
 """How embeddings stand in frames, and which vertices share one. Pure.
 
-A frame's payload is words of 64 bits: the vertices' positions at their owner, 32 bits each, padded to a word, then a row of
-words for each vertex. An embedding that does not fit one frame is cut into parts of equal length, one a frame; then the first
-word's upper half is the number of the part.
+A frame's payload is words of 64 bits: the vertices' positions at their owner, 32 bits each, padded
+to a word, then a row of words for each vertex. An embedding that does not fit one frame is cut into
+parts of equal length, one a frame; then the first word's upper half is the number of the part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class RowLayout:
         """
         room = min((mtu + _ETHERNET - FRAME_BYTES) // 8, MAX_WORDS)
         if room < 2:
-            raise SpecError(f"mtu: {mtu} is too small for embeddings: must be {FRAME_BYTES - _ETHERNET + 16} or more")
+            raise SpecError(
+                f"mtu: {mtu} is too small for embeddings: must be {FRAME_BYTES - _ETHERNET + 16} or"
+                " more"
+            )
         words = -(-dim * bits // 64)
         if words < room:
             rows = 2 * room // (2 * words + 1)
@@ -86,8 +89,8 @@ class Bundles:
 def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int) -> Bundles:
     """Put vertices into frames of at most `rows`: those for the same ranks together.
 
-    What does not fill a frame shares one with leftovers for other ranks, and goes to all of them: that costs bytes, a frame of
-    its own would cost more.
+    What does not fill a frame shares one with leftovers for other ranks, and goes to all of them:
+    that costs bytes, a frame of its own would cost more.
 
     :param positions: Shape (m,), of the vertices to send.
     :param masks: uint32, shape (m,): the ranks that need each, a bit each; none is 0.
@@ -101,7 +104,11 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
     complete = int(whole.sum())
     starts = np.append(np.arange(0, complete, rows), np.arange(complete, len(order), rows))
     to = np.bitwise_or.reduceat(masks[order], starts) if len(order) else np.zeros(0, np.uint32)
-    return Bundles(positions[order].astype(np.int32), np.append(starts, len(order)).astype(np.int64), to.astype(np.uint32))
+    return Bundles(
+        positions[order].astype(np.int32),
+        np.append(starts, len(order)).astype(np.int64),
+        to.astype(np.uint32),
+    )
 
 
 def bundle_bound(vertices: int, rows: int) -> int:

@@ -1,7 +1,9 @@
-"""Embeddings as integers: what lanes and accumulators mean, and the C that converts them (``testbed/native/pinch.c``).
+"""Embeddings as integers: what lanes and accumulators mean, and the C that converts them
+(``testbed/native/pinch.c``).
 
-A lane is ``rint(x * limit / 2**exponent)``, where every rank's magnitudes are below ``2**exponent``; an accumulator has twice
-the width. With weights an accumulator sums lanes times ``rint(weight * scale)``.
+A lane is ``rint(x * limit / 2**exponent)``, where every rank's magnitudes are below
+``2**exponent``; an accumulator has twice the width. With weights an accumulator sums lanes times
+``rint(weight * scale)``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ LEAST_EXPONENT = -149
 EXPONENTS = range(LEAST_EXPONENT, 129)
 """Of all finite float32."""
 SLACK = 1
-"""Bits of precision that the scale of an exchange may waste, so that it need not change whenever magnitudes do."""
+"""Bits of precision that the scale of an exchange may waste, so that it need not change whenever
+magnitudes do.
+"""
 
 
 def exponent_of(absmax: float) -> int:
@@ -43,7 +47,12 @@ class Numbers:
     """
 
     def __init__(
-        self, layout: RowLayout, aggregation: Aggregation, scale: float, halved: bool = False, slack: int = SLACK
+        self,
+        layout: RowLayout,
+        aggregation: Aggregation,
+        scale: float,
+        halved: bool = False,
+        slack: int = SLACK,
     ) -> None:
         self.layout = layout
         self.slack = slack
@@ -65,7 +74,11 @@ class Numbers:
         )
         self._address = self.format.address
         library = load("pinch")
-        self._fill, self._collect, self._changed = library.pinch_fill, library.pinch_collect, library.pinch_changed
+        self._fill, self._collect, self._changed = (
+            library.pinch_fill,
+            library.pinch_collect,
+            library.pinch_changed,
+        )
         self._fill.argtypes = [
             c_void_p,
             c_void_p,
@@ -79,14 +92,40 @@ class Numbers:
             c_void_p,
         ]
         self._fill.restype = None
-        self._collect.argtypes = [c_void_p, c_void_p, c_void_p, c_uint32, c_uint32, c_void_p, c_double, ctypes.c_bool]
+        self._collect.argtypes = [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_uint32,
+            c_uint32,
+            c_void_p,
+            c_double,
+            ctypes.c_bool,
+        ]
         self._collect.restype = None
         self._changed.argtypes = [
-            c_void_p, c_void_p, c_void_p, c_uint32, c_double, c_void_p, ctypes.c_int64, c_void_p, c_uint32, c_void_p,
-        ]  # fmt: skip
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_uint32,
+            c_double,
+            c_void_p,
+            ctypes.c_int64,
+            c_void_p,
+            c_uint32,
+            c_void_p,
+        ]
         self._changed.restype = c_uint32
         self._absmax = library.pinch_absmax
-        self._absmax.argtypes, self._absmax.restype = [c_void_p, c_void_p, c_void_p, c_uint32], c_uint32
+        self._absmax.argtypes, self._absmax.restype = (
+            [
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_uint32,
+            ],
+            c_uint32,
+        )
 
     def factor(self, exponent: int) -> float:
         """What values are multiplied by."""
@@ -119,8 +158,8 @@ class Numbers:
     ) -> None:
         """Write payloads of frames `first` to `end`, their lengths and checks.
 
-        :param last: int32, shape (owned, dim): what was sent last; lanes are then by how much it has changed, and it is
-            brought up to date.
+        :param last: int32, shape (owned, dim): what was sent last; lanes are then by how much it
+            has changed, and it is brought up to date.
         """
         self._fill(
             self._address,
@@ -145,7 +184,9 @@ class Numbers:
         age: NDArray[np.uint32],
         staleness: int,
     ) -> NDArray[np.bool_]:
-        """Which vertices have changed by more than a bound, or at all and were sent `staleness` exchanges ago."""
+        """Which vertices have changed by more than a bound, or at all and were sent `staleness`
+        exchanges ago.
+        """
         found = np.zeros(len(positions), np.uint8)
         most = math.floor(min(bound * self.factor(exponent), 2.0**32))
         self._changed(
@@ -173,7 +214,8 @@ class Numbers:
     ) -> None:
         """Read the aggregates, all banks together.
 
-        :param targets: int32: the row of `out` that each accumulator is for; other rows get 0 (a maximum: -inf).
+        :param targets: int32: the row of `out` that each accumulator is for; other rows get 0 (a
+            maximum: -inf).
         :param clear: Have nothing received afterwards (a maximum always has).
         """
         if len(targets) < len(out):
@@ -183,11 +225,13 @@ class Numbers:
         self._collect(self._address, *addresses, len(targets), banks, out.ctypes.data, step, clear)
 
     def error_bound(self, halo: Halo, absmax: float, bound: float = 0.0) -> NDArray[np.float64]:
-        """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds `absmax` in magnitude.
+        """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds
+        `absmax` in magnitude.
 
-        Half a step a summand, since a lane is rounded to nearest (a maximum: half a step), of a scale that may be `slack` bits
-        higher than it need be; with weights also half a step of the weight; with a cache also `bound` a summand; and the
-        rounding of the result to float32, whose steps below its normal range are coarse.
+        Half a step a summand, since a lane is rounded to nearest (a maximum: half a step), of a
+        scale that may be `slack` bits higher than it need be; with weights also half a step of the
+        weight; with a cache also `bound` a summand; and the rounding of the result to float32,
+        whose steps below its normal range are coarse.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
         step = 2.0 ** (math.frexp(absmax)[1] + self.slack) / self.limit if absmax else 0.0
@@ -197,7 +241,9 @@ class Numbers:
             return np.where(degree > 0, each + absmax * 2.0**-22 + least, 0.0)
         if self.aggregation == "weighted":
             assert halo.weights is not None
-            sums = np.add.reduceat(np.append(np.abs(halo.weights), 0).astype(np.float64), halo.indptr[:-1])[:, None]
+            sums = np.add.reduceat(
+                np.append(np.abs(halo.weights), 0).astype(np.float64), halo.indptr[:-1]
+            )[:, None]
             sums[degree == 0] = 0
             return sums * (each + absmax * 2.0**-22) + degree * absmax * 0.5 / self.scale + least
         return degree * (each + absmax * 2.0**-22) + least

@@ -1,4 +1,6 @@
-"""One rank's end of an exchange in the kernel: its programs, the memory that it shares with them, its doorbell."""
+"""One rank's end of an exchange in the kernel: its programs, the memory that it shares with them,
+its doorbell.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
 from testbed.protocol.pinch.memory import COUNTERS
-from testbed.protocol.pinch.packet import ACK_BEHIND, ANYWHERE, NOT_FINITE, SQ_ENTRIES, UNKNOWN, WR_ASK, exponent_in
+from testbed.protocol.pinch.packet import (
+    ACK_BEHIND,
+    ANYWHERE,
+    NOT_FINITE,
+    SQ_ENTRIES,
+    UNKNOWN,
+    WR_ASK,
+    exponent_in,
+)
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.sequence import seq_of
 from testbed.protocol.wire import FRAME_BYTES, net_peer
@@ -33,10 +43,13 @@ from testbed.protocol.wire import FRAME_BYTES, net_peer
 __all__ = ["PinchPort", "Waited"]
 
 _MOST_BANKS = 8
-"""CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames."""
+"""CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames.
+"""
 _ACK_EVERY = 8
 _MOST_IN_FLIGHT = 192
-"""Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it has no room for."""
+"""Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it
+has no room for.
+"""
 _QUEUED = 256  # frames that may wait for the CPU that aggregates
 _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
 
@@ -51,19 +64,29 @@ class Waited(IntEnum):
 
 
 class PinchPort(Closing):
-    """Programs of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c`` for one exchange, and every way to talk to them.
+    """Programs of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c`` for one exchange, and every
+    way to talk to them.
 
     :param tables: What is received from whom, and what for.
     :raises KernelError: The kernel refused a program or map.
     """
 
-    def __init__(self, dispatcher: Dispatcher, spec: ExchangeSpec, layout: RowLayout, tables: Tables, numbers: Numbers) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        spec: ExchangeSpec,
+        layout: RowLayout,
+        tables: Tables,
+        numbers: Numbers,
+    ) -> None:
         self.spec, self.group, self.layout = spec, spec.group, layout
         self.targets = len(tables.targets)
         cpus = sorted(os.sched_getaffinity(1))
         pinned = spec.processing == "pinned" or cpus[-1] >= _MOST_BANKS
         #: The CPU that aggregates for each rank; 0: where frames arrive.
-        self.homes = [cpus[rank % len(cpus)] % _MAX_FLOWS if pinned else 0 for rank in range(self.group.size)]
+        self.homes = [
+            cpus[rank % len(cpus)] % _MAX_FLOWS if pinned else 0 for rank in range(self.group.size)
+        ]
         self.cpu = self.homes[self.group.rank] if pinned else ANYWHERE
         self.banks = 1 if pinned else cpus[-1] + 1
         self.capacity = bundle_bound(len(tables.outgoing), layout.rows) * layout.parts
@@ -76,9 +99,15 @@ class PinchPort(Closing):
             self._load(tables)
             self._share(tables)
             self._connect(numbers)
-            link, doorbell, execute = (self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute"))
-            dispatcher.add(self.group.group_id, link, doorbell, execute, self._broadcast.programs["pinch_send"])
-            self._open.callback(dispatcher.remove, self.group.group_id)  # its frames belong to no group from then on
+            link, doorbell, execute = (
+                self._receive.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute")
+            )
+            dispatcher.add(
+                self.group.group_id, link, doorbell, execute, self._broadcast.programs["pinch_send"]
+            )
+            self._open.callback(
+                dispatcher.remove, self.group.group_id
+            )  # its frames belong to no group from then on
             undo.pop_all()
 
     def _load(self, tables: Tables) -> None:
@@ -132,10 +161,16 @@ class PinchPort(Closing):
             "pinch_flows": max(self.homes) + 1,
             "pinch_schedule": (max(self.homes) + 1) * self.capacity,
         }
-        values = {"pinch_payloads": layout.payload, "pinch_stash": 8 * layout.words, "pinch_accumulators": 8 * layout.wide}
+        values = {
+            "pinch_payloads": layout.payload,
+            "pinch_stash": 8 * layout.words,
+            "pinch_accumulators": 8 * layout.wide,
+        }
         least = {name: max(size, 1) for name, size in sizes.items()}
         self._receive = self._open.enter_context(BpfObject("aggregate", config, least, values))
-        shared = {name: found for name, found in self._receive.maps.items() if not name.startswith(".")}
+        shared = {
+            name: found for name, found in self._receive.maps.items() if not name.startswith(".")
+        }
         self._broadcast = self._open.enter_context(BpfObject("broadcast", config, reuse=shared))
 
     def _share(self, tables: Tables) -> None:
@@ -161,8 +196,15 @@ class PinchPort(Closing):
         for index in range(len(set(self.homes))):
             shared["pinch_fan"].update(index, near)
         if self.cpu != ANYWHERE:
-            fill_cpumap(shared["pinch_cpus"], set(self.homes), _QUEUED, self._receive.programs["pinch_remote"].fd)
-        self.control.partners = (1 << self.group.size) - 1  # the first exchange is a barrier of all ranks
+            fill_cpumap(
+                shared["pinch_cpus"],
+                set(self.homes),
+                _QUEUED,
+                self._receive.programs["pinch_remote"].fd,
+            )
+        self.control.partners = (
+            1 << self.group.size
+        ) - 1  # the first exchange is a barrier of all ranks
         self.control.tag = zlib.crc32(f"{self.layout} {self.spec.aggregation}".encode()) & 0xFFFF
         self._events = shared["pinch_events"]
         self._consumer, self._producer, _ = self._events.ring_buffer()
@@ -170,7 +212,9 @@ class PinchPort(Closing):
     def _connect(self, numbers: Numbers) -> None:
         """Open the doorbell, and the native code that kicks it (``testbed/native/pinch.c``)."""
         shared = self._receive.maps
-        seen, hub_queue, sent = (shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent"))
+        seen, hub_queue, sent = (
+            shared[f"pinch_{name}"].view(np.uint8) for name in ("seen", "hub_queue", "sent")
+        )
         here = self.homes[self.group.rank]
         flows = sorted(set(self.homes), key=lambda flow: (flow == here, flow))
         doorbell = Doorbell(self.group, flows, FRAME_BYTES + self.layout.payload)
@@ -208,7 +252,15 @@ class PinchPort(Closing):
         self._address = self._native.address
         library = load("pinch")
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
-        library.pinch_send.argtypes = [pointer, pointer, pointer, pointer, u32, ctypes.c_double, pointer]
+        library.pinch_send.argtypes = [
+            pointer,
+            pointer,
+            pointer,
+            pointer,
+            u32,
+            ctypes.c_double,
+            pointer,
+        ]
         library.pinch_wait.argtypes = [pointer, ctypes.c_int64]
         library.pinch_kick.argtypes = [pointer]
         library.pinch_open.argtypes, library.pinch_open.restype = [pointer, u32], None
@@ -218,7 +270,9 @@ class PinchPort(Closing):
         self._library = library
 
     def address(self, bundles: Bundles) -> None:
-        """Set the ranks of each frame, and which frames ask for acknowledgements, from the next `enter` on."""
+        """Set the ranks of each frame, and which frames ask for acknowledgements, from the next
+        `enter` on.
+        """
         parts = self.layout.parts
         to = np.repeat(bundles.to, parts)
         frames = self.frames[: len(to)]
@@ -226,7 +280,9 @@ class PinchPort(Closing):
         window = min(self.group.window * peers, _MOST_IN_FLIGHT)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
-        self._acked[:] = np.uint64(self.seq << 32)  # before late acknowledgements find the new bitmaps
+        self._acked[:] = np.uint64(
+            self.seq << 32
+        )  # before late acknowledgements find the new bitmaps
         self._wanted[:] = 0
         self._frames_to[:] = 0
         for rank in range(self.group.size):
@@ -236,13 +292,19 @@ class PinchPort(Closing):
                 asked = np.zeros(len(mine), bool)
                 asked[every - 1 :: every] = True
                 asked[-1] = True
-                asked[:-1] |= np.diff(mine // 32) > max(ACK_BEHIND // every, 1)  # an acknowledgement reaches so far back
+                asked[:-1] |= np.diff(mine // 32) > max(
+                    ACK_BEHIND // every, 1
+                )  # an acknowledgement reaches so far back
                 ask[mine[asked]] |= np.uint32(1 << rank)
-                np.bitwise_or.at(self._wanted[rank], mine // 32, np.uint64(1) << (mine % 32).astype(np.uint64))
+                np.bitwise_or.at(
+                    self._wanted[rank], mine // 32, np.uint64(1) << (mine % 32).astype(np.uint64)
+                )
         frames["to"], frames["ask"] = to, ask
         frames["copies"] = np.bitwise_count(to)
         for flow in set(self.homes):
-            ranks = np.uint32(sum(1 << rank for rank, home in enumerate(self.homes) if home == flow))
+            ranks = np.uint32(
+                sum(1 << rank for rank, home in enumerate(self.homes) if home == flow)
+            )
             numbers = np.flatnonzero(to & ranks)
             self._schedule[flow * self.capacity :][: len(numbers)] = numbers
             self.flows["total"][flow] = len(numbers)
@@ -255,21 +317,28 @@ class PinchPort(Closing):
         self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int | None, holds: range) -> None:
-        """Tell all partners that this rank accepts frames, its largest exponent, and how many frames it has for each.
+        """Tell all partners that this rank accepts frames, its largest exponent, and how many
+        frames it has for each.
 
         :param exponent: None: it has values that are not finite.
-        :param holds: Range of the group's largest exponent in which payloads can be sent as they will be filled.
+        :param holds: Range of the group's largest exponent in which payloads can be sent as they
+            will be filled.
         """
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
-        lowest, highest = (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
+        lowest, highest = (
+            (holds[0] - LEAST_EXPONENT, holds[-1] - LEAST_EXPONENT) if holds else (1, 0)
+        )
         self.doorbell.check(self._library.pinch_enter(self._address, said, lowest, highest))
 
     def send_handshakes(self, attempt: int) -> None:
-        """Repeat handshakes to partners from which something is missing, or the end to ranks that do not know it.
+        """Repeat handshakes to partners from which something is missing, or the end to ranks that
+        do not know it.
 
         :param attempt: 1 or more.
         """
-        self.doorbell.send_handshakes((attempt - 1) % 255 + 1)  # different each time, because fault rules match on it
+        self.doorbell.send_handshakes(
+            (attempt - 1) % 255 + 1
+        )  # different each time, because fault rules match on it
 
     @property
     def handshakes(self) -> NDArray[np.uint64]:
@@ -280,16 +349,27 @@ class PinchPort(Closing):
 
     @property
     def highest(self) -> int | None:
-        """The largest exponent of all ranks' values, after all have entered; None: some are not finite."""
+        """The largest exponent of all ranks' values, after all have entered; None: some are not
+        finite.
+        """
         said = self._library.pinch_highest(self._address)
         return None if said == NOT_FINITE else said + LEAST_EXPONENT
 
     @property
     def nonfinite(self) -> list[int]:
         """Ranks with values that are not finite."""
-        return [rank for rank, word in enumerate(self.handshakes.tolist()) if exponent_in(word) == NOT_FINITE]
+        return [
+            rank
+            for rank, word in enumerate(self.handshakes.tolist())
+            if exponent_in(word) == NOT_FINITE
+        ]
 
-    def end(self, nonfinite: Collection[int] = (), gone: Collection[int] = (), late: Collection[int] = ()) -> None:
+    def end(
+        self,
+        nonfinite: Collection[int] = (),
+        gone: Collection[int] = (),
+        late: Collection[int] = (),
+    ) -> None:
         """Tell all ranks that exchanges have ended.
 
         :param nonfinite: Ranks with values that are not finite.
@@ -301,9 +381,13 @@ class PinchPort(Closing):
 
     @property
     def ended(self) -> tuple[list[int], list[int], list[int]]:
-        """Why exchanges have ended: ranks with values that are not finite, silent ranks, late ranks; see `end`."""
+        """Why exchanges have ended: ranks with values that are not finite, silent ranks, late
+        ranks; see `end`.
+        """
         masks = int(self.control.nonfinite), int(self.control.gone), int(self.control.late)
-        nonfinite, gone, late = ([rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks)
+        nonfinite, gone, late = (
+            [rank for rank in range(self.group.size) if mask >> rank & 1] for mask in masks
+        )
         return nonfinite, gone, late
 
     @property
@@ -312,7 +396,9 @@ class PinchPort(Closing):
         everybody = (1 << self.group.size) - 1
         return any(self.ended) and int(self.control.end_acked) | 1 << self.group.rank == everybody
 
-    def send(self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None) -> None:
+    def send(
+        self, x: Embeddings, bundles: Bundles, factor: float, last: NDArray[np.int32] | None
+    ) -> None:
         """Quantize and send.
 
         :param last: See `Numbers.fill`.
@@ -320,7 +406,9 @@ class PinchPort(Closing):
         self.control.copies = self._copies
         addresses = x.ctypes.data, bundles.order.ctypes.data, bundles.starts.ctypes.data
         before = None if last is None else last.ctypes.data
-        self.doorbell.check(self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before))
+        self.doorbell.check(
+            self._library.pinch_send(self._address, *addresses, len(bundles.to), factor, before)
+        )
 
     def kick(self, work: bool = False) -> None:
         """Kick every flow with a system call, which may carry frames for a while.
@@ -333,7 +421,9 @@ class PinchPort(Closing):
         self.doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:
-        """Sleep until the exchange is complete, the scale does not fit, exchanges have ended, or time is up."""
+        """Sleep until the exchange is complete, the scale does not fit, exchanges have ended, or
+        time is up.
+        """
         result = self._library.pinch_wait(self._address, int(max(seconds, 0.0) * 1e9))
         self.doorbell.check(-result if result < 0 else 0)
         return Waited(result)
@@ -341,7 +431,10 @@ class PinchPort(Closing):
     @property
     def seconds(self) -> dict[str, float]:
         """Time spent in `send` and `wait` since the start, by phase."""
-        return {phase: getattr(self._native, f"{phase}_ns") * 1e-9 for phase in ("quantize", "send", "wait")}
+        return {
+            phase: getattr(self._native, f"{phase}_ns") * 1e-9
+            for phase in ("quantize", "send", "wait")
+        }
 
     @property
     def copies(self) -> int:
@@ -367,11 +460,18 @@ class PinchPort(Closing):
     def seen(self) -> Seen:
         """The state that `Policy` decides on."""
         partners, peers = int(self.control.partners), self.peers.copy()
-        counts = {name: peers[name].tolist() for name in ("received", "acked", "heard", "news", "answers", "at", "waits")}
+        counts = {
+            name: peers[name].tolist()
+            for name in ("received", "acked", "heard", "news", "answers", "at", "waits")
+        }
         return Seen(
             rank=self.group.rank,
             seq=self.seq,
-            partners=[rank for rank in range(self.group.size) if partners >> rank & 1 and rank != self.group.rank],
+            partners=[
+                rank
+                for rank in range(self.group.size)
+                if partners >> rank & 1 and rank != self.group.rank
+            ],
             handshakes=self.handshakes.tolist(),
             lacking=lambda rank: self.lacking(rank).tolist(),
             met=seq_of(int(self.control.met)) == self.seq,
@@ -390,7 +490,9 @@ class PinchPort(Closing):
         self.kick(actions.work)
 
     def post(self, rank: int, numbers: NDArray[np.int64]) -> None:
-        """Post work requests to retransmit frames that a rank lacks, or to ask about them; a kick carries them out."""
+        """Post work requests to retransmit frames that a rank lacks, or to ask about them; a kick
+        carries them out.
+        """
         number = self.homes[rank]
         flow = self.flows[number]
         room = SQ_ENTRIES - (int(flow["sq_tail"]) - int(flow["sq_head"])) % (1 << 32)

@@ -1,4 +1,6 @@
-"""What a rank does while an exchange is not complete: clocks and texts; `Policy` decides what to do and which ranks to name."""
+"""What a rank does while an exchange is not complete: clocks and texts; `Policy` decides what to do
+and which ranks to name.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,35 @@ _DOUBT = 1.5  # times the timeout: how long a rank waits until it knows which ra
 class Recovery:
     """How one rank waits.
 
-    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says when to ask for it. What
-    others have to send may take them longer, as they compute before: they are asked for it when it takes longer than usual.
+    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says
+    when to ask for it. What others have to send may take them longer, as they compute before: they
+    are asked for it when it takes longer than usual.
     """
 
     def __init__(self, port: PinchPort) -> None:
         self.port = port
-        self.timer = RetransmissionTimer(ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES)))
-        self._words = Words(port.group.rank, [member.name for member in port.group.members], port.group.timeout)
+        self.timer = RetransmissionTimer(
+            ceiling=min(RetransmissionTimer.ceiling, port.group.timeout / (2 * TRIES))
+        )
+        self._words = Words(
+            port.group.rank, [member.name for member in port.group.members], port.group.timeout
+        )
         self._usual = 0.0  # seconds that an exchange takes; 0: not known yet
         self._samples = self._rtt_sum = 0
 
     @property
     def _patience(self) -> float:
-        return max(self.timer.timeout, min(2 * self._usual, _MOST_PATIENCE) if self._usual else _MOST_PATIENCE)
+        return max(
+            self.timer.timeout,
+            min(2 * self._usual, _MOST_PATIENCE) if self._usual else _MOST_PATIENCE,
+        )
 
     def wait(self) -> bool:
-        """Wait until everything has arrived and is acknowledged (True), or the scale does not fit (False).
+        """Wait until everything has arrived and is acknowledged (True), or the scale does not fit
+        (False).
 
-        :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended; the text says why.
+        :raises CollectiveError: Nothing has moved for the group's timeout, or exchanges have ended;
+            the text says why.
         """
         started, policy = time.monotonic(), Policy(self.port.seen())
         waited = self.port.wait(max(self.timer.timeout, min(1.25 * self._usual, _MOST_PATIENCE)))
@@ -65,7 +77,9 @@ class Recovery:
                 verdict = policy.verdict(seen)
                 late = [] if verdict.silent else [up.rank for up in verdict.up] or [port.group.rank]
                 port.end(gone=verdict.silent, late=late)
-                raise CollectiveError(self._words.gave_up(seen, verdict, port.copies, now - started))
+                raise CollectiveError(
+                    self._words.gave_up(seen, verdict, port.copies, now - started)
+                )
             elif port.in_flight or now - moved >= self._patience:
                 self.timer.expired()
                 port.act(policy.act(seen))
@@ -76,7 +90,11 @@ class Recovery:
     def _is_over(self, still: float, policy: Policy, seen: Seen) -> bool:
         """Is it time to give up, after so many seconds without progress?"""
         timeout = self.port.group.timeout
-        return still > timeout and policy.has_asked and (policy.is_sure(seen) or still > _DOUBT * timeout)
+        return (
+            still > timeout
+            and policy.has_asked
+            and (policy.is_sure(seen) or still > _DOUBT * timeout)
+        )
 
     def linger(self) -> None:
         """Linger until all ranks are past their exchanges, or know that exchanges have ended.

@@ -1,4 +1,6 @@
-"""From a halo to the tables that programs read: neighbours of other ranks' vertices, and receivers of own ones. Pure."""
+"""From a halo to the tables that programs read: neighbours of other ranks' vertices, and receivers
+of own ones. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from testbed.protocol.wire import MAX_RANKS
 __all__ = ["SLICE_WORDS", "Tables", "make_tables", "weight_scale"]
 
 SLICE_WORDS = 1 << 13
-"""Accumulator words that a program adds to for one vertex in one run: some 10 microseconds. More is a hub, added by slices."""
+"""Accumulator words that a program adds to for one vertex in one run: some 10 microseconds. More is
+a hub, added by slices.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,9 @@ class Tables:
     :param masks: uint32: the ranks that need each, a bit each.
     :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
     :param edges: `EDGE`: accumulators of neighbours here.
-    :param targets: int32: the position that each accumulator is for. Only vertices with neighbours on other ranks have one,
-        in the order in which frames come to them, for the sake of the CPU's caches: most have few.
+    :param targets: int32: the position that each accumulator is for. Only vertices with neighbours
+        on other ranks have one, in the order in which frames come to them, for the sake of the
+        CPU's caches: most have few.
     :param hubs: Slots that the parts of vertices with many neighbours take.
     :param slice: Neighbours that one run adds a vertex to.
     :param sources: Where each rank's vertices and frames begin.
@@ -59,8 +64,8 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
     most = (1 << (2 * layout.bits - 1)) // ((1 << (layout.bits - 1)) - 1)
     if aggregation == "sum" and halo.num_owned and int(degree.max()) > most:
         raise SpecError(
-            f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: must be at most {most} with lanes = "
-            f"int{layout.bits}; use int32"
+            f"exchange: a vertex has {int(degree.max())} neighbours on other ranks: must be at most"
+            f" {most} with lanes = int{layout.bits}; use int32"
         )
     masks = np.zeros(halo.num_owned, np.uint32)
     for rank, positions in enumerate(halo.sends):
@@ -90,7 +95,9 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
         first += size if frames else 0
         seen += -(-frames // 32)
     vertices = np.zeros(first, dtype("pinch_vertex"))
-    index = [int(sources["first"][rank]) + positions for rank, positions in enumerate(halo.positions)]
+    index = [
+        int(sources["first"][rank]) + positions for rank, positions in enumerate(halo.positions)
+    ]
     mine = vertices[np.concatenate(index) if index else []]
     mine["count"] = count
     mine["first"] = np.cumsum(count) - count
@@ -112,18 +119,25 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
 
 
 def weight_scale(halo: Halo, bits: int) -> float:
-    """What to multiply weights by before rounding, so that no vertex's sum can overflow its accumulator.
+    """What to multiply weights by before rounding, so that no vertex's sum can overflow its
+    accumulator.
 
-    A lane's magnitude is below ``2**(bits - 1)`` and its accumulator's below ``2**(2 * bits - 1)``: the integer weights of a
-    vertex may come to ``2**bits`` in magnitude, of which rounding may take half an edge; and one is 32 bits with its sign.
+    A lane's magnitude is below ``2**(bits - 1)`` and its accumulator's below ``2**(2 * bits - 1)``:
+    the integer weights of a vertex may come to ``2**bits`` in magnitude, of which rounding may take
+    half an edge; and one is 32 bits with its sign.
     """
     assert halo.weights is not None
     magnitude = np.abs(halo.weights.astype(np.float64))
     if not magnitude.any():
         return 1.0
     degree = np.diff(halo.indptr)
-    sums = np.add.reduceat(np.append(magnitude, 0.0), np.minimum(halo.indptr[:-1], len(magnitude)))[degree > 0]
+    sums = np.add.reduceat(np.append(magnitude, 0.0), np.minimum(halo.indptr[:-1], len(magnitude)))[
+        degree > 0
+    ]
     room = (1 << bits) - degree[degree > 0] / 2
     if (room <= 0).any():
-        raise SpecError(f"exchange: a vertex has {int(degree.max())} weighted neighbours: must be at most {(2 << bits) - 1}")
+        raise SpecError(
+            f"exchange: a vertex has {int(degree.max())} weighted neighbours: must be at most"
+            f" {(2 << bits) - 1}"
+        )
     return float(min((room[sums > 0] / sums[sums > 0]).min(), ((1 << 31) - 1) / magnitude.max()))

@@ -36,10 +36,15 @@ class Words:
         elif elsewhere:
             why = f"{self._ranks(elsewhere)} up, but not in this exchange after {self.timeout:g} s"
         else:
-            why = f"no progress for {self.timeout:g} s: {'; '.join(self._missing(seen, verdict.up))}"
+            why = (
+                f"no progress for {self.timeout:g} s: {'; '.join(self._missing(seen, verdict.up))}"
+            )
         frames = {rank: frames_in(seen.handshakes[rank]) for rank in seen.partners}
         received = sum(min(seen.received[rank], count) for rank, count in frames.items())
-        got = f"{received} of {sum(frames.values())} frames received, {sum(seen.acked)} of {copies} acknowledged"
+        got = (
+            f"{received} of {sum(frames.values())} frames received, {sum(seen.acked)} of {copies}"
+            " acknowledged"
+        )
         return f"{self._rank(self.rank)}: {why} (exchange {seen.seq}: {got} after {seconds:.1f} s)"
 
     def _missing(self, seen: Seen, ups: Sequence[Up]) -> list[str]:
@@ -50,11 +55,17 @@ class Words:
             if not seen.handshakes[up.rank]:
                 found.append(f"handshake of {name} missing")
             if seen.received[up.rank] < frames:
-                found.append(f"frames of {name} missing: {frames - seen.received[up.rank]} of {frames}")
+                found.append(
+                    f"frames of {name} missing: {frames - seen.received[up.rank]} of {frames}"
+                )
             if lacking := len(seen.lacking(up.rank)):
                 found.append(f"acknowledgements of {name} missing: {lacking}")
         for up in ups[:_NAMED]:
-            waits = f", waiting for {', '.join(self.names[other] for other in up.waits)}" if up.waits else ""
+            waits = (
+                f", waiting for {', '.join(self.names[other] for other in up.waits)}"
+                if up.waits
+                else ""
+            )
             found.append(f"{self.names[up.rank]} is up, in exchange {up.seq}{waits}")
         if len(ups) > _NAMED:
             found.append(f"and {len(ups) - _NAMED} more ranks")
@@ -83,4 +94,6 @@ class Words:
         return ", ".join(map(self._rank, sorted(ranks)))
 
     def _others(self, ranks: Collection[int]) -> str:
-        return ", ".join("this rank" if rank == self.rank else self._rank(rank) for rank in sorted(ranks))
+        return ", ".join(
+            "this rank" if rank == self.rank else self._rank(rank) for rank in sorted(ranks)
+        )

@@ -1,4 +1,6 @@
-"""`Neighbours`: the sum over a vertex's neighbours as torch knows functions, wherever the neighbours are."""
+"""`Neighbours`: the sum over a vertex's neighbours as torch knows functions, wherever the
+neighbours are.
+"""
 
 import warnings
 from typing import Any, Literal
@@ -20,15 +22,17 @@ Direction = Literal["forward", "backward"]
 class Neighbours(nn.Module):
     """One layer's sum over neighbours: ``A x``, whose gradient is ``Aᵀ g``.
 
-    What neighbours of the same rank contribute is a sparse product here; what those of others do comes from an exchange, one
-    for each direction.
+    What neighbours of the same rank contribute is a sparse product here; what those of others do
+    comes from an exchange, one for each direction.
     """
 
     def __init__(self, part: Part, layer: int) -> None:
         super().__init__()
         self.layer = layer
         self._local = {"forward": local_adjacency(part.forward)}
-        self._local["backward"] = self._local["forward"] if part.symmetric else local_adjacency(part.backward)
+        self._local["backward"] = (
+            self._local["forward"] if part.symmetric else local_adjacency(part.backward)
+        )
         self._channel = Channel()
         self._meter = Meter()
         self._received = torch.empty(0, 0)  # kept, since new memory costs page faults
@@ -38,7 +42,8 @@ class Neighbours(nn.Module):
         self._channel, self._meter = channel, meter
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sum: float32 of shape (owned vertices, d), for each vertex the rows of its neighbours on all ranks.
+        """Sum: float32 of shape (owned vertices, d), for each vertex the rows of its neighbours on
+        all ranks.
 
         :raises CollectiveError: The exchange could not complete.
         """
@@ -78,7 +83,9 @@ class _Sum(torch.autograd.Function):
 
 
 def local_adjacency(halo: Halo) -> Tensor:
-    """Return what a rank's own vertices take from each other: a sparse matrix of ones, shape (n, n)."""
+    """Return what a rank's own vertices take from each other: a sparse matrix of ones, shape (n,
+    n).
+    """
     n, entries = halo.num_owned, len(halo.local_indices)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)

@@ -25,16 +25,23 @@ class Slot(NamedTuple):
 
 
 def transforms_first(inputs: int, outputs: int) -> bool:
-    """Tell whether a layer multiplies by its weights before it sums over neighbours, which makes rows shorter."""
+    """Tell whether a layer multiplies by its weights before it sums over neighbours, which makes
+    rows shorter.
+    """
     return inputs > outputs
 
 
-def plan_exchanges(spec: ModelSpec, feature_dim: int, num_classes: int, cached: bool) -> dict[Slot, int]:
-    """Return the exchanges that a model takes, in the order in which all ranks open them, and their dimensions.
+def plan_exchanges(
+    spec: ModelSpec, feature_dim: int, num_classes: int, cached: bool
+) -> dict[Slot, int]:
+    """Return the exchanges that a model takes, in the order in which all ranks open them, and their
+    dimensions.
 
-    The first layer has none backwards where features travel themselves, since they need no gradients.
+    The first layer has none backwards where features travel themselves, since they need no
+    gradients.
 
-    :param cached: Exchanges keep what was last sent, so evaluation, which drops nothing, gets exchanges of its own.
+    :param cached: Exchanges keep what was last sent, so evaluation, which drops nothing, gets
+        exchanges of its own.
     """
     planned = {}
     for layer, (inputs, outputs) in enumerate(pairwise(spec.widths(feature_dim, num_classes))):
@@ -59,14 +66,21 @@ class Channel:
     exchanges: Mapping[Slot, Exchange] = field(default_factory=dict)
 
     def counters(self) -> Counters:
-        """What this rank has sent so far. On sockets the device counts for all alike, so one counter has it all."""
+        """What this rank has sent so far. On sockets the device counts for all alike, so one
+        counter has it all.
+        """
         if self.backend is None or self.backend.needs == "sockets":
             return self.backend.counters() if self.backend else Counters()
-        return sum((exchange.counters() for exchange in self.exchanges.values()), self.backend.counters())
+        return sum(
+            (exchange.counters() for exchange in self.exchanges.values()), self.backend.counters()
+        )
 
     def seconds(self) -> dict[str, float]:
         """Time in each phase of the exchanges so far."""
-        return {phase: sum(exchange.phases[phase] for exchange in self.exchanges.values()) for phase in PHASES}
+        return {
+            phase: sum(exchange.phases[phase] for exchange in self.exchanges.values())
+            for phase in PHASES
+        }
 
     def measures(self) -> dict[str, float]:
         """What the exchanges count besides, so far."""

@@ -1,4 +1,6 @@
-"""Dropout whose masks depend on the vertex and not on the rank: they are the same for every partition."""
+"""Dropout whose masks depend on the vertex and not on the rank: they are the same for every
+partition.
+"""
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ BLOCK = 1 << 16  # elements at a time, which stay in a core's cache
 
 
 class Dropout(nn.Module):
-    """Inverted dropout (Srivastava et al., JMLR 2014): a hash of seed, epoch, layer, vertex and column says what stays.
+    """Inverted dropout (Srivastava et al., JMLR 2014): a hash of seed, epoch, layer, vertex and
+    column says what stays.
 
     :param p: Share of elements that become 0.
     :param vertices: int64, shape (n,): the numbers in the graph of the rows that `forward` gets.
@@ -28,11 +31,15 @@ class Dropout(nn.Module):
         self._vertices = vertices.astype(np.uint64)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of `x`, float32 of shape (n, d), and scale the others up; in evaluation leave it as it is."""
+        """Drop elements of `x`, float32 of shape (n, d), and scale the others up; in evaluation
+        leave it as it is.
+        """
         return x * self.mask(x.shape[1]) if self.training and self.p else x
 
     def mask(self, dim: int) -> Tensor:
-        """Return what elements are multiplied by in this epoch: 0 or 1 / (1 - p); float32, shape (n, dim)."""
+        """Return what elements are multiplied by in this epoch: 0 or 1 / (1 - p); float32, shape
+        (n, dim).
+        """
         stream = mix(np.array([self._stream, self.epoch], np.uint64))
         keys = mix(self._vertices + stream[0] ^ stream[1]).astype(np.uint32)
         columns = np.arange(1, dim + 1, dtype=np.uint32) * COLUMN
@@ -41,5 +48,9 @@ class Dropout(nn.Module):
         for first in range(0, len(keys), rows):
             drawn = keys[first : first + rows, None] ^ columns
             mix32(drawn)
-            np.multiply(drawn >= np.uint32(self.p * 2**32), np.float32(1 / (1 - self.p)), out=out[first : first + rows])
+            np.multiply(
+                drawn >= np.uint32(self.p * 2**32),
+                np.float32(1 / (1 - self.p)),
+                out=out[first : first + rows],
+            )
         return torch.from_numpy(out)

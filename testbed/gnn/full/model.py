@@ -1,4 +1,6 @@
-"""GCN and GraphSAGE on whole neighbourhoods, written as for one process: what is on other ranks is `Neighbours`' concern."""
+"""GCN and GraphSAGE on whole neighbourhoods, written as for one process: what is on other ranks is
+`Neighbours`' concern.
+"""
 
 import math
 from itertools import pairwise
@@ -20,10 +22,12 @@ __all__ = ["FullModel", "Gcn", "Sage"]
 
 
 class Gcn(nn.Module):
-    """A layer of a graph convolutional network (Kipf and Welling, ICLR 2017): ``D^-1/2 (A + I) D^-1/2 x W + b``.
+    """A layer of a graph convolutional network (Kipf and Welling, ICLR 2017): ``D^-1/2 (A + I)
+    D^-1/2 x W + b``.
 
-    The normalisation scales rows before and after a plain sum, and the loop at each vertex is a summand of its own, so all
-    that travels are rows to be summed. Weights begin as Glorot and Bengio's (AISTATS 2010), biases as 0.
+    The normalisation scales rows before and after a plain sum, and the loop at each vertex is a
+    summand of its own, so all that travels are rows to be summed. Weights begin as Glorot and
+    Bengio's (AISTATS 2010), biases as 0.
     """
 
     def __init__(self, inputs: int, outputs: int, part: Part, layer: int) -> None:
@@ -43,7 +47,8 @@ class Gcn(nn.Module):
 
 
 class Sage(nn.Module):
-    """A layer of GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017): ``x V + b + mean(x) W``.
+    """A layer of GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017): ``x V
+    + b + mean(x) W``.
 
     The mean is a sum divided by the vertex's degree; of no neighbours it is 0.
     """
@@ -69,8 +74,8 @@ class Sage(nn.Module):
 class FullModel(nn.Module):
     """A network on a rank's part of a graph; the same seed gives the same weights on all ranks.
 
-    Each layer but the last is followed by ReLU. Dropout comes before each layer of a GCN, as published, and of GraphSAGE before
-    each but the first.
+    Each layer but the last is followed by ReLU. Dropout comes before each layer of a GCN, as
+    published, and of GraphSAGE before each but the first.
 
     :param part: Of this rank.
     :param num_classes: Logits a vertex.
@@ -81,9 +86,15 @@ class FullModel(nn.Module):
         torch.manual_seed(seed)
         kind = MODELS[spec.name]
         make, sizes = load(kind.layer), spec.widths(part.x.shape[1], num_classes)
-        self.layers = nn.ModuleList(make(a, b, part, layer) for layer, (a, b) in enumerate(pairwise(sizes)))
-        rates = [spec.dropout if layer or kind.drops_features else 0.0 for layer in range(spec.layers)]
-        self.dropouts = nn.ModuleList(Dropout(p, seed, layer, part.forward.owned) for layer, p in enumerate(rates))
+        self.layers = nn.ModuleList(
+            make(a, b, part, layer) for layer, (a, b) in enumerate(pairwise(sizes))
+        )
+        rates = [
+            spec.dropout if layer or kind.drops_features else 0.0 for layer in range(spec.layers)
+        ]
+        self.dropouts = nn.ModuleList(
+            Dropout(p, seed, layer, part.forward.owned) for layer, p in enumerate(rates)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of this rank's vertices; a collective where a channel has been joined."""

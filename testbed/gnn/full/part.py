@@ -20,7 +20,8 @@ class Part:
     """One rank's vertices, in ascending order of their numbers, and their neighbours.
 
     :param forward: The rank's rows of the adjacency, along which embeddings go.
-    :param backward: Its rows of the transposed adjacency, along which gradients go back; the same where it is symmetric.
+    :param backward: Its rows of the transposed adjacency, along which gradients go back; the same
+        where it is symmetric.
     :param degrees: float32, shape (n, 1): neighbours of each vertex, here or elsewhere.
     :param x: float32, shape (n, d): features; `y`: int64, shape (n,): labels.
     :param sets: Positions of this rank's vertices of the sets ``train``, ``val`` and ``test``.
@@ -68,12 +69,17 @@ def make_part(graph: GraphData, owners: Owners, rank: int, world: int) -> Part:
         torch.from_numpy(np.diff(graph.indptr)[owned].astype(np.float32)).unsqueeze(1),
         torch.from_numpy(graph.x[owned]),
         torch.from_numpy(graph.y[owned]),
-        {name: torch.from_numpy(np.flatnonzero(np.isin(owned, numbers))) for name, numbers in sets.items()},
+        {
+            name: torch.from_numpy(np.flatnonzero(np.isin(owned, numbers)))
+            for name, numbers in sets.items()
+        },
         {name: len(numbers) for name, numbers in sets.items()},
     )
 
 
-def transposed(indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def transposed(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Transpose a square adjacency; indices ascend within each row of the result."""
     n = len(indptr) - 1
     rows: NDArray[Any] = np.repeat(np.arange(n, dtype=np.int32), np.diff(indptr))

@@ -1,7 +1,9 @@
-"""Full-graph training of one rank: forward and backward with the others' vertices, sum gradients over ranks, update.
+"""Full-graph training of one rank: forward and backward with the others' vertices, sum gradients
+over ranks, update.
 
-The loss is the mean over all training vertices of the graph, and what is dropped depends on vertices alone. So ranks together
-train as one process with the whole graph would, except for the order in which floats are added.
+The loss is the mean over all training vertices of the graph, and what is dropped depends on
+vertices alone. So ranks together train as one process with the whole graph would, except for the
+order in which floats are added.
 """
 
 import math
@@ -41,13 +43,17 @@ class FullTrainer:
     :param seed: The same on all ranks.
     """
 
-    def __init__(self, part: Part, num_classes: int, model: ModelSpec, training: TrainingSpec, seed: int) -> None:
+    def __init__(
+        self, part: Part, num_classes: int, model: ModelSpec, training: TrainingSpec, seed: int
+    ) -> None:
         torch.set_num_threads(1)  # ranks share the box's cores
         self.part = part
         self.training = training
         self.model = FullModel(model, part, num_classes, seed)
         decayed = self.model.layers[0] if MODELS[model.name].decays_first else self.model
-        self._decayed = sum(parameter.numel() for parameter in decayed.parameters())  # they come first
+        self._decayed = sum(
+            parameter.numel() for parameter in decayed.parameters()
+        )  # they come first
         self.weights = flatten(self.model)
         assert self.weights.grad is not None
         self.gradient = self.weights.grad
@@ -56,18 +62,28 @@ class FullTrainer:
         self._seconds: dict[str, float] = {}
 
     def warm_up(self) -> None:
-        """Compute and discard a gradient from this rank's vertices alone, so that no epoch pays one-time costs."""
+        """Compute and discard a gradient from this rank's vertices alone, so that no epoch pays
+        one-time costs.
+        """
         self.model.join(Channel(), Meter())
         self.loss().backward()  # type: ignore[no-untyped-call]
 
     def loss(self) -> torch.Tensor:
-        """Return this rank's summand of the mean cross-entropy over all training vertices; a collective."""
+        """Return this rank's summand of the mean cross-entropy over all training vertices; a
+        collective.
+        """
         train = self.part.sets["train"]
         logits = self.model.train()(self.part.x)[train]
-        return functional.cross_entropy(logits, self.part.y[train], reduction="sum") / self.part.sizes["train"]
+        return (
+            functional.cross_entropy(logits, self.part.y[train], reduction="sum")
+            / self.part.sizes["train"]
+        )
 
-    def epoch(self, channel: Channel, epoch: int, calls: SyscallCounter | None = None) -> FullResult:
-        """Train for one epoch, then evaluate; a collective. Epochs are to be trained in order, 0 first.
+    def epoch(
+        self, channel: Channel, epoch: int, calls: SyscallCounter | None = None
+    ) -> FullResult:
+        """Train for one epoch, then evaluate; a collective. Epochs are to be trained in order, 0
+        first.
 
         :param channel: To the other ranks.
         :param calls: Counts system calls; the result has them then, and times that say nothing.
@@ -98,7 +114,11 @@ class FullTrainer:
         times |= {phase: value - seconds[phase] for phase, value in channel.seconds().items()}
         times["all_reduce"] = meter.seconds - exchanged
         times["other"] = total - sum(times.values())
-        times |= {"epoch_time": total, "communication_time": meter.seconds, "communication_cpu_time": meter.cpu}
+        times |= {
+            "epoch_time": total,
+            "communication_time": meter.seconds,
+            "communication_cpu_time": meter.cpu,
+        }
         sent = channel.counters() - counters
         counts: dict[str, float] = {"steps": 1, **asdict(sent)}
         counts |= {name: value - measures[name] for name, value in channel.measures().items()}
@@ -133,7 +153,9 @@ class FullTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, int]:
-        """Return how many of this rank's vertices of each set are classified right, from whole neighbourhoods; a collective."""
+        """Return how many of this rank's vertices of each set are classified right, from whole
+        neighbourhoods; a collective.
+        """
         answers = self.model.eval()(self.part.x).argmax(1)
         right = answers == self.part.y
         return {name: int(right[positions].sum()) for name, positions in self.part.sets.items()}

@@ -12,11 +12,15 @@ __all__ = ["Hash"]
 
 
 class Hash(Partitioner):
-    """Ignores edges: it cuts a share of 1 - 1/parts of them, and parts are equal in size up to chance."""
+    """Ignores edges: it cuts a share of 1 - 1/parts of them, and parts are equal in size up to
+    chance.
+    """
 
     name: ClassVar[str] = "hash"
 
-    def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
+    def assign(
+        self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]
+    ) -> Owners:
         """See `Partitioner.assign`."""
         drawn = mix(vertices.astype(np.uint64) + np.uint64((self.seed + 1) * GOLDEN % 2**64))
         return (drawn % np.uint64(self.parts)).astype(np.int32)

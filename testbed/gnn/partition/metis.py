@@ -1,4 +1,6 @@
-"""``metis``: multilevel partitioning for few cut edges (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998), by pymetis."""
+"""``metis``: multilevel partitioning for few cut edges (Karypis and Kumar, SIAM J. Sci. Comput.
+20(1), 1998), by pymetis.
+"""
 
 from typing import ClassVar
 
@@ -12,12 +14,16 @@ __all__ = ["Metis"]
 
 
 class Metis(Partitioner):
-    """Sees the whole graph, which has to be symmetric and without loops; balances vertices to 3 %."""
+    """Sees the whole graph, which has to be symmetric and without loops; balances
+    vertices to 3 %.
+    """
 
     name: ClassVar[str] = "metis"
     streams: ClassVar[bool] = False
 
-    def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
+    def assign(
+        self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]
+    ) -> Owners:
         """Choose the owners of all vertices at once.
 
         :raises SpecError: These are not all vertices in ascending order.
@@ -26,7 +32,8 @@ class Metis(Partitioner):
 
         if not np.array_equal(vertices, np.arange(self.num_vertices)):
             raise SpecError(
-                f"partitioner metis: {len(vertices)} vertices of {self.num_vertices} came: must come all at once, ascending"
+                f"partitioner metis: {len(vertices)} vertices of {self.num_vertices} came: must"
+                " come all at once, ascending"
             )
         if self.parts == 1:
             return np.zeros(self.num_vertices, np.int32)

@@ -1,4 +1,6 @@
-"""The interface that every partitioner keeps: vertices come in an order, a few or all at a time, and each gets a part."""
+"""The interface that every partitioner keeps: vertices come in an order, a few or all at a time,
+and each gets a part.
+"""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -17,7 +19,8 @@ Owners = NDArray[np.int32]
 class Partitioner(ABC):
     """Made for one graph, it may keep what it has decided so far.
 
-    :cvar streams: Whether vertices may come a few at a time; else `assign` is called once, with all of them.
+    :cvar streams: Whether vertices may come a few at a time; else `assign` is called once, with all
+        of them.
     :param num_vertices: Of the graph.
     :param parts: Number of parts.
     :param seed: Seed of all draws: the same seed and order give the same owners.
@@ -29,15 +32,20 @@ class Partitioner(ABC):
 
     def __init__(self, num_vertices: int, parts: int, seed: int = 0) -> None:
         if not 1 <= parts <= num_vertices:
-            raise SpecError(f"partitioner {self.name}: {parts} parts of {num_vertices} vertices: must be 1 to one per vertex")
+            raise SpecError(
+                f"partitioner {self.name}: {parts} parts of {num_vertices} vertices: must be 1 to"
+                " one per vertex"
+            )
         self.num_vertices, self.parts, self.seed = num_vertices, parts, seed
 
     @abstractmethod
-    def assign(self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]) -> Owners:
+    def assign(
+        self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]
+    ) -> Owners:
         """Choose the owners of the next vertices, for good.
 
         :param vertices: Shape (k,); each vertex of the graph comes once.
-        :param indptr: Shape (k + 1,): the neighbours of ``vertices[i]`` are ``indices[indptr[i]:indptr[i + 1]]``, whether or
-            not they have come.
+        :param indptr: Shape (k + 1,): the neighbours of ``vertices[i]`` are
+            ``indices[indptr[i]:indptr[i + 1]]``, whether or not they have come.
         :returns: int32, shape (k,).
         """

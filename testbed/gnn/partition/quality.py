@@ -16,10 +16,12 @@ class Quality:
 
     :param edge_cut: Undirected edges whose ends have different owners.
     :param edge_cut_share: The same as a share of all edges; 0 where there are none.
-    :param replication_factor: Mean over vertices of the number of parts that hold it, as its owner or as a neighbour of
-        what they own; 1 where nothing is cut (Gonzalez et al., PowerGraph, OSDI 2012, section 5).
+    :param replication_factor: Mean over vertices of the number of parts that hold it, as its owner
+        or as a neighbour of what they own; 1 where nothing is cut (Gonzalez et al., PowerGraph,
+        OSDI 2012, section 5).
     :param vertex_balance: Vertices of the part that has most, divided by the mean.
-    :param edge_balance: The same of adjacency entries, each counted where the vertex is that takes it in.
+    :param edge_balance: The same of adjacency entries, each counted where the vertex is that takes
+        it in.
     """
 
     edge_cut: int
@@ -29,16 +31,21 @@ class Quality:
     edge_balance: float
 
 
-def measure(indptr: NDArray[np.int64], indices: NDArray[np.int32], owners: Owners, parts: int) -> Quality:
+def measure(
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], owners: Owners, parts: int
+) -> Quality:
     """Measure a partition.
 
-    :param indptr: int64, shape (n + 1,), of a symmetric adjacency without repeats: each edge has two entries in `indices`.
+    :param indptr: int64, shape (n + 1,), of a symmetric adjacency without repeats: each edge has
+        two entries in `indices`.
     :param owners: Shape (n,), 0..parts-1.
     """
     n = len(owners)
     holder = np.repeat(owners, np.diff(indptr)).astype(np.int64)
     cut = holder != owners[indices]
-    copies = len(np.unique(holder[cut] * n + indices[cut]))  # pairs of a part and a vertex that it holds of another's
+    copies = len(
+        np.unique(holder[cut] * n + indices[cut])
+    )  # pairs of a part and a vertex that it holds of another's
     return Quality(
         edge_cut=int(cut.sum()) // 2,
         edge_cut_share=float(cut.mean()) if len(cut) else 0.0,

@@ -27,13 +27,20 @@ FORMAT = 1  # part of each entry's name: raise it when a partitioner decides oth
 
 
 def make_owners(
-    name: str, indptr: NDArray[np.int64], indices: NDArray[np.int32], parts: int, seed: int = 0, batch: int | None = None
+    name: str,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    parts: int,
+    seed: int = 0,
+    batch: int | None = None,
 ) -> Owners:
     """Partition a graph, its vertices in ascending order.
 
-    :param indptr: int64, shape (n + 1,): the neighbours of v are ``indices[indptr[v]:indptr[v + 1]]``.
+    :param indptr: int64, shape (n + 1,): the neighbours of v are ``indices[indptr[v]:indptr[v +
+        1]]``.
     :param batch: Vertices at a time, where the partitioner takes them so; None: all.
-    :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part has got no vertex.
+    :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part
+        has got no vertex.
     """
     n = len(indptr) - 1
     partitioner = PARTITIONERS[name](n, parts, seed)
@@ -42,7 +49,9 @@ def make_owners(
     for first in range(0, n, size):
         last = min(first + size, n)
         rows = indptr[first : last + 1]
-        owners[first:last] = partitioner.assign(np.arange(first, last), rows - rows[0], indices[rows[0] : rows[-1]])
+        owners[first:last] = partitioner.assign(
+            np.arange(first, last), rows - rows[0], indices[rows[0] : rows[-1]]
+        )
     if empty := np.flatnonzero(np.bincount(owners, minlength=parts) == 0).tolist():
         where = f"partitioner {name}: part {empty[0]} of {parts} has no vertex of {n}"
         raise SpecError(f"{where}: use fewer parts, or range")
@@ -50,7 +59,8 @@ def make_owners(
 
 
 def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
-    """Return the owners of a cached graph's vertices, partitioning it first where that is not done yet.
+    """Return the owners of a cached graph's vertices, partitioning it first where that is not done
+    yet.
 
     :param graph: The graph's folder, which the owners are kept in.
     :raises SpecError: As `make_owners`.
@@ -61,10 +71,14 @@ def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
         if path.exists():
             kept: Owners = np.load(path)
             return kept
-        owners = make_owners(name, np.load(graph / "indptr.npy"), np.load(graph / "indices.npy"), parts, seed)
+        owners = make_owners(
+            name, np.load(graph / "indptr.npy"), np.load(graph / "indices.npy"), parts, seed
+        )
         with tempfile.TemporaryDirectory(dir=graph, prefix=f".{path.stem}-") as folder:
             np.save(made := Path(folder) / path.name, owners)
             os.replace(made, path)
     except (OSError, EOFError, ValueError) as error:
-        raise StorageError(f"owners {path}: cannot be read or written: {error}; remove the file to make it again") from error
+        raise StorageError(
+            f"owners {path}: cannot be read or written: {error}; remove the file to make it again"
+        ) from error
     return owners

@@ -1,6 +1,7 @@
 """What the programs of an exchange share with their process, as a rank in pure Python holds it.
 
-All of it is integers, and tuples and lists of them, so that a rank can be copied, compared and hashed (`Memory.snapshot`).
+All of it is integers, and tuples and lists of them, so that a rank can be copied, compared and
+hashed (`Memory.snapshot`).
 """
 
 from __future__ import annotations
@@ -191,9 +192,27 @@ def _make_peer(*state: Any) -> Peer:
 
 
 _SCALARS = (
-    "seq", "ready", "window", "copies", "lowest", "highest", "partners", "met", "unfit", "acked", "received", "owed",
-    "queued", "served", "nonfinite", "gone", "late", "end_acked", "handed", "taken",
-)  # fmt: skip
+    "seq",
+    "ready",
+    "window",
+    "copies",
+    "lowest",
+    "highest",
+    "partners",
+    "met",
+    "unfit",
+    "acked",
+    "received",
+    "owed",
+    "queued",
+    "served",
+    "nonfinite",
+    "gone",
+    "late",
+    "end_acked",
+    "handed",
+    "taken",
+)
 _scalars = attrgetter(*_SCALARS)
 _flow = attrgetter("schedule", "next", "in_flight", "sq", "sq_head")
 _peer = attrgetter("received", "acked", "heard", "news", "answers", "at", "waits")
@@ -250,7 +269,20 @@ class Memory:
 
     def restore(self, state: tuple[Any, ...]) -> None:
         """Restore what `snapshot` returned."""
-        scalars, flows, self.frames, sent, peers, seen, acks, wanted, hubs, hub_queue, serials, fanned = state
+        (
+            scalars,
+            flows,
+            self.frames,
+            sent,
+            peers,
+            seen,
+            acks,
+            wanted,
+            hubs,
+            hub_queue,
+            serials,
+            fanned,
+        ) = state
         for name, value in zip(_SCALARS, scalars, strict=True):
             setattr(self, name, value)
         self.flows = [Flow(*flow) for flow in flows]

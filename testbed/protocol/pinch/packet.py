@@ -84,7 +84,8 @@ U64 = 0xFFFFFFFFFFFFFFFF
 
 
 class Packet(NamedTuple):
-    """A frame: the ranks that its addresses belong to, the header in the order of `wire.Header`, and all words behind it.
+    """A frame: the ranks that its addresses belong to, the header in the order of `wire.Header`,
+    and all words behind it.
 
     :param source: The rank whose IP address it comes from, or `NOBODY`.
     :param destination: The rank whose IP address it goes to, or `NOBODY`.

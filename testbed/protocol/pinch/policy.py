@@ -1,16 +1,19 @@
-"""What a rank of an exchange does while it waits, and which ranks it names in errors: decisions without I/O or clocks.
+"""What a rank of an exchange does while it waits, and which ranks it names in errors: decisions
+without I/O or clocks.
 
-The worker's process (``testbed/exchange/pinch/recovery.py``) and the reference model's (``process.py``) both act on these. A
-rank looks (`Seen`) whenever its timer expires:
+The worker's process (``testbed/exchange/pinch/recovery.py``) and the reference model's
+(``process.py``) both act on these. A rank looks (`Seen`) whenever its timer expires:
 
 - *Progress.* Something new has arrived since the last look. Then everything below starts over.
-- *What to do* (`Policy.act`). Ranks from which something is missing get another handshake, and answer it, which also shows that
-  they are up. Ranks that have not acknowledged frames are asked about them before anything is retransmitted, because the frames
-  may only be late. Their answers have the kernel retransmit what they show to be lost. Frames that two answers in a row have
-  left open, because they were sent on another stream than the ask, are retransmitted by the process.
-- *Which ranks to name* (`Policy.verdict`), when there has been no progress for the group's timeout. A rank that has been heard
-  since the wait began is up, unless it has stopped answering, and its handshakes say where it is and for whom it waits. While a
-  rank that is up waits for another, it is left to that rank to find out about the other (`Policy.is_sure`).
+- *What to do* (`Policy.act`). Ranks from which something is missing get another handshake, and
+  answer it, which also shows that they are up. Ranks that have not acknowledged frames are asked
+  about them before anything is retransmitted, because the frames may only be late. Their answers
+  have the kernel retransmit what they show to be lost. Frames that two answers in a row have left
+  open, because they were sent on another stream than the ask, are retransmitted by the process.
+- *Which ranks to name* (`Policy.verdict`), when there has been no progress for the group's timeout.
+  A rank that has been heard since the wait began is up, unless it has stopped answering, and its
+  handshakes say where it is and for whom it waits. While a rank that is up waits for another, it is
+  left to that rank to find out about the other (`Policy.is_sure`).
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from testbed.protocol.pinch.packet import ACK_BEHIND, frames_in
 __all__ = ["TRIES", "Actions", "Policy", "Seen", "Up", "Verdict", "cover"]
 
 TRIES = 20
-"""A rank that is up is called silent if this many asks or their answers are lost in a row: at a loss of 30 % each way, once in
-a million times."""
+"""A rank that is up is called silent if this many asks or their answers are lost in a row: at a
+loss of 30 % each way, once in a million times."""
 _ASKS = 8
 """Frames that a rank is asked about at once."""
 _LEFT_OPEN = 2
@@ -39,10 +42,12 @@ class Seen:
     :param handshakes: Their words of this sequence number; 0: there is none.
     :param received: Frames that have arrived from them.
     :param acked: Frames that they have acknowledged.
-    :param heard: Frames of any kind from them since the start; `news`: those that brought something new; `answers`:
-        acknowledgements.
-    :param at: Sequence numbers that they have entered, by their latest handshakes; `waits`: ranks that they waited for.
-    :param lacking: By rank: the numbers of frames that were sent to it and are not acknowledged, ascending.
+    :param heard: Frames of any kind from them since the start; `news`: those that brought something
+        new; `answers`: acknowledgements.
+    :param at: Sequence numbers that they have entered, by their latest handshakes; `waits`: ranks
+        that they waited for.
+    :param lacking: By rank: the numbers of frames that were sent to it and are not acknowledged,
+        ascending.
     :param met: All partners have entered, and the scale of the payloads fits.
     :param owed: Slices of hubs that remain to be added here.
     """
@@ -71,7 +76,8 @@ class Seen:
 class Actions:
     """What to do now.
 
-    :param handshake: Repeat handshakes to ranks from which something is missing: the number of the attempt; 0: not necessary.
+    :param handshake: Repeat handshakes to ranks from which something is missing: the number of the
+        attempt; 0: not necessary.
     :param asks: By rank: the frames to ask about.
     :param resends: By rank: the frames to retransmit.
     :param work: Go on with hubs.
@@ -123,7 +129,8 @@ class Policy:
         self.news, self.heard, self.attempt = tuple(seen.news), tuple(seen.heard), 0
         #: By rank: `heard` when it was last asked, and the number of asks since it was heard.
         self.asked: dict[int, tuple[int, int]] = {}
-        #: By rank: `acked` and `answers` when it was last asked about frames, and answers in a row that left some open.
+        #: By rank: `acked` and `answers` when it was last asked about frames, and answers in a row
+        #: that left some open.
         self.open: dict[int, tuple[int, int, int]] = {}
 
     def look(self, seen: Seen) -> bool:
@@ -153,7 +160,9 @@ class Policy:
         return Actions(self.attempt if behind or not seen.met else 0, asks, resends, seen.owed > 0)
 
     def _left_open(self, seen: Seen, rank: int) -> bool:
-        """Has a rank answered often enough that it lacks frames, and has none of them arrived since?"""
+        """Has a rank answered often enough that it lacks frames, and has none of them arrived
+        since?
+        """
         acked, answers, times = self.open.get(rank, (seen.acked[rank], seen.answers[rank], 0))
         if acked != seen.acked[rank]:
             times = 0
@@ -171,7 +180,9 @@ class Policy:
         return [rank for rank in seen.partners if seen.is_behind(rank) or seen.lacking(rank)]
 
     def _silence(self, seen: Seen, rank: int) -> int:
-        """Asks since the rank was heard; enough to count as silent if it has not been heard since the wait began."""
+        """Asks since the rank was heard; enough to count as silent if it has not been heard since
+        the wait began.
+        """
         heard, times = self.asked.get(rank, (seen.heard[rank], 0))
         if seen.heard[rank] == self.heard[rank]:
             return self.tries
@@ -179,14 +190,17 @@ class Policy:
 
     @property
     def has_asked(self) -> bool:
-        """Has the rank been asked often enough? If not, this rank's own process may have been stopped meanwhile."""
+        """Has the rank been asked often enough? If not, this rank's own process may have been
+        stopped meanwhile.
+        """
         return self.attempt >= self.tries
 
     def is_sure(self, seen: Seen) -> bool:
         """Is it clear which ranks to name?
 
-        It is not while some rank that something is missing from may have died since it was heard of. Nor while one that is up
-        waits for another itself: it may find out that the other is gone, and tell.
+        It is not while some rank that something is missing from may have died since it was heard
+        of. Nor while one that is up waits for another itself: it may find out that the other is
+        gone, and tell.
         """
         others = ~(1 << seen.rank)
         for rank in self._absent(seen):
@@ -203,7 +217,11 @@ class Policy:
         silent = tuple(rank for rank in absent if self._silence(seen, rank) >= self.tries)
         ranks = range(len(seen.heard))
         up = [
-            Up(rank, seen.at[rank], tuple(other for other in ranks if seen.waits[rank] >> other & 1))
+            Up(
+                rank,
+                seen.at[rank],
+                tuple(other for other in ranks if seen.waits[rank] >> other & 1),
+            )
             for rank in absent
             if rank not in silent
         ]
@@ -211,7 +229,9 @@ class Policy:
 
 
 def cover(numbers: Sequence[int]) -> list[int]:
-    """The frames to ask about so that the acknowledgements cover all given frames, which are ascending."""
+    """The frames to ask about so that the acknowledgements cover all given frames, which are
+    ascending.
+    """
     asked: list[int] = []
     for number in reversed(numbers):
         if not asked or number // 32 < asked[-1] // 32 - ACK_BEHIND:

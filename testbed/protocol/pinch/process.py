@@ -1,7 +1,8 @@
-"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, sends a handshake, sends, and waits.
+"""The process beside the programs of `testbed.protocol.pinch.rank`: it opens exchanges, sends a
+handshake, sends, and waits.
 
-Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do while nothing comes is
-`pinch_policy`'s.
+Reference model of ``testbed/native/pinch.c`` and ``testbed/exchange/pinch/port.py``; what to do
+while nothing comes is `pinch_policy`'s.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Process:
         self.frames_to = [0] * rank.config.ranks
 
     def address(self, frames: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Set the ranks of frames, and which ask for acknowledgements (``PinchPort.address``), from the next `enter` on.
+        """Set the ranks of frames, and which ask for acknowledgements (``PinchPort.address``), from
+        the next `enter` on.
 
         :param frames: For each frame its ranks, a bit each, and its payload.
         """
@@ -56,12 +58,18 @@ class Process:
             for place, number in enumerate(mine, 1):
                 memory.wanted[rank * config.acked_words + number // 32] |= 1 << number % 32
                 last = place == len(mine)
-                jump = not last and mine[place] // 32 - number // 32 > max(ACK_BEHIND // self.every, 1)
+                jump = not last and mine[place] // 32 - number // 32 > max(
+                    ACK_BEHIND // self.every, 1
+                )
                 ask[number] |= (place % self.every == 0 or last or jump) << rank
-        memory.frames = tuple(Frame(to, asked, body) for (to, body), asked in zip(frames, ask, strict=True))
+        memory.frames = tuple(
+            Frame(to, asked, body) for (to, body), asked in zip(frames, ask, strict=True)
+        )
         for flow in config.fan:
             homes = config.homes(flow)
-            memory.flows[flow].schedule = tuple(number for number, (to, _) in enumerate(frames) if to & homes)
+            memory.flows[flow].schedule = tuple(
+                number for number, (to, _) in enumerate(frames) if to & homes
+            )
 
     def open(self, seq: int) -> None:
         """Accept frames of a sequence number from here on; there is nothing to send yet."""
@@ -82,7 +90,9 @@ class Process:
         memory, kept = self.memory, (before, seq)
         for bitmap in (memory.seen, memory.acks):
             bitmap[:] = [word if seq_of(word) in kept else word_of(before, 0) for word in bitmap]
-        memory.hub_queue = {place: word for place, word in memory.hub_queue.items() if seq_of(word) in kept}
+        memory.hub_queue = {
+            place: word for place, word in memory.hub_queue.items() if seq_of(word) in kept
+        }
         memory.sent = {key: sent for key, sent in memory.sent.items() if sent.seq == before}
         for peer in memory.peers:
             for pair in (peer.ours, peer.theirs):
@@ -92,7 +102,8 @@ class Process:
         """Enter the exchange.
 
         :param exponent: Of its largest value, as handshakes encode it.
-        :param lowest: Bounds of the largest exponent of all ranks with which payloads can be sent; `highest`, too.
+        :param lowest: Bounds of the largest exponent of all ranks with which payloads can be sent;
+            `highest`, too.
         :returns: The kick that has handshakes sent.
         """
         memory = self.memory
@@ -145,7 +156,8 @@ class Process:
         return self.handshake_kick()
 
     def linger(self) -> Packet:
-        """Enter the exchange that all ranks enter when they are done; until they have, they may lack something of this rank.
+        """Enter the exchange that all ranks enter when they are done; until they have, they may
+        lack something of this rank.
 
         :returns: The kick that has handshakes sent.
         """
@@ -167,7 +179,11 @@ class Process:
         return Seen(
             config.rank,
             memory.seq,
-            [rank for rank in range(config.ranks) if memory.partners >> rank & 1 and rank != config.rank],
+            [
+                rank
+                for rank in range(config.ranks)
+                if memory.partners >> rank & 1 and rank != config.rank
+            ],
             [word_in(peer.theirs, memory.seq) for peer in peers],
             [peer.received for peer in peers],
             [peer.acked for peer in peers],
@@ -196,7 +212,9 @@ class Process:
 
         :returns: Kicks.
         """
-        kicked = [self.handshake_kick((actions.handshake - 1) % 255 + 1)] if actions.handshake else []
+        kicked = (
+            [self.handshake_kick((actions.handshake - 1) % 255 + 1)] if actions.handshake else []
+        )
         for ask, numbers in ((WR_ASK, actions.asks), (0, actions.resends)):
             for rank, of_rank in numbers.items():
                 self.post(rank, [number | ask for number in of_rank])
@@ -205,7 +223,9 @@ class Process:
         return kicked + self.kicks()
 
     def post(self, rank: int, numbers: Sequence[int]) -> None:
-        """Post work requests to retransmit frames to a rank, or to ask about them; a kick carries them out."""
+        """Post work requests to retransmit frames to a rank, or to ask about them; a kick carries
+        them out.
+        """
         flow = self.memory.flows[self.memory.config.flow_to(rank)]
         entries = [word_of(self.memory.seq, number) for number in numbers]
         flow.sq = (*flow.sq, *entries)[:SQ_ENTRIES]
@@ -220,6 +240,14 @@ class Process:
 
     def _own(self, kind: PinchKind, stream: int = 0, attempt: int = 0) -> Packet:
         config = self.memory.config
-        head = Packet(config.rank, config.rank, kind, config.group, config.cookie, stream=stream, attempt=attempt)
+        head = Packet(
+            config.rank,
+            config.rank,
+            kind,
+            config.group,
+            config.cookie,
+            stream=stream,
+            attempt=attempt,
+        )
         own = head._replace(sender=config.rank, receiver=config.rank, body=(0,) * LEAST_WORDS)
         return own._replace(checksum=own.seal)

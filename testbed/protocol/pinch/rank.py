@@ -1,10 +1,12 @@
 """The programs of an exchange as a state machine without I/O or clocks.
 
-Reference model of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with it frame by frame:
-`Rank.on_link` is the program on the link, `Rank.on_doorbell` the one at the doorbell's far end, `Rank.on_send` the one behind
-it that sends. What C does against races with other CPUs has no counterpart here: calls come one at a time. But `Rank.verify`
-and `Rank.claim` are the two halves of what is done with a frame of embeddings, between which another CPU, or the process, may
-do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the process beside the programs.
+Reference model of ``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, which the tests compare with
+it frame by frame: `Rank.on_link` is the program on the link, `Rank.on_doorbell` the one at the
+doorbell's far end, `Rank.on_send` the one behind it that sends. What C does against races with
+other CPUs has no counterpart here: calls come one at a time. But `Rank.verify` and `Rank.claim` are
+the two halves of what is done with a frame of embeddings, between which another CPU, or the
+process, may do anything: so each must hold by itself. `testbed.protocol.pinch.process` is the
+process beside the programs.
 """
 
 from __future__ import annotations
@@ -64,11 +66,19 @@ class Rank(Sender):
         if not self.is_for_me(packet):
             return DROP
         if packet.kind == PinchKind.EMBED:
-            return self.claim(packet, self.is_late(packet.seq), by_link) if self.verify(packet) else DROP
+            return (
+                self.claim(packet, self.is_late(packet.seq), by_link)
+                if self.verify(packet)
+                else DROP
+            )
         if packet.kind == PinchKind.ASK:
             return self._acknowledge(packet, by_link) if self._on_ask(packet) else DROP
         if packet.kind == PinchKind.ACK:
-            return (Next.DOORBELL, self._own(packet, PinchKind.DOORBELL)) if self._on_ack(packet, now_us) else DROP
+            return (
+                (Next.DOORBELL, self._own(packet, PinchKind.DOORBELL))
+                if self._on_ack(packet, now_us)
+                else DROP
+            )
         if packet.kind == PinchKind.HANDSHAKE:
             return self._on_handshake(packet)
         return self._drop("bad_kind")
@@ -97,7 +107,9 @@ class Rank(Sender):
         if packet.checksum != packet.good_checksum:
             return self._refuse("bad_checksum")
         rows = length // (8 * config.words + 4)
-        return (0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length) or self._refuse("bad_length")
+        return (
+            0 < rows <= config.rows and 8 * ((rows + 1) // 2 + rows * config.words) == length
+        ) or self._refuse("bad_length")
 
     def claim(self, packet: Packet, late: bool, by_link: bool = True) -> Out:
         """Add a verified frame, unless it has been added.
@@ -107,10 +119,13 @@ class Rank(Sender):
         """
         peer, seq, chunk = self.peers[packet.sender], packet.seq, packet.chunk
         peer.heard += 1
-        # This rank has gone on, so it has all of the exchange before; the sender missed acknowledgements.
+        # This rank has gone on, so it has all of the exchange before; the sender missed
+        # acknowledgements.
         if late:
             return self._acknowledge(packet, by_link)
-        claim, _ = self._add_bits(self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32)
+        claim, _ = self._add_bits(
+            self.seen, self.config.sources[packet.sender].seen + chunk // 32, seq, 1 << chunk % 32
+        )
         if claim is Claim.TAKEN:
             self.count("duplicate")
             return self._acknowledge(packet, by_link)
@@ -161,14 +176,21 @@ class Rank(Sender):
         words = [U32] * ACK_WORDS
         if packet.seq == self.seq:
             end = -(-source.frames // 32)
-            have = [self.seen[source.seen + first + i] if first + i < end else 0 for i in range(ACK_WORDS)]
+            have = [
+                self.seen[source.seen + first + i] if first + i < end else 0
+                for i in range(ACK_WORDS)
+            ]
             words = [bits_of(word, packet.seq) for word in have]
-        answer = packet._replace(kind=PinchKind.ACK, sender=self.config.rank, flags=0, stream=stream, body=tuple(words))
+        answer = packet._replace(
+            kind=PinchKind.ACK, sender=self.config.rank, flags=0, stream=stream, body=tuple(words)
+        )
         self.count("acks")
         return Next.LINK, self._address(answer, packet.sender)
 
     def _may_overtake(self, by_link: bool) -> bool:
-        """May a frame have overtaken others of its stream, which arrived on another CPU and are being handed over?"""
+        """May a frame have overtaken others of its stream, which arrived on another CPU and are
+        being handed over?
+        """
         return by_link and 0 < (self.handed - self.taken & U32) < 1 << 31
 
     def _on_ask(self, packet: Packet) -> bool:
@@ -221,7 +243,11 @@ class Rank(Sender):
 
     def _measure(self, packet: Packet, sent: Sent | None, now: int) -> None:
         """Sample the round trip, if the acknowledgement answers the frame's latest transmission."""
-        if sent is None or (sent.seq, sent.stream, sent.serial) != (packet.seq, packet.stream, packet.prev):
+        if sent is None or (sent.seq, sent.stream, sent.serial) != (
+            packet.seq,
+            packet.stream,
+            packet.prev,
+        ):
             return
         rtt = now - sent.sent_us & U32
         if rtt >> 30:
@@ -267,7 +293,9 @@ class Rank(Sender):
         return Next.LINK, self._handshake(packet, packet.sender, answer, say)
 
     def _note_end(self, sender: int, nonfinite: int, gone: int, late: int) -> None:
-        """The sender's exchanges have ended, and so have this rank's: record why, and wake the process."""
+        """The sender's exchanges have ended, and so have this rank's: record why, and wake the
+        process.
+        """
         self.end_acked |= 1 << sender
         if nonfinite & ~self.nonfinite or gone & ~self.gone or late & ~self.late:
             self.nonfinite |= nonfinite
@@ -289,7 +317,9 @@ class Rank(Sender):
         return seq == self.seq and self.meet()
 
     def _answer(self, peer: Peer, seq: int) -> int:
-        """The word for a rank that lacks this rank's handshake: that of the exchange asked for, or else its latest."""
+        """The word for a rank that lacks this rank's handshake: that of the exchange asked for, or
+        else its latest.
+        """
         word = word_in(peer.ours, seq)
         # A rank that is no partner of the other may be any number of exchanges ahead of it.
         if seq == FIRST < self.seq and not word:
@@ -317,7 +347,9 @@ class Rank(Sender):
             flow = self.config.fan[place % len(self.config.fan)]
             packet = self._own(packet._replace(stream=flow), PinchKind.DOORBELL)
         # Grow the buffer to a full frame, so that the program that sends need not.
-        packet = packet._replace(body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body)))
+        packet = packet._replace(
+            body=packet.body + (0,) * (self.config.payload // 8 - len(packet.body))
+        )
         # A kick that is no acknowledgement names the CPU that is to send.
         if mine and not self.config.anywhere and packet.stream != self.cpu:
             return Next.CPU, packet

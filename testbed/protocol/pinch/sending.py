@@ -1,9 +1,19 @@
-"""How a kick becomes frames: work requests, lost frames, new frames. Reference model of ``bpf/broadcast.bpf.c``."""
+"""How a kick becomes frames: work requests, lost frames, new frames. Reference model of
+``bpf/broadcast.bpf.c``.
+"""
 
 from __future__ import annotations
 
 from testbed.protocol.pinch.memory import Sent
-from testbed.protocol.pinch.packet import BATCH, KICK_ALL, LEAST_WORDS, WR_ASK, Packet, ack_first, word_in
+from testbed.protocol.pinch.packet import (
+    BATCH,
+    KICK_ALL,
+    LEAST_WORDS,
+    WR_ASK,
+    Packet,
+    ack_first,
+    word_in,
+)
 from testbed.protocol.pinch.work import Next, Status, Work
 from testbed.protocol.sequence import seq_of, word_of
 from testbed.protocol.wire import FRAME_BYTES, PinchKind
@@ -17,7 +27,9 @@ class Sender(Work):
     """The program that sends."""
 
     def on_send(self, kick: Packet, now_us: int = 0) -> list[tuple[Next, Packet]]:
-        """A kick becomes frames (``pinch_send``). Each is a copy, because the kick is dropped in the end."""
+        """A kick becomes frames (``pinch_send``). Each is a copy, because the kick is dropped in
+        the end.
+        """
         if not self._is_kick(kick):
             return []
         if kick.kind == PinchKind.SEND_HANDSHAKES:
@@ -36,7 +48,9 @@ class Sender(Work):
         return kick.checksum == kick.seal or self._refuse("bad_checksum")
 
     def _send_handshakes(self, kick: Packet) -> list[tuple[Next, Packet]]:
-        """Send handshakes to all partners, or repeat them where something is missing; repeat the end until all know it."""
+        """Send handshakes to all partners, or repeat them where something is missing; repeat the
+        end until all know it.
+        """
         waits = self.waits() if kick.attempt else 0
         say = Status(self.seq, waits, kick.attempt, bool(kick.attempt) or self.has_ended)
         out = []
@@ -48,19 +62,33 @@ class Sender(Work):
                 if self.end_acked >> rank & 1:
                     continue
                 word = word_of(self.seq, 0)
-            elif not self.partners >> rank & 1 or not word or (kick.attempt and not self.is_behind(rank)):
+            elif (
+                not self.partners >> rank & 1
+                or not word
+                or (kick.attempt and not self.is_behind(rank))
+            ):
                 continue
-            blank = kick._replace(body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body)))
+            blank = kick._replace(
+                body=kick.body[:LEAST_WORDS] + (0,) * (LEAST_WORDS - len(kick.body))
+            )
             out.append((Next.LINK, self._handshake(blank, rank, word, say)))
-        # The process may have looked before the last handshake arrived, and have left its frames to this program.
+        # The process may have looked before the last handshake arrived, and have left its frames to
+        # this program.
         if self.meet() and self.ready:
-            out += [(Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL)) for _ in self.config.fan]
+            out += [
+                (Next.DOORBELL, self._own(kick._replace(flags=KICK_ALL), PinchKind.DOORBELL))
+                for _ in self.config.fan
+            ]
         return out
 
     def _send_all(self, kick: Packet, now: int) -> list[Packet]:
         """Work requests first, then lost frames, then new ones."""
         out = self._send_requested(kick, now)
-        if kick.sender != self.config.rank and kick.sender < self.config.ranks and kick.seq == self.seq:
+        if (
+            kick.sender != self.config.rank
+            and kick.sender < self.config.ranks
+            and kick.seq == self.seq
+        ):
             out += self._send_holes(kick, now)
         return out + self._send_new(kick, now)
 
@@ -72,10 +100,19 @@ class Sender(Work):
             flow.sq_head += 1
             number, last = wr & WR_ASK - 1, self.sent.get((self.flow_here, wr & WR_ASK - 1))
             # A frame that has not been sent yet is left alone.
-            if seq_of(wr) != self.seq or number >= self.ready or last is None or last.seq != self.seq:
+            if (
+                seq_of(wr) != self.seq
+                or number >= self.ready
+                or last is None
+                or last.seq != self.seq
+            ):
                 continue
             to = self.frames[number].to & homes
-            lacking = sum(1 << rank for rank in range(self.config.ranks) if to >> rank & 1 and not self._is_acked(number, rank))
+            lacking = sum(
+                1 << rank
+                for rank in range(self.config.ranks)
+                if to >> rank & 1 and not self._is_acked(number, rank)
+            )
             if lacking and wr & WR_ASK:
                 out += self._ask_for(kick, number, last, lacking)
             elif lacking:
@@ -83,7 +120,9 @@ class Sender(Work):
         return out
 
     def _send_holes(self, kick: Packet, now: int) -> list[Packet]:
-        """Retransmit frames that are lost: sent to a peer before one that it has, on the same stream, and not acknowledged."""
+        """Retransmit frames that are lost: sent to a peer before one that it has, on the same
+        stream, and not acknowledged.
+        """
         out, rank = [], kick.sender
         for number in range(32 * ack_first(kick.chunk), min(kick.chunk + 1, len(self.frames))):
             last = self.sent.get((self.flow_here, number))
@@ -121,7 +160,9 @@ class Sender(Work):
             attempt = last.attempt + 1 & 0xFF
         ask = to if again else frame.ask
         body = frame.body + (0,) * (LEAST_WORDS - len(frame.body))
-        head = self._head(kick, PinchKind.EMBED, self.seq, number, attempt)._replace(prev=self._next_serial(), body=body)
+        head = self._head(kick, PinchKind.EMBED, self.seq, number, attempt)._replace(
+            prev=self._next_serial(), body=body
+        )
         self.sent[key] = Sent(self.seq, head.prev, now, self.cpu & 0xFF, attempt)
         self.count("sent", to.bit_count())
         self.count("sent_bytes", to.bit_count() * max(FRAME_BYTES + length, _LEAST_BYTES))
@@ -133,7 +174,9 @@ class Sender(Work):
         """Ask the ranks in `to` whether frame `number` has arrived."""
         attempt = last.attempt + 1 & 0xFF
         self.sent[self.flow_here, number] = last._replace(attempt=attempt)
-        head = self._head(kick, PinchKind.ASK, self.seq, number, attempt)._replace(prev=self._next_serial())
+        head = self._head(kick, PinchKind.ASK, self.seq, number, attempt)._replace(
+            prev=self._next_serial()
+        )
         self.count("asks", to.bit_count())
         return self._copies(head._replace(body=head.body[:LEAST_WORDS]), to, 0, 0)
 

@@ -9,7 +9,18 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from testbed.protocol.pinch.memory import Memory
-from testbed.protocol.pinch.packet import ACK_WORDS, ASK, ENDED, LATE, U32, Packet, bits_of, exponent_in, frames_in, word_in
+from testbed.protocol.pinch.packet import (
+    ACK_WORDS,
+    ASK,
+    ENDED,
+    LATE,
+    U32,
+    Packet,
+    bits_of,
+    exponent_in,
+    frames_in,
+    word_in,
+)
 from testbed.protocol.sequence import is_before, seq_of, word_of
 from testbed.protocol.wire import VERSION, PinchKind
 
@@ -59,13 +70,17 @@ class Work(Memory):
     """The part of a rank's programs that both directions need."""
 
     def is_for_me(self, packet: Packet) -> bool:
-        """Is the frame of this exchange, for this rank, and from another rank's address (``pinch_is_for_me``)?"""
+        """Is the frame of this exchange, for this rank, and from another rank's address
+        (``pinch_is_for_me``)?
+        """
         me, sender = self.config.rank, packet.sender
         if self._is_foreign(packet):
             return False
         if packet.receiver != me or packet.destination != me:
             return self._refuse("bad_receiver")
-        return (sender < self.config.ranks and sender != me and packet.source == sender) or self._refuse("bad_rank")
+        return (
+            sender < self.config.ranks and sender != me and packet.source == sender
+        ) or self._refuse("bad_rank")
 
     def _is_foreign(self, packet: Packet) -> bool:
         config = self.config
@@ -79,7 +94,9 @@ class Work(Memory):
         return not self.config.anywhere and self.config.home[self.config.rank] != self.cpu
 
     def _add_bits(self, bitmap: list[int], index: int, seq: int, bits: int) -> tuple[Claim, int]:
-        """Add bits to a bitmap's word, only forward in sequence numbers (``bitmap_add``); return those that were new."""
+        """Add bits to a bitmap's word, only forward in sequence numbers (``bitmap_add``); return
+        those that were new.
+        """
         word = bitmap[index]
         if is_before(seq, seq_of(word)):
             return Claim.STALE, 0
@@ -96,10 +113,16 @@ class Work(Memory):
     # Handshakes.
 
     def meet(self) -> bool:
-        """Have all partners entered, and does the scale fit? Then frames may be sent. If not, wake the process."""
+        """Have all partners entered, and does the scale fit? Then frames may be sent. If not, wake
+        the process.
+        """
         if seq_of(self.met) == self.seq:
             return True
-        words = [word_in(peer.theirs, self.seq) for rank, peer in enumerate(self.peers) if self.partners >> rank & 1]
+        words = [
+            word_in(peer.theirs, self.seq)
+            for rank, peer in enumerate(self.peers)
+            if self.partners >> rank & 1
+        ]
         if not all(words):
             return False
         if not self.lowest <= max(map(exponent_in, words)) <= self.highest:
@@ -147,10 +170,14 @@ class Work(Memory):
         """Turn the frame into a handshake to a rank."""
         seq, ended = seq_of(word), self.has_ended
         word = word_of(seq, ENDED) if ended else word
-        head = self._head(packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt)
+        head = self._head(
+            packet, PinchKind.HANDSHAKE, seq, self.nonfinite if ended else say.waits, say.attempt
+        )
         late = self.late if ended and not self.gone else 0
         flags = ASK * say.ask | LATE * bool(late)
-        head = head._replace(prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:]))
+        head = head._replace(
+            prev=self.gone | late if ended else say.seq, flags=flags, body=(word, *packet.body[1:])
+        )
         self.count("handshakes")
         return self._address(head, to, 8)
 
@@ -161,7 +188,9 @@ class Work(Memory):
         return self.serials[self.cpu]
 
     def _head(self, packet: Packet, kind: int, seq: int, chunk: int, attempt: int) -> Packet:
-        """The header of a frame of this rank, except for receiver, flags, checksum and length (``pinch_write_head``)."""
+        """The header of a frame of this rank, except for receiver, flags, checksum and length
+        (``pinch_write_head``).
+        """
         config = self.config
         return packet._replace(
             kind=kind,
@@ -181,7 +210,9 @@ class Work(Memory):
 
     def _address(self, packet: Packet, to: int, length: int = 8 * ACK_WORDS) -> Packet:
         """Address a frame of this rank to another, and seal it."""
-        return packet._replace(source=self.config.rank, destination=to, receiver=to, length=length).sealed()
+        return packet._replace(
+            source=self.config.rank, destination=to, receiver=to, length=length
+        ).sealed()
 
     def _own(self, packet: Packet, kind: int) -> Packet:
         """Turn the frame into one for this host's doorbell."""

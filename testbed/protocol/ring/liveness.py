@@ -1,7 +1,8 @@
-"""Who is there, who is gone, and who may still need this rank: what a process concludes from what its programs have heard.
+"""Who is there, who is gone, and who may still need this rank: what a process concludes from what
+its programs have heard.
 
-A rank is alive if anything of it has been seen: a frame with data, a probe, an answer. Only what has been probed often, and has
-not been seen all that time, is called silent.
+A rank is alive if anything of it has been seen: a frame with data, a probe, an answer. Only what
+has been probed often, and has not been seen all that time, is called silent.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def silent(rank: int, ages: Sequence[float], patience: float) -> list[int]:
     """Ranks of which nothing has been seen for a while.
 
     :param ages: How long ago each rank was last seen.
-    :param patience: From when on a rank is silent: many questions and answers, so that not all of them can have been lost.
+    :param patience: From when on a rank is silent: many questions and answers, so that not all of
+        them can have been lost.
     """
     return [other for other, age in enumerate(ages) if other != rank and age >= patience]
 
@@ -53,7 +55,9 @@ def absent(rank: int, seq: int, peers: Sequence[PeerState]) -> list[int]:
 
 
 def unverified(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Of some ranks, those not known to be done with a collective: they may ask this one for what they lack."""
+    """Of some ranks, those not known to be done with a collective: they may ask this one for what
+    they lack.
+    """
     return [
         other
         for other in ranks
@@ -63,5 +67,7 @@ def unverified(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> li
 
 
 def unacknowledged(ranks: Sequence[int], seq: int, peers: Sequence[PeerState]) -> list[int]:
-    """Of some ranks, those not known to know that this one is done with a collective: they may wait for it to be."""
+    """Of some ranks, those not known to know that this one is done with a collective: they may wait
+    for it to be.
+    """
     return [other for other in ranks if peers[other].verified_acked != seq]

@@ -117,12 +117,13 @@ class Nack(NamedTuple):
 class Config:
     """``struct ring_config``.
 
-    :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of `BLOCK`.
+    :param chunk_bytes: Payload of a frame of a tensor of more than one chunk; a multiple of
+        `BLOCK`.
     :param chunks: Capacity.
     :param peers: Addresses of all ranks.
     :param upstream: The rank before retransmits, not the chunk's owner.
-    :param reorder_threshold: Later frames of the same stream that must have come before a missing one is nacked; 0: only the
-        timer nacks.
+    :param reorder_threshold: Later frames of the same stream that must have come before a missing
+        one is nacked; 0: only the timer nacks.
     :param retransmit_slots: Slots for partial sums that have been sent; a power of two.
     :param cpus: CPUs that carry frames, each a stream.
     """
@@ -207,7 +208,9 @@ class Peer:
 
 @dataclass(slots=True)
 class NackQueue:
-    """``struct ring_nack_queue``: entries with a frame in flight that will nack them, and those that wait."""
+    """``struct ring_nack_queue``: entries with a frame in flight that will nack them, and those
+    that wait.
+    """
 
     carried: deque[Nack] = field(default_factory=deque)
     waiting: deque[Nack] = field(default_factory=deque)
@@ -231,7 +234,8 @@ class Memory:
     :param ready: Lower half: chunks whose input is ready.
     :param next_seq: Upper half of ``next``.
     :param next_slot: Lower half: slot ``s`` is chunk ``rank + ranks * s``.
-    :param nack_holdoff_us: Between the first two nacks for a frame, then doubled; owners ignore nacks that come sooner.
+    :param nack_holdoff_us: Between the first two nacks for a frame, then doubled; owners ignore
+        nacks that come sooner.
     :param verified: Latest sequence number whose results the process has verified.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.

@@ -26,7 +26,9 @@ __all__ = ["Process"]
 _REACH = 8
 """Times the window and the ranks: chunks looked at, from the first that is missing."""
 _PATIENCE = 4
-"""Stalls in a row after which a chunk is nacked without evidence, if there have been no losses lately."""
+"""Stalls in a row after which a chunk is nacked without evidence, if there have been no losses
+lately.
+"""
 _BLIND = 4
 """Chunks that are nacked without a sign of loss, when nothing else explains the silence."""
 
@@ -42,7 +44,9 @@ class Process:
         self.memory = memory
         self.window = window
         self.total = self.stalls = 0
-        self._front = self._nacked_at = self._allowed = self._probes = self._next = self._to_verify = 0
+        self._front = self._nacked_at = self._allowed = self._probes = self._next = (
+            self._to_verify
+        ) = 0
 
     def begin(self, seq: int, total: int, length: int, tag: int) -> None:
         """Enter a collective of ``total`` chunks of ``length`` bytes; no input is ready yet."""
@@ -62,11 +66,15 @@ class Process:
         self.memory.chunks[chunk].input_sum = checksum(words)
 
     def publish(self, ready: int) -> None:
-        """Input is ready up to chunk ``ready``: launch own chunks that were waiting for it, replay what others have sent."""
+        """Input is ready up to chunk ``ready``: launch own chunks that were waiting for it, replay
+        what others have sent.
+        """
         memory, config = self.memory, self.memory.config
         was, memory.ready = memory.ready, ready
         ready_slots = slots_of(config.rank, config.ranks, ready)
-        for slot in range(slots_of(config.rank, config.ranks, was), min(memory.next_slot, ready_slots)):
+        for slot in range(
+            slots_of(config.rank, config.ranks, was), min(memory.next_slot, ready_slots)
+        ):
             self.post(WrKind.LAUNCH, memory.seq, config.rank + config.ranks * slot)
         self.replay()
 
@@ -96,7 +104,9 @@ class Process:
         return frame
 
     def verify(self) -> bool:
-        """All results are stored: are they what their checks say? Those that are not are refused."""
+        """All results are stored: are they what their checks say? Those that are not
+        are refused.
+        """
         if not all(self._is_done(chunk) for chunk in range(self.total)):
             return False
         wrong = [chunk for chunk in range(self.total) if not self._is_good(chunk)]
@@ -115,8 +125,9 @@ class Process:
     def _verify_early(self, end: int) -> None:
         """Verify results before all are stored, each once, from where the last call stopped.
 
-        A verified result serves ranks that have refused theirs. If no rank had one, only those that lack the result would have
-        a reason to start its sum over, and a loss on the way there might never be nacked.
+        A verified result serves ranks that have refused theirs. If no rank had one, only those that
+        lack the result would have a reason to start its sum over, and a loss on the way there might
+        never be nacked.
         """
         for _ in range(min(_REACH * self.window * self.memory.config.ranks, end)):
             chunk = self._to_verify if self._to_verify < end else 0
@@ -134,7 +145,9 @@ class Process:
         self.memory.verified = self.memory.seq
 
     def refuse(self, chunk: int) -> None:
-        """Refuse a result that fails its check, and start the chunk's reduce-scatter phase over (``ring_refuse``)."""
+        """Refuse a result that fails its check, and start the chunk's reduce-scatter phase over
+        (``ring_refuse``).
+        """
         memory, record = self.memory, self.memory.chunks[chunk]
         self._front = min(self._front, chunk)
         done = word_of(memory.seq, record.result & 0xFF00 | ResultState.DONE)
@@ -147,9 +160,10 @@ class Process:
     def stall(self, now_us: int, still: bool = True) -> None:
         """A CPU has made no progress for a while (``ring_stall``).
 
-        Launch what should have been launched, and nack what is known to be lost and has not been nacked lately. If no CPU makes
-        progress although the rank before has answered on all of them, verify what is stored, and nack a few missing chunks
-        without evidence, because the evidence may have been lost. Each call goes on behind the last chunk that was nacked, so
+        Launch what should have been launched, and nack what is known to be lost and has not been
+        nacked lately. If no CPU makes progress although the rank before has answered on all of
+        them, verify what is stored, and nack a few missing chunks without evidence, because the
+        evidence may have been lost. Each call goes on behind the last chunk that was nacked, so
         that a chunk that nobody can send yet does not block the others.
 
         :param still: No CPU has made progress since the last look.
@@ -158,7 +172,9 @@ class Process:
         allowed = self._allowance()
         flushed = still and self.stalls >= 1 and memory.flushed == (1 << config.cpus) - 1
         complete = flushed and self._is_complete()
-        blind = _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else _PATIENCE) else 0
+        blind = (
+            _BLIND if flushed and self.stalls >= (1 if memory.is_lossy(seq) else _PATIENCE) else 0
+        )
         if flushed:
             self._verify_early(min(self.total, memory.ready))
         while self._front < self.total and self._is_done(self._front):
@@ -183,7 +199,9 @@ class Process:
                 if not blind:
                     continue
                 blind -= 1
-            if refused and record.reduced <= word_of(seq, record.result >> 8 & 0xFF):  # no later round was seen here
+            if refused and record.reduced <= word_of(
+                seq, record.result >> 8 & 0xFF
+            ):  # no later round was seen here
                 self.post(WrKind.RESTART, seq, chunk, extra=record.result >> 8 & 0xFF)
             self.post(WrKind.NACK, seq, chunk)
             self._next = chunk + 1
@@ -191,10 +209,18 @@ class Process:
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:
-        """Ask the rank before what it has sent last on a CPU: what does not come before its answer is lost."""
+        """Ask the rank before what it has sent last on a CPU: what does not come before its answer
+        is lost.
+        """
         memory, config = self.memory, self.memory.config
         memory.flushed &= ~(1 << cpu % 64)
-        self.post(WrKind.PROBE, memory.seq, config.before, self._probes & 0xFFFF, cpu if config.cpus > 1 else ANYWHERE)
+        self.post(
+            WrKind.PROBE,
+            memory.seq,
+            config.before,
+            self._probes & 0xFFFF,
+            cpu if config.cpus > 1 else ANYWHERE,
+        )
         self._probes += 1
 
     def on_timer(self, now_us: int) -> None:
@@ -219,12 +245,20 @@ class Process:
     def _is_lost(self, chunk: int) -> bool:
         """Is the next frame about a chunk known to be lost?"""
         memory, record = self.memory, self.memory.chunks[chunk]
-        begun = chunk % memory.config.ranks == memory.config.rank or seq_of(record.reduced) == memory.seq
+        begun = (
+            chunk % memory.config.ranks == memory.config.rank
+            or seq_of(record.reduced) == memory.seq
+        )
         return record.lost[Stage.RESULT if begun else Stage.PARTIAL] == memory.seq
 
     def _allowance(self) -> int:
-        """How many chunks may be nacked at once: half as many as the last time, until there is progress."""
-        most, progress = self.window * self.memory.config.ranks, sum(stream.progress for stream in self.memory.streams)
+        """How many chunks may be nacked at once: half as many as the last time, until there is
+        progress.
+        """
+        most, progress = (
+            self.window * self.memory.config.ranks,
+            sum(stream.progress for stream in self.memory.streams),
+        )
         come, self._nacked_at = progress - self._nacked_at, progress
         self._allowed = min(self._allowed + come, most) if come > 0 else max(self._allowed // 2, 1)
         return self._allowed

@@ -1,16 +1,36 @@
 """The ring all-reduce of one rank as a state machine without I/O or clocks.
 
-Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes in, at most one comes out:
-`Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the doorbell. The process beside it is
-`testbed.protocol.ring.process`. One rank alone needs no ring: ranks are 2..32.
+Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes
+in, at most one comes out: `Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the
+doorbell. The process beside it is `testbed.protocol.ring.process`. One rank alone needs no ring:
+ranks are 2..32.
 """
 
 from __future__ import annotations
 
-from testbed.protocol.ring.memory import EARLY_SLOTS, EARLY_TRIES, ResultState, Stage, WorkRequest, WrKind, is_done, parts_of
+from testbed.protocol.ring.memory import (
+    EARLY_SLOTS,
+    EARLY_TRIES,
+    ResultState,
+    Stage,
+    WorkRequest,
+    WrKind,
+    is_done,
+    parts_of,
+)
 from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
-from testbed.protocol.wire import BLOCK, NOTHING, RESTART, VERIFIED, VERIFIED_ACK, VERSION, Frame, Kind, frame_seal
+from testbed.protocol.wire import (
+    BLOCK,
+    NOTHING,
+    RESTART,
+    VERIFIED,
+    VERIFIED_ACK,
+    VERSION,
+    Frame,
+    Kind,
+    frame_seal,
+)
 from testbed.protocol.wire import RESULT as RESULT_FLAG
 
 __all__ = ["Rank"]
@@ -23,18 +43,26 @@ class Rank(Sender):
         """A frame has arrived on the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out on.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not changed. If `nack_due` is set as
-            well, a copy of it comes back by the doorbell, and is given to `on_wr`.
+        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out
+            on.
+        :returns: The frame that goes out by the same link, if any; the one passed in is not
+            changed. If `nack_due` is set as well, a copy of it comes back by the doorbell, and is
+            given to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
         return None if work is None else self.act(work)
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
-        """The first half of `on_frame`: read all that it needs. None: the frame does not belong to this group."""
+        """The first half of `on_frame`: read all that it needs. None: the frame does not belong to
+        this group.
+        """
         self.nack_due = False
         header = frame.header
-        if header.cookie != self.config.cookie or header.version != VERSION or header.group != self.config.group:
+        if (
+            header.cookie != self.config.cookie
+            or header.version != VERSION
+            or header.group != self.config.group
+        ):
             self._drop("bad_cookie")
             return None
         w = Work(frame.copy(), now_us & U32, cpu, self.seq, self.ready, header.chunk)
@@ -88,7 +116,11 @@ class Rank(Sender):
         header, config = w.frame.header, self.config
         if header.receiver != config.rank or w.frame.destination.ip != config.peers[config.rank].ip:
             return self._refuse("bad_receiver")
-        if header.sender >= config.ranks or header.sender == config.rank or w.frame.source.ip != config.peers[header.sender].ip:
+        if (
+            header.sender >= config.ranks
+            or header.sender == config.rank
+            or w.frame.source.ip != config.peers[header.sender].ip
+        ):
             return self._refuse("bad_rank")
         heard = self.streams[w.cpu].heard
         heard[header.sender] = heard.get(header.sender, 0) + 1
@@ -104,17 +136,22 @@ class Rank(Sender):
         w.index, w.length = header.chunk, header.length
         if not BLOCK <= header.length <= config.chunk_bytes or header.length % BLOCK:
             return self._refuse("bad_length")
-        # An earlier collective is answered with the frame's own length; the next one's tensor is not known yet.
+        # An earlier collective is answered with the frame's own length; the next one's tensor is
+        # not known yet.
         return header.seq != w.seq or self._fits(w)
 
     def _fits(self, w: Work) -> bool:
         """Does the frame, which has this rank's sequence number, fit this rank's tensor?
 
-        If not, its sender reduces another tensor, or the frame was damaged. Only the former is counted as a bad tensor, because
-        the process draws conclusions from it.
+        If not, its sender reduces another tensor, or the frame was damaged. Only the former is
+        counted as a bad tensor, because the process draws conclusions from it.
         """
         header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
-        if header.chunk < tensor.total and header.length == tensor.length and header.tag == tensor.tag:
+        if (
+            header.chunk < tensor.total
+            and header.length == tensor.length
+            and header.tag == tensor.tag
+        ):
             return True
         if self._is_sealed(w) if header.kind == Kind.NACK else self._verify(w) is not None:
             self._count("bad_tensor")
@@ -147,7 +184,9 @@ class Rank(Sender):
             # The owner lacks the result, which was sent on from here.
             if self._verify(w) is None or self._too_soon(w):
                 return None
-            return self._send_result(w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT])
+            return self._send_result(
+                w, self._owner(w.index), header.round, self.chunks[w.index].before[Stage.RESULT]
+            )
         if header.seq not in (w.seq, seq_after(w.seq)):
             return self._drop("bad_seq")
         if header.seq == w.seq and w.index < w.ready:
@@ -164,7 +203,11 @@ class Rank(Sender):
         if header.hop != hop:
             return self._drop("bad_rank")
         state = w.result & 0xFF
-        if seq_of(w.result) == header.seq and state != ResultState.NONE and w.result >> 8 & 0xFF >= header.round:
+        if (
+            seq_of(w.result) == header.seq
+            and state != ResultState.NONE
+            and w.result >> 8 & 0xFF >= header.round
+        ):
             return self._drop("duplicate")
         if header.seq != w.seq or w.index >= w.ready:
             # No sum is complete without this rank's input: a forgery, or a stale frame.
@@ -200,14 +243,19 @@ class Rank(Sender):
                 return self._drop("duplicate")
             if self._too_soon(w):
                 return None
-            return self._send_result(w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev)
-        # The result cannot get there before it gets here, but the partial sum of a later round may be missing there.
+            return self._send_result(
+                w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev
+            )
+        # The result cannot get there before it gets here, but the partial sum of a later round may
+        # be missing there.
         if direct and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
 
     def _pass_on(self, w: Work, prev: int) -> Frame:
-        """Pass a nack on to the chunk's owner. It carries the lost frame's ``prev``, so that the answer can carry it too."""
+        """Pass a nack on to the chunk's owner. It carries the lost frame's ``prev``, so that the
+        answer can carry it too.
+        """
         header = w.frame.header
         header.prev, header.hop = prev, 1
         self._count("resent")
@@ -219,7 +267,9 @@ class Rank(Sender):
             return self._drop("not_held")
         self._note_loss(w)
         if not (self.config.upstream or mine):
-            return self._pass_on(w, NOTHING)  # the chunk passes by here again and gets its `prev` then
+            return self._pass_on(
+                w, NOTHING
+            )  # the chunk passes by here again and gets its `prev` then
         if self._too_soon(w):
             return None
         if mine:
@@ -227,14 +277,20 @@ class Rank(Sender):
         return self._send_saved(w, w.reduced & 0xFF)
 
     def _on_restart(self, w: Work) -> Frame | None:
-        """A rank refused a result, or no buffer has the partial sum. If this rank has verified its own result, send that."""
+        """A rank refused a result, or no buffer has the partial sum. If this rank has verified its
+        own result, send that.
+        """
         header = w.frame.header
         if not self._is_mine(w.index):
             return self._drop("bad_rank")
         if self._holds(w) and self._is_verified(w.result):
             if self._too_soon(w):
                 return None
-            prev = self.chunks[w.index].before[Stage.RESULT] if header.sender == self.config.after else NOTHING
+            prev = (
+                self.chunks[w.index].before[Stage.RESULT]
+                if header.sender == self.config.after
+                else NOTHING
+            )
             return self._send_result(w, header.sender, header.round + 1 & 0xFF, prev)
         if header.seq != w.seq:
             return self._drop("not_held")
@@ -250,7 +306,8 @@ class Rank(Sender):
             peer.verified = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, acked: int = 0) -> Frame:
-        """Send a probe or an answer. An answer to the rank after names the last frame of the stream.
+        """Send a probe or an answer. An answer to the rank after names the last frame of the
+        stream.
 
         :param acked: With ``VERIFIED_ACK``, the sequence number that is acknowledged.
         """
@@ -332,7 +389,9 @@ class Rank(Sender):
         return self._send_restart(w, round_ & 0xFF)
 
     def _save_early(self, w: Work) -> Frame | None:
-        """Save the frame, which has been verified, until the process has its input ready and kicks."""
+        """Save the frame, which has been verified, until the process has its input
+        ready and kicks.
+        """
         header = w.frame.header
         for step in range(EARLY_TRIES):
             slot = (header.chunk + step * (EARLY_SLOTS // EARLY_TRIES)) % EARLY_SLOTS
@@ -361,7 +420,12 @@ class Rank(Sender):
         assert total is not None
         header.kind, header.flags, header.stream, header.prev = Kind.REDUCE, 0, 0, NOTHING
         header.seq, header.chunk, header.attempt = kept.seq, kept.chunk, kept.attempt
-        header.hop, header.round, header.length, header.tag = kept.hop, kept.round, kept.length, kept.tag
+        header.hop, header.round, header.length, header.tag = (
+            kept.hop,
+            kept.round,
+            kept.length,
+            kept.tag,
+        )
         header.sender, header.receiver = self.config.before, self.config.rank
         header.checksum = total + frame_seal(header) & U64
         chunk = self.chunks[header.chunk]
@@ -372,7 +436,8 @@ class Rank(Sender):
         """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner restarts a phase that broke further on; the ranks before that point pass its frames on.
+        # With `origin` the owner restarts a phase that broke further on; the ranks before that
+        # point pass its frames on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64
@@ -407,12 +472,16 @@ class Rank(Sender):
         return self._send(w, config.after, w.length, total)
 
     def _take_result(self, w: Work, round_: int, total: int) -> bool:
-        """Store the payload, which has been verified, as the result. A result that the process has verified stays as it is."""
+        """Store the payload, which has been verified, as the result. A result that the process has
+        verified stays as it is.
+        """
         chunk, first = self.chunks[w.index], seq_of(w.result) != w.seq
         state = w.result & 0xFF
         if not first and w.result >> 8 & 0xFF >= round_ and state != ResultState.NONE:
             return False
-        if not first and state == ResultState.CLAIMED:  # another CPU is writing the result of an earlier round
+        if (
+            not first and state == ResultState.CLAIMED
+        ):  # another CPU is writing the result of an earlier round
             return False
         done = word_of(w.seq, round_ << 8 | ResultState.DONE)
         held = not first and is_done(w.result)

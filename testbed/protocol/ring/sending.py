@@ -1,8 +1,8 @@
 """What a rank sends: partial sums, results, and nacks.
 
-Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of ``ring_store.h``. What C does against
-races with other CPUs comes down to `Work`: what a program has read before it acts. A test may let other things happen in
-between.
+Reference model of ``bpf/include/ring_work.h``, ``ring_stream.h`` and the sending half of
+``ring_store.h``. What C does against races with other CPUs comes down to `Work`: what a program has
+read before it acts. A test may let other things happen in between.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Sender(Memory):
     """The part of a rank's programs that makes frames."""
 
     nack_due = False
-    """A nack is due, and the last call has returned a frame: a copy of it comes back to become the nack."""
+    """A nack is due, and the last call has returned a frame: a copy of it comes back to become the
+    nack.
+    """
 
     # The state of a chunk.
 
@@ -77,7 +79,8 @@ class Sender(Memory):
         return (rank - index) % self.config.ranks
 
     def _result_steps(self, index: int, rank: int) -> int:
-        """Hops of a result to a rank, from the rank before the owner, which computes it; to that rank itself a full round.
+        """Hops of a result to a rank, from the rank before the owner, which computes it; to that
+        rank itself a full round.
 
         Only who has refused its own sum gets one from another.
         """
@@ -89,20 +92,30 @@ class Sender(Memory):
     def _is_verified(self, word: int) -> bool:
         """Has the process verified the result that a word describes?"""
         state = word & 0xFF
-        return state == ResultState.VERIFIED or (state == ResultState.DONE and self._seq_verified(seq_of(word)))
+        return state == ResultState.VERIFIED or (
+            state == ResultState.DONE and self._seq_verified(seq_of(word))
+        )
 
     def _holds(self, w: Work) -> bool:
         """Does this rank hold the result of the frame's chunk and sequence number?"""
         return seq_of(w.result) == w.frame.header.seq and is_done(w.result)
 
     def _holds_enough(self, w: Work) -> bool:
-        """Is that result good enough for the frame's round? A verified one is good enough for any round."""
-        return self._holds(w) and (w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result))
+        """Is that result good enough for the frame's round? A verified one is good enough for any
+        round.
+        """
+        return self._holds(w) and (
+            w.result >> 8 & 0xFF >= w.frame.header.round or self._is_verified(w.result)
+        )
 
     def _too_soon(self, w: Work) -> bool:
-        """Was the chunk retransmitted within the holdoff? With ``origin`` all ranks that lack it nack it at once."""
+        """Was the chunk retransmitted within the holdoff? With ``origin`` all ranks that lack it
+        nack it at once.
+        """
         since = self.chunks[w.index].resent_us
-        return not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
+        return (
+            not self.config.upstream and since != 0 and (w.now - since & U32) < self.nack_holdoff_us
+        )
 
     def _advance(self, chunk: Chunk, name: str, before: int, after: int) -> bool:
         """Compare and exchange, forward only."""
@@ -122,7 +135,10 @@ class Sender(Memory):
         header.flags = 0
         self._name_latest(w, w.seq)
         stream.seq, stream.prev = w.seq, item_of(index, header.round, stage)
-        chunk.before[stage], chunk.attempt = NOTHING if header.flags else header.prev, header.attempt
+        chunk.before[stage], chunk.attempt = (
+            (NOTHING if header.flags else header.prev),
+            header.attempt,
+        )
 
     def _repeat(self, w: Work) -> None:
         """The chunk's partial sum was sent before: repeat its ``prev``."""
@@ -130,7 +146,9 @@ class Sender(Memory):
         header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
 
     def _name_latest(self, w: Work, seq: int) -> None:
-        """Set ``prev`` to the stream's last frame, if that belongs to this collective or to the one before."""
+        """Set ``prev`` to the stream's last frame, if that belongs to this collective or to the one
+        before.
+        """
         stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
         if not stream.seq:
@@ -147,7 +165,9 @@ class Sender(Memory):
         at_all = seq_of(chunk.result) == seq and state != ResultState.NONE
         if stage is Stage.PARTIAL:
             return not at_all and is_forward(chunk.reduced, word_of(seq, round_))
-        return not (at_all and (chunk.result >> 8 & 0xFF >= round_ or self._is_verified(chunk.result)))
+        return not (
+            at_all and (chunk.result >> 8 & 0xFF >= round_ or self._is_verified(chunk.result))
+        )
 
     def _has_early(self, seq: int, index: int) -> bool:
         for step in range(EARLY_TRIES):
@@ -226,7 +246,12 @@ class Sender(Memory):
             nack = queue.carried.popleft()
             if self._is_missing(nack):
                 due = w.now + (self.nack_holdoff_us << nack.tries) & U32
-                self._put(nacks.again, Nack(nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)))
+                self._put(
+                    nacks.again,
+                    Nack(
+                        nack.seq, nack.item, nacks.frames, due, min(nack.tries + 1, _MOST_DOUBLINGS)
+                    ),
+                )
                 return nack
         return None
 
@@ -256,12 +281,16 @@ class Sender(Memory):
     def _launch_first(self, w: Work) -> Frame | None:
         """Launch an own chunk, unless it has been launched."""
         chunk = self.chunks[w.index]
-        if seq_of(chunk.reduced) == w.seq or not self._advance(chunk, "reduced", chunk.reduced, word_of(w.seq, 0)):
+        if seq_of(chunk.reduced) == w.seq or not self._advance(
+            chunk, "reduced", chunk.reduced, word_of(w.seq, 0)
+        ):
             return None
         return self._launch(w, 0, again=False)
 
     def _launch_next(self, w: Work) -> Frame | None:
-        """The frame is free: turn it into this rank's next chunk, if there is one whose input is ready."""
+        """The frame is free: turn it into this rank's next chunk, if there is one whose input is
+        ready.
+        """
         w.index = self.config.rank + self.config.ranks * self.next_slot
         self.next_slot += 1
         if self.next_seq != self.seq or w.index >= self.ready:
@@ -276,8 +305,8 @@ class Sender(Memory):
         """
         chunk = self.chunks[w.index]
         if seq_of(chunk.reduced) == w.seq and chunk.reduced & 0xFF > round_:
-            # A nack that names an earlier round comes from a rank that has not seen this one, which may be lost.
-            # With `upstream` the ranks in between recover it hop by hop.
+            # A nack that names an earlier round comes from a rank that has not seen this one, which
+            # may be lost. With `upstream` the ranks in between recover it hop by hop.
             if self.config.upstream or self._too_soon(w):
                 return None
             return self._launch(w, chunk.reduced & 0xFF, again=True)
@@ -291,7 +320,8 @@ class Sender(Memory):
         return self._launch(w, round_ + 1, again=False)
 
     def _send_result(self, w: Work, to: int, round_: int, prev: int) -> Frame | None:
-        """Turn the frame into the result that this rank holds, for a rank that lacks it or refused an earlier round.
+        """Turn the frame into the result that this rank holds, for a rank that lacks it or refused
+        an earlier round.
 
         :param prev: What the rank before the receiver had sent it before the result.
         """
@@ -311,8 +341,13 @@ class Sender(Memory):
         return self._send(w, to, w.length, chunk.result_sum)
 
     def _save_partial(self, w: Work, total: int) -> None:
-        """Save the partial sum in the retransmit buffer, unless its slot holds one that may still be needed."""
-        slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
+        """Save the partial sum in the retransmit buffer, unless its slot holds one that may still
+        be needed.
+        """
+        slot, mine = (
+            self.retransmit[w.index & self.config.retransmit_slots - 1],
+            word_of(w.seq, w.index),
+        )
         if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
             # If that chunk's result is here, the rank after has received its partial sum.
@@ -322,11 +357,20 @@ class Sender(Memory):
         if slot.owner != mine and slot.owner and is_before(w.seq, seq_of(slot.owner)):
             return
         slot.owner = slot.valid = mine
-        slot.data, slot.sum, slot.round = w.frame.take(w.length), total, self.chunks[w.index].reduced & 0xFF
+        slot.data, slot.sum, slot.round = (
+            w.frame.take(w.length),
+            total,
+            self.chunks[w.index].reduced & 0xFF,
+        )
 
     def _send_saved(self, w: Work, round_: int) -> Frame | None:
-        """Turn the frame into the partial sum that this rank has sent, or into a restart nack if it was not saved."""
-        slot, mine = self.retransmit[w.index & self.config.retransmit_slots - 1], word_of(w.seq, w.index)
+        """Turn the frame into the partial sum that this rank has sent, or into a restart nack if it
+        was not saved.
+        """
+        slot, mine = (
+            self.retransmit[w.index & self.config.retransmit_slots - 1],
+            word_of(w.seq, w.index),
+        )
         header, chunk = w.frame.header, self.chunks[w.index]
         if slot.valid != mine or slot.round != round_:
             chunk.resent_us = w.now
@@ -334,8 +378,16 @@ class Sender(Memory):
         w.frame.resize(w.length)
         w.frame.fill(slot.data, w.length)
         chunk.resent_us = w.now
-        header.kind, header.hop, header.flags = Kind.REDUCE, self._steps(w.index, self.config.rank) + 1, 0
-        header.round, header.attempt, header.prev = round_, self._next_attempt(chunk), chunk.before[Stage.PARTIAL]
+        header.kind, header.hop, header.flags = (
+            Kind.REDUCE,
+            self._steps(w.index, self.config.rank) + 1,
+            0,
+        )
+        header.round, header.attempt, header.prev = (
+            round_,
+            self._next_attempt(chunk),
+            chunk.before[Stage.PARTIAL],
+        )
         self._count("resent")
         return self._send(w, self.config.after, w.length, slot.sum)
 
@@ -348,7 +400,9 @@ class Sender(Memory):
         return self._send(w, self._owner(w.index), w.length, 0)
 
     def _send_nack(self, w: Work, round_: int, stage: Stage) -> Frame | None:
-        """Turn the frame into a nack. It is as long as its answer, and each nack has an attempt of its own."""
+        """Turn the frame into a nack. It is as long as its answer, and each nack has an attempt of
+        its own.
+        """
         header, config, tensor = w.frame.header, self.config, self._tensor(w.seq)
         chunk = self.chunks[w.index]
         w.frame.resize(tensor.length)
@@ -365,7 +419,9 @@ class Sender(Memory):
         return chunk.attempt & 0xFFFF
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
-        """Address the frame. Its fields and payload are in place but for the seal; ``total`` is the payload's checksum."""
+        """Address the frame. Its fields and payload are in place but for the seal; ``total`` is the
+        payload's checksum.
+        """
         frame, header = w.frame, w.frame.header
         frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
         header.sender, header.receiver, header.length = self.config.rank, to, length

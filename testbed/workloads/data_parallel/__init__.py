@@ -31,7 +31,10 @@ WORKLOAD = Workload(
         every="a step",
         about=about,
         captions={
-            "loss": "All backends get the same minibatches from the same weights, so that the lines should coincide.",
+            "loss": (
+                "All backends get the same minibatches from the same weights, so that the lines"
+                " should coincide."
+            ),
             "validation_accuracy": "From sampled neighbourhoods, after each epoch.",
         },
     ),

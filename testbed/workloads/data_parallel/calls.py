@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StepDone", "open_rank", "prepare_rank", "test_rank", "train_rank"]
 
-STEP_INTERVAL = 0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
+STEP_INTERVAL = (
+    0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,12 @@ class State:
 
 
 def prepare_rank(
-    context: WorkerContext, backend: str, scenario: DataParallelScenario, graph: str, rank: int, seed: int
+    context: WorkerContext,
+    backend: str,
+    scenario: DataParallelScenario,
+    graph: str,
+    rank: int,
+    seed: int,
 ) -> None:
     """Map the graph and make the model that is trained with a backend, with its first weights.
 

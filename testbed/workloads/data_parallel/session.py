@@ -22,7 +22,9 @@ class DataParallel(TrainingSession[DataParallelScenario]):
 
     modules = (calls.__name__, "testbed.gnn.train")
 
-    def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
+    def estimate(
+        self, graph: memory.Graph, model: memory.Model, classes: int
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         scenario, hosts = self.scenario, self.scenario.fabric.hosts
         workers, batch = hosts * (1 + ("mpi" in scenario.backends)), scenario.training.batch_size
@@ -45,17 +47,28 @@ class DataParallel(TrainingSession[DataParallelScenario]):
             ranks: dict[str, list[str]] = {}
             for backend in self.scenario.backends:
                 names = stack.enter_context(rank_workers(backend, stage.workers, stage.hosts))
-                shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
+                shared = {
+                    "backend": backend,
+                    "scenario": self.scenario,
+                    "graph": str(self.folder),
+                    "seed": seed,
+                }
                 stage.workers.call_all(
-                    calls.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(names)}
+                    calls.prepare_rank,
+                    {name: {**shared, "rank": number} for number, name in enumerate(names)},
                 )
                 ranks[backend] = names
             yield ranks
 
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
-        groups = stage.groups(capacity=self.capacity, **self.scenario.collective.only(CollectiveOptions))
-        arguments = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
+        groups = stage.groups(
+            capacity=self.capacity, **self.scenario.collective.only(CollectiveOptions)
+        )
+        arguments = {
+            name: {"backend": backend, "group": group}
+            for name, group in zip(names, groups, strict=True)
+        }
         stage.workers.call_all(calls.open_rank, arguments)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
@@ -65,7 +78,9 @@ class DataParallel(TrainingSession[DataParallelScenario]):
             stage.step(turn.backend, turn.epoch * self.steps + value.step)
 
         call = {"backend": turn.backend, "epoch": turn.epoch}
-        answers = stage.workers.call_all(calls.train_rank, dict.fromkeys(names, call), on_progress=on_progress)
+        answers = stage.workers.call_all(
+            calls.train_rank, dict.fromkeys(names, call), on_progress=on_progress
+        )
         return record_epoch(stage.table, turn, [answers[name] for name in names])
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""Full-graph training: exchanges between neighbours, and a backend beside them that sums gradients."""
+"""Full-graph training: exchanges between neighbours, and a backend beside them that
+sums gradients.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -22,10 +24,14 @@ def about(run: "Run") -> list[str]:
         return float(run.metric(metric)["value"].iloc[0])
 
     return [
-        f"full-graph training of {scenario['model']['name']}, dealt out by {scenario['exchange']['partitioner']}: "
-        f"{worth('edge_cut'):,.0f} edges cut ({100 * worth('edge_cut_share'):.1f} %), replication factor "
-        f"{worth('replication_factor'):.2f}, the largest part has {worth('vertex_balance'):.2f}× the mean number of vertices "
-        f"and {worth('edge_balance'):.2f}× that of edges",
+        (
+            f"full-graph training of {scenario['model']['name']}, dealt out by"
+            f" {scenario['exchange']['partitioner']}: {worth('edge_cut'):,.0f} edges cut"
+            f" ({100 * worth('edge_cut_share'):.1f} %), replication factor"
+            f" {worth('replication_factor'):.2f}, the largest part has"
+            f" {worth('vertex_balance'):.2f}× the mean number of vertices and"
+            f" {worth('edge_balance'):.2f}× that of edges"
+        ),
         gradient(run, "epoch"),
     ]
 
@@ -42,7 +48,10 @@ WORKLOAD = Workload(
         every="an epoch",
         about=about,
         captions={
-            "loss": "All backends train on the whole graph from the same weights, so that the lines should coincide.",
+            "loss": (
+                "All backends train on the whole graph from the same weights, so that the lines"
+                " should coincide."
+            ),
             "validation_accuracy": "From whole neighbourhoods, after each epoch.",
         },
     ),

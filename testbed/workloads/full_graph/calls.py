@@ -44,11 +44,21 @@ class State:
 
 def partition(scenario: FullGraphScenario, graph: Path) -> Owners:
     """Return the rank that owns each vertex, the same in all trials."""
-    return cached_owners(graph, scenario.exchange.partitioner, scenario.fabric.hosts, scenario.scenario.seed)
+    return cached_owners(
+        graph, scenario.exchange.partitioner, scenario.fabric.hosts, scenario.scenario.seed
+    )
 
 
-def prepare_rank(context: WorkerContext, backend: str, scenario: FullGraphScenario, graph: str, rank: int, seed: int) -> None:
-    """Take this rank's part out of the graph, and make the model that is trained with a backend, with its first weights.
+def prepare_rank(
+    context: WorkerContext,
+    backend: str,
+    scenario: FullGraphScenario,
+    graph: str,
+    rank: int,
+    seed: int,
+) -> None:
+    """Take this rank's part out of the graph, and make the model that is trained with a backend,
+    with its first weights.
 
     :param graph: Folder of the graph.
     """
@@ -70,7 +80,11 @@ def prepare_rank(context: WorkerContext, backend: str, scenario: FullGraphScenar
 
 
 def open_rank(
-    context: WorkerContext, backend: str, group: GroupSpec, exchange: str, exchanges: Mapping[Slot, dict[str, Any]]
+    context: WorkerContext,
+    backend: str,
+    group: GroupSpec,
+    exchange: str,
+    exchanges: Mapping[Slot, dict[str, Any]],
 ) -> None:
     """Open the all-reduce and a model's exchanges, and meet the other ranks in each; a collective.
 
@@ -87,12 +101,16 @@ def open_rank(
     opened = {}
     for slot, terms in exchanges.items():
         halo = state.part.backward if slot.use == "backward" else state.part.forward
-        opened[slot] = stack.enter_context(open_exchange(exchange, context, ExchangeSpec(halo=halo, **terms)))
+        opened[slot] = stack.enter_context(
+            open_exchange(exchange, context, ExchangeSpec(halo=halo, **terms))
+        )
         opened[slot].connect()
     state.channel = Channel(reduce, opened)
 
 
-def train_rank(context: WorkerContext, backend: str, epoch: int, counted: bool = False) -> FullResult:
+def train_rank(
+    context: WorkerContext, backend: str, epoch: int, counted: bool = False
+) -> FullResult:
     """Train a backend's model for an epoch, and evaluate it; a collective.
 
     :param counted: Count system calls in collectives meanwhile, which makes times worthless.

@@ -34,17 +34,25 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         self.planned: dict[Slot, int] = {}
         self.last: dict[str, list[FullResult]] = {}
 
-    def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
+    def estimate(
+        self, graph: memory.Graph, model: memory.Model, classes: int
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         planned = self.plan(graph.features, classes)
-        return memory.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())), {}
+        return (
+            memory.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())),
+            {},
+        )
 
     def plan(self, features: int, classes: int) -> dict[Slot, int]:
         """Return the exchanges that the model takes, with their dimensions."""
-        return plan_exchanges(self.scenario.model, features, classes, cached=self.scenario.exchange.bound is not None)
+        return plan_exchanges(
+            self.scenario.model, features, classes, cached=self.scenario.exchange.bound is not None
+        )
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Partition the graph, too, and see whether its embeddings can travel; see `Session.prepare`.
+        """Partition the graph, too, and see whether its embeddings can travel; see
+        `Session.prepare`.
 
         :raises StorageError: As :func:`testbed.gnn.partition.cached_owners`.
         """
@@ -52,7 +60,10 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         owners = calls.partition(self.scenario, self.folder)
         self.planned = self.plan(data.feature_dim, data.num_classes)
         if (longest := max(self.planned.values())) > MAX_DIM:
-            raise SpecError(f"model.hidden = {hidden}: embeddings of {longest} elements travel: must be at most {MAX_DIM}")
+            raise SpecError(
+                f"model.hidden = {hidden}: embeddings of {longest} elements travel: must be at most"
+                f" {MAX_DIM}"
+            )
         self.quality = measure(data.indptr, data.indices, owners, self.scenario.fabric.hosts)
         return facts
 
@@ -61,18 +72,27 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         """See `Session.ranks`."""
         for backend in self.scenario.backends:
             seed = self.scenario.scenario.seed + trial
-            shared = {"backend": backend, "scenario": self.scenario, "graph": str(self.folder), "seed": seed}
+            shared = {
+                "backend": backend,
+                "scenario": self.scenario,
+                "graph": str(self.folder),
+                "seed": seed,
+            }
             stage.workers.call_all(
-                calls.prepare_rank, {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)}
+                calls.prepare_rank,
+                {name: {**shared, "rank": number} for number, name in enumerate(stage.hosts)},
             )
             for metric, value in vars(self.quality).items():
-                stage.table.add(trial, backend, metric, value, "edges" if metric == "edge_cut" else "1")
+                stage.table.add(
+                    trial, backend, metric, value, "edges" if metric == "edge_cut" else "1"
+                )
         yield dict.fromkeys(self.scenario.backends, stage.hosts)
 
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         options = self.scenario.exchange.only(GroupOptions)
-        # Ranks come at different times, from computing: giving way to each other would be system calls for nothing.
+        # Ranks come at different times, from computing: giving way to each other would be system
+        # calls for nothing.
         reduce = stage.groups(capacity=self.capacity, yields=0, **options)
         groups = {slot: stage.groups(**options) for slot in self.planned}
         arguments = {
@@ -80,7 +100,10 @@ class FullGraph(TrainingSession[FullGraphScenario]):
                 "backend": EXCHANGES[backend].all_reduce,
                 "group": reduce[number],
                 "exchange": backend,
-                "exchanges": {slot: {"group": groups[slot][number], **self._terms(slot)} for slot in self.planned},
+                "exchanges": {
+                    slot: {"group": groups[slot][number], **self._terms(slot)}
+                    for slot in self.planned
+                },
             }
             for number, name in enumerate(names)
         }
@@ -89,8 +112,8 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def _terms(self, slot: Slot) -> dict[str, Any]:
         """Return a slot's fields of `testbed.exchange.interface.ExchangeSpec`.
 
-        A bound is one for embeddings in training. Gradients are too small for it: only those that have not changed at all are
-        left out. Evaluation takes everything.
+        A bound is one for embeddings in training. Gradients are too small for it: only those that
+        have not changed at all are left out. Evaluation takes everything.
         """
         terms = self.scenario.exchange.only(ExchangeTerms)
         bound = terms["bound"]
@@ -105,15 +128,18 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         return record_epoch(stage.table, turn, results)
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
-        """Record the accuracy after the last epoch, and what a further one asks of the kernel; see `Session.finish`.
+        """Record the accuracy after the last epoch, and what a further one asks of the kernel; see
+        `Session.finish`.
 
-        That epoch is separate and without faults, because counting slows every system call down; and the second of its turn,
-        when connections and caches are warm.
+        That epoch is separate and without faults, because counting slows every system call down;
+        and the second of its turn, when connections and caches are warm.
         """
         results = self.last[backend]
         total = sum(result.test_total for result in results)
         accuracy = sum(result.test_correct for result in results) / total if total else 0.0
-        stage.say(record_test(stage.table, trial, backend, accuracy, results[0].times["validation_time"]))
+        stage.say(
+            record_test(stage.table, trial, backend, accuracy, results[0].times["validation_time"])
+        )
         epochs = self.scenario.epochs
         with self.opened(stage, backend, names):
             for epoch, counted in ((epochs, False), (epochs + 1, True)):

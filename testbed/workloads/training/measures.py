@@ -1,4 +1,6 @@
-"""The measurements of training other than times, and the check that all ranks hold the same weights."""
+"""The measurements of training other than times, and the check that all ranks hold the same
+weights.
+"""
 
 from collections.abc import Sequence
 
@@ -20,13 +22,14 @@ def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
     differing = [str(rank) for rank, result in enumerate(ranks) if result.digest != ranks[0].digest]
     if differing:
         raise CollectiveError(
-            f"{backend}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)} differ "
-            "from rank 0's: an all-reduce gave ranks different sums"
+            f"{backend}: after epoch {ranks[0].epoch} the weights of rank {', '.join(differing)}"
+            " differ from rank 0's: an all-reduce gave ranks different sums"
         )
 
 
 def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
-    """Check and add one epoch: each rank's times, counts and loss, and what all ranks together reached.
+    """Check and add one epoch: each rank's times, counts and loss, and what all ranks together
+    reached.
 
     :param ranks: One epoch's results, in rank order.
     :returns: What to tell the user.
@@ -45,7 +48,8 @@ def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
 
 
 def record_test(table: Table, trial: int, backend: str, accuracy: float, seconds: float) -> str:
-    """Add the trained model's accuracy on the test set, and the seconds that finding it took on rank 0.
+    """Add the trained model's accuracy on the test set, and the seconds that finding it took on
+    rank 0.
 
     :returns: What to tell the user.
     """
@@ -60,6 +64,8 @@ def mean_loss(ranks: Sequence[EpochResult]) -> float:
 
 
 def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
-    """Return the share of right answers on the validation set, dealt out over the ranks; 0 if empty."""
+    """Return the share of right answers on the validation set, dealt out over the ranks; 0 if
+    empty.
+    """
     total = sum(result.val_total for result in ranks)
     return sum(result.val_correct for result in ranks) / total if total else 0.0

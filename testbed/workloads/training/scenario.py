@@ -16,8 +16,12 @@ __all__ = ["ToleranceSpec", "TrainingScenario"]
 class ToleranceSpec(Table):
     """``[tolerance]``: how far a backend may be from the reference, the first fp32 backend."""
 
-    loss: float = Field(default=0.02, ge=0, description="largest distance of two loss curves, at any epoch")
-    accuracy: float = Field(default=0.5, ge=0, le=100, description="distance of test accuracies in percentage points")
+    loss: float = Field(
+        default=0.02, ge=0, description="largest distance of two loss curves, at any epoch"
+    )
+    accuracy: float = Field(
+        default=0.5, ge=0, le=100, description="distance of test accuracies in percentage points"
+    )
 
 
 class TrainingScenario(Scenario):

@@ -1,4 +1,6 @@
-"""The controller's side of training: the data, how much memory it all takes, and what the manifest says."""
+"""The controller's side of training: the data, how much memory it all takes, and what the manifest
+says.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -29,7 +31,8 @@ class TrainingSession(Session[S]):
     def check(self, data: GraphData | None = None) -> None:
         """Check that there is memory.
 
-        :param data: The graph; without it, a graph is estimated that is yet to be drawn, and others are not looked at.
+        :param data: The graph; without it, a graph is estimated that is yet to be drawn, and others
+            are not looked at.
         :raises SpecError: There is not; the text has the estimate and what is allowed.
         """
         scenario, model = self.scenario, self.scenario.model
@@ -40,15 +43,21 @@ class TrainingSession(Session[S]):
         else:
             return
         widths = model.widths(graph.features, classes)
-        made = memory.Model(parameter_count(model, graph.features, classes), widths, len(scenario.backends))
+        made = memory.Model(
+            parameter_count(model, graph.features, classes), widths, len(scenario.backends)
+        )
         keys = {"fabric.hosts": scenario.fabric.hosts, "model.hidden": model.hidden}
         keys |= {f"dataset.{key}": getattr(scenario.dataset, key) for key in scenario.dataset.keys}
         need, more = self.estimate(graph, made, classes)
         memory.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
 
     @abstractmethod
-    def estimate(self, graph: memory.Graph, model: memory.Model, classes: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes that training takes, by what they are for, and further keys that these depend on."""
+    def estimate(
+        self, graph: memory.Graph, model: memory.Model, classes: int
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the bytes that training takes, by what they are for, and further keys that these
+        depend on.
+        """
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Read the data set; see `Session.prepare`."""
@@ -58,7 +67,8 @@ class TrainingSession(Session[S]):
         self.data = data = GraphData.load(self.folder)
         if len(data.train) < scenario.fabric.hosts:
             raise SpecError(
-                f"fabric.hosts = {scenario.fabric.hosts}: must be at most the size of the training set, {len(data.train)}"
+                f"fabric.hosts = {scenario.fabric.hosts}: must be at most the size of the training"
+                f" set, {len(data.train)}"
             )
         self.check(data)
         return {

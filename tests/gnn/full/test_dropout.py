@@ -25,7 +25,9 @@ def test_masks_differ_by_seed_layer_and_epoch() -> None:
         made.append(dropout.mask(40) > 0)
     for i, a in enumerate(made):
         for b in made[i + 1 :]:
-            assert (a == b).float().mean() == pytest.approx(0.5, abs=0.02)  # 20,000 independent bits: seven deviations
+            assert (a == b).float().mean() == pytest.approx(
+                0.5, abs=0.02
+            )  # 20,000 independent bits: seven deviations
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

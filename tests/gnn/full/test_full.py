@@ -1,4 +1,6 @@
-"""Full-graph training: ranks together are one process, and that is what torch-geometric computes."""
+"""Full-graph training: ranks together are one process, and that is what
+torch-geometric computes.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -25,7 +27,9 @@ from tests.gnn.full.threads import train
 from tests.gnn.graphs import Adjacency, directed
 
 MODELS = [
-    pytest.param(ModelSpec(name="gcn", hidden=8), id="gcn"),  # both layers multiply first: 16 to 8 to 4
+    pytest.param(
+        ModelSpec(name="gcn", hidden=8), id="gcn"
+    ),  # both layers multiply first: 16 to 8 to 4
     pytest.param(ModelSpec(name="gcn", hidden=32), id="gcn-wide"),  # the first one sums first
     pytest.param(ModelSpec(name="gcn", hidden=8, layers=3), id="gcn-3"),
     pytest.param(ModelSpec(name="sage", hidden=8), id="sage"),
@@ -34,7 +38,9 @@ MODELS = [
 
 
 class Geometric(torch.nn.Module):
-    """The same network from torch-geometric's layers, in one process, with a full model's weights and masks."""
+    """The same network from torch-geometric's layers, in one process, with a full model's weights
+    and masks.
+    """
 
     def __init__(self, full: FullModel, spec: ModelSpec) -> None:
         super().__init__()
@@ -48,13 +54,19 @@ class Geometric(torch.nn.Module):
             else:
                 outputs, inputs = layer.own.weight.shape
                 made = SAGEConv(inputs, outputs)
-                values = {"lin_l.weight": layer.others.weight, "lin_l.bias": layer.own.bias, "lin_r.weight": layer.own.weight}
+                values = {
+                    "lin_l.weight": layer.others.weight,
+                    "lin_l.bias": layer.own.bias,
+                    "lin_r.weight": layer.own.weight,
+                }
             made.load_state_dict({key: value.detach().clone() for key, value in values.items()})
             self.layers.append(made)
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self.layers):
-            x = layer(self.full.dropouts[number](x if number == 0 else functional.relu(x)), edge_index)
+            x = layer(
+                self.full.dropouts[number](x if number == 0 else functional.relu(x)), edge_index
+            )
         return x
 
     def gradient(self, spec: ModelSpec) -> torch.Tensor:
@@ -102,7 +114,9 @@ def test_ranks_train_as_one_process(graph: GraphData, spec: ModelSpec, partition
     for single, results in zip(alone, zip(*ranks, strict=True), strict=True):
         assert len({result.digest for result in results}) == 1
         assert sum(result.share for result in results) == pytest.approx(1)
-        assert sum(result.share * result.loss for result in results) == pytest.approx(single.loss, abs=1e-3)
+        assert sum(result.share * result.loss for result in results) == pytest.approx(
+            single.loss, abs=1e-3
+        )
         assert sum(result.val_total for result in results) == single.val_total == len(graph.val)
         assert sum(result.test_total for result in results) == single.test_total == len(graph.test)
     assert alone[-1].loss < 0.9 * alone[0].loss
@@ -121,10 +135,19 @@ def test_summed_gradients_are_the_single_process_ones(graph: GraphData, spec: Mo
         torch.testing.assert_close(rank.gradient, single.gradient, rtol=1e-4, atol=1e-7)
 
 
-@given(directed(least=4, most=16), st.sampled_from(["gcn", "sage"]), st.integers(1, 3), st.integers(0, 99))
+@given(
+    directed(least=4, most=16),
+    st.sampled_from(["gcn", "sage"]),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
 @settings(max_examples=25)
-def test_edges_need_not_go_both_ways(adjacency: Adjacency, name: Any, world: int, seed: int) -> None:
-    """Gradients go back through the transposed adjacency; ranks may own nothing, and vertices have no neighbours."""
+def test_edges_need_not_go_both_ways(
+    adjacency: Adjacency, name: Any, world: int, seed: int
+) -> None:
+    """Gradients go back through the transposed adjacency; ranks may own nothing, and vertices have
+    no neighbours.
+    """
     indptr, indices = adjacency
     n = len(indptr) - 1
     rng = np.random.default_rng(seed)
@@ -168,13 +191,27 @@ def test_exchanges_that_a_model_takes() -> None:
 @pytest.mark.parametrize("cached", [False, True])
 def test_parts_add_up_and_exchanges_are_counted(graph: GraphData, cached: bool) -> None:
     owners = make_owners("range", graph.indptr, graph.indices, 2)
-    _, (first, _) = train(graph, owners, ModelSpec(name="gcn", hidden=8), TrainingSpec(epochs=2), cached=cached)
+    _, (first, _) = train(
+        graph, owners, ModelSpec(name="gcn", hidden=8), TrainingSpec(epochs=2), cached=cached
+    )
     for result in first:
-        assert sum(result.times[part] for part in FULL_PHASES) == pytest.approx(result.times["epoch_time"])
-        assert len(result.entered) == len(result.left) == 5  # two layers there and back, and all-reduce
-        assert result.times["communication_time"] == pytest.approx(float(np.sum(result.left - result.entered)))
+        assert sum(result.times[part] for part in FULL_PHASES) == pytest.approx(
+            result.times["epoch_time"]
+        )
+        assert (
+            len(result.entered) == len(result.left) == 5
+        )  # two layers there and back, and all-reduce
+        assert result.times["communication_time"] == pytest.approx(
+            float(np.sum(result.left - result.entered))
+        )
         # Evaluation counts for nothing, also where it takes exchanges of its own.
-        assert result.counts == {"steps": 1, "packets": 40, "wire_bytes": 400, "retransmissions": 0, "redundant_bytes": 28}
+        assert result.counts == {
+            "steps": 1,
+            "packets": 40,
+            "wire_bytes": 400,
+            "retransmissions": 0,
+            "redundant_bytes": 28,
+        }
 
 
 def test_weights_decay_in_a_gcns_first_layer_alone(graph: GraphData) -> None:
@@ -185,7 +222,9 @@ def test_weights_decay_in_a_gcns_first_layer_alone(graph: GraphData) -> None:
         before = trainer.weights.detach().clone()
         trainer.gradient.zero_()
         trainer.update()
-        decayed = sum(p.numel() for layer in trainer.model.layers[:layers] for p in layer.parameters())
+        decayed = sum(
+            p.numel() for layer in trainer.model.layers[:layers] for p in layer.parameters()
+        )
         torch.testing.assert_close(trainer.weights[:decayed].detach(), before[:decayed] / 2)
         assert torch.equal(trainer.weights[decayed:].detach(), before[decayed:])
 
@@ -193,15 +232,22 @@ def test_weights_decay_in_a_gcns_first_layer_alone(graph: GraphData) -> None:
 def test_diverging_loss_is_named(graph: GraphData) -> None:
     loud = GraphData(**{**vars(graph), "x": graph.x * np.float32(1e37)})
     training = TrainingSpec(optimizer="sgd", learning_rate=100.0)
-    trainer = FullTrainer(whole(loud), graph.num_classes, ModelSpec(name="gcn", hidden=8), training, 1)
-    with pytest.raises(TestbedError, match=r"loss of rank 0 is (nan|inf) in epoch 0: training\.learning_rate = 100\.0 may be"):
+    trainer = FullTrainer(
+        whole(loud), graph.num_classes, ModelSpec(name="gcn", hidden=8), training, 1
+    )
+    with pytest.raises(
+        TestbedError,
+        match=r"loss of rank 0 is (nan|inf) in epoch 0: training\.learning_rate = 100\.0 may be",
+    ):
         trainer.epoch(Channel(), 0)
 
 
 def test_warming_up_changes_nothing(graph: GraphData) -> None:
     results = []
     for warm in (False, True):
-        trainer = FullTrainer(whole(graph), graph.num_classes, ModelSpec(name="gcn"), TrainingSpec(), 1)
+        trainer = FullTrainer(
+            whole(graph), graph.num_classes, ModelSpec(name="gcn"), TrainingSpec(), 1
+        )
         if warm:
             trainer.warm_up()
         results.append(trainer.epoch(Channel(), 0))

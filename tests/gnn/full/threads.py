@@ -1,4 +1,6 @@
-"""Ranks that are threads of one process: an exchange and a backend over shared memory, for tests without a network."""
+"""Ranks that are threads of one process: an exchange and a backend over shared memory, for tests
+without a network.
+"""
 
 import threading
 from collections.abc import Callable
@@ -30,7 +32,9 @@ class Ranks:
         self.barrier = threading.Barrier(world)
         self.brought: list[np.ndarray | None] = [None] * world
 
-    def meet(self, rank: int, array: np.ndarray, use: Callable[[list[np.ndarray]], np.ndarray]) -> np.ndarray:
+    def meet(
+        self, rank: int, array: np.ndarray, use: Callable[[list[np.ndarray]], np.ndarray]
+    ) -> np.ndarray:
         """Bring an array, and make something of all ranks' ones before anyone goes on."""
         self.brought[rank] = array
         self.barrier.wait(TIMEOUT)
@@ -48,7 +52,9 @@ class ThreadBackend:
         self.ranks, self.rank = ranks, rank
 
     def all_reduce(self, tensor: np.ndarray, out: np.ndarray) -> np.ndarray:
-        out[:] = self.ranks.meet(self.rank, tensor.copy(), lambda all_: np.sum(all_, axis=0, dtype=np.float32))
+        out[:] = self.ranks.meet(
+            self.rank, tensor.copy(), lambda all_: np.sum(all_, axis=0, dtype=np.float32)
+        )
         return out
 
     def counters(self) -> Counters:
@@ -72,7 +78,9 @@ class ThreadExchange:
 
         rows = self.ranks.meet(self.halo.rank, sent, received)  # type: ignore[arg-type]
         ones = np.ones(len(self.halo.indices), np.float32)
-        out[:] = csr_array((ones, self.halo.indices, self.halo.indptr), shape=(len(x), len(rows))) @ rows
+        out[:] = (
+            csr_array((ones, self.halo.indices, self.halo.indptr), shape=(len(x), len(rows))) @ rows
+        )
         self.calls += 1
         return out
 
@@ -83,7 +91,9 @@ class ThreadExchange:
         return {"redundant_bytes": 7.0 * self.calls}
 
 
-def channel(ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached: bool = False) -> Channel:
+def channel(
+    ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached: bool = False
+) -> Channel:
     """Make a rank's channel over threads."""
     planned = plan_exchanges(model, part.x.shape[1], num_classes, cached)
     exchanges = {
@@ -94,7 +104,12 @@ def channel(ranks: Ranks, part: Part, model: ModelSpec, num_classes: int, cached
 
 
 def train(
-    graph: GraphData, owners: Owners, model: ModelSpec, training: TrainingSpec, seed: int = 1, cached: bool = False
+    graph: GraphData,
+    owners: Owners,
+    model: ModelSpec,
+    training: TrainingSpec,
+    seed: int = 1,
+    cached: bool = False,
 ) -> tuple[list[FullTrainer], list[list[FullResult]]]:
     """Train with a thread per rank; one rank has no channel at all.
 

@@ -19,8 +19,15 @@ RING = from_edges(np.arange(12), (np.arange(12) + 1) % 12, 12)
 """A ring of 12 vertices: two neighbours each."""
 
 
-@given(adjacencies(least=6), st.sampled_from(sorted(PARTITIONERS)), st.integers(1, 4), st.integers(0, 3))
-def test_every_vertex_has_an_owner_and_it_is_always_the_same(graph: Adjacency, name: str, parts: int, seed: int) -> None:
+@given(
+    adjacencies(least=6),
+    st.sampled_from(sorted(PARTITIONERS)),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
+def test_every_vertex_has_an_owner_and_it_is_always_the_same(
+    graph: Adjacency, name: str, parts: int, seed: int
+) -> None:
     try:
         owners = make_owners(name, *graph, parts, seed)
     except SpecError:
@@ -31,7 +38,9 @@ def test_every_vertex_has_an_owner_and_it_is_always_the_same(graph: Adjacency, n
 
 
 @given(adjacencies(least=8), st.sampled_from(["hash", "range"]), st.integers(1, 8))
-def test_streams_decide_alike_however_many_come_at_a_time(graph: Adjacency, name: str, batch: int) -> None:
+def test_streams_decide_alike_however_many_come_at_a_time(
+    graph: Adjacency, name: str, batch: int
+) -> None:
     n = len(graph[0]) - 1
     partitioner = PARTITIONERS[name](n, 3, 1)
     whole = partitioner.assign(np.arange(n), *graph)
@@ -45,7 +54,20 @@ def test_range_is_contiguous_and_balanced() -> None:
 
 def test_hash_is_fixed() -> None:
     """Owners must not change from one version to the next: runs would no longer be comparable."""
-    assert Hash(12, 4, 1).assign(np.arange(12), *RING).tolist() == [0, 3, 2, 1, 0, 0, 1, 0, 1, 2, 2, 1]
+    assert Hash(12, 4, 1).assign(np.arange(12), *RING).tolist() == [
+        0,
+        3,
+        2,
+        1,
+        0,
+        0,
+        1,
+        0,
+        1,
+        2,
+        2,
+        1,
+    ]
 
 
 def test_metis_cuts_a_ring_in_two_places() -> None:
@@ -61,9 +83,15 @@ def test_measures_are_what_halos_come_to(graph: Adjacency, parts: int, random: o
     quality = measure(*graph, owners, parts)
     halos = make_halos(*graph, owners, parts)
     assert quality.edge_cut * 2 == sum(len(halo.indices) for halo in halos)
-    assert quality.edge_cut_share == pytest.approx(quality.edge_cut * 2 / len(graph[1]) if len(graph[1]) else 0)
-    assert quality.replication_factor == pytest.approx(sum(halo.num_owned + halo.num_halo for halo in halos) / n)
-    assert quality.vertex_balance == pytest.approx(max(halo.num_owned for halo in halos) * parts / n)
+    assert quality.edge_cut_share == pytest.approx(
+        quality.edge_cut * 2 / len(graph[1]) if len(graph[1]) else 0
+    )
+    assert quality.replication_factor == pytest.approx(
+        sum(halo.num_owned + halo.num_halo for halo in halos) / n
+    )
+    assert quality.vertex_balance == pytest.approx(
+        max(halo.num_owned for halo in halos) * parts / n
+    )
     assert quality.edge_balance >= 1
 
 
@@ -84,7 +112,11 @@ def test_measures_of_a_ring_in_halves() -> None:
         ("metros", 2, "partitioner 'metros' does not exist: must be one of hash, range, metis"),
         ("range", 13, "partitioner range: 13 parts of 12 vertices: must be 1 to one per vertex"),
         ("hash", 0, "partitioner hash: 0 parts of 12 vertices: must be 1 to one per vertex"),
-        ("hash", 12, "partitioner hash: part 3 of 12 has no vertex of 12: use fewer parts, or range"),
+        (
+            "hash",
+            12,
+            "partitioner hash: part 3 of 12 has no vertex of 12: use fewer parts, or range",
+        ),
     ],
 )
 def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
@@ -94,7 +126,9 @@ def test_errors_say_what_is_allowed(name: str, parts: int, text: str) -> None:
 
 
 def test_metis_wants_all_vertices_at_once() -> None:
-    with pytest.raises(SpecError, match="metis: 3 vertices of 12 came: must come all at once, ascending"):
+    with pytest.raises(
+        SpecError, match="metis: 3 vertices of 12 came: must come all at once, ascending"
+    ):
         Metis(12, 2).assign(np.arange(3), RING[0][:4], RING[1])
 
 
@@ -109,5 +143,8 @@ def test_owners_are_kept_beside_the_graph(graph: GraphData, tmp_path: Path) -> N
     np.save(folder / kept, owners[::-1])
     assert np.array_equal(cached_owners(folder, "metis", 3, 5), owners[::-1])  # read, not made anew
     (folder / kept).write_bytes(b"half")
-    with pytest.raises(StorageError, match=r"owners-metis-3-seed5-v1\.npy: cannot be read.*remove the file to make it again"):
+    with pytest.raises(
+        StorageError,
+        match=r"owners-metis-3-seed5-v1\.npy: cannot be read.*remove the file to make it again",
+    ):
         cached_owners(folder, "metis", 3, 5)

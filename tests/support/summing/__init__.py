@@ -1,4 +1,6 @@
-"""A workload of another package: sums of whole numbers, checked, without any training. One folder, and nothing else."""
+"""A workload of another package: sums of whole numbers, checked, without any training. One folder,
+and nothing else.
+"""
 
 from typing import Annotated
 
@@ -16,7 +18,9 @@ __all__ = ["WORKLOAD"]
 class SummingTable(SystemTable, CollectiveOptions):
     """``[summing]``."""
 
-    backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(default=("gloo",), min_length=1, strict=False)
+    backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(
+        default=("gloo",), min_length=1, strict=False
+    )
     rounds: int = Field(default=3, ge=1, le=100, description="epochs")
     sums: int = Field(default=4, ge=1, le=1000, description="all-reduces per epoch")
     elements: int = Field(default=1000, ge=1, le=1 << 20, description="of a tensor")

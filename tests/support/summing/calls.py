@@ -43,7 +43,9 @@ def seed(context: WorkerContext, seed: int) -> None:
 
 def open_rank(context: WorkerContext, backend: str, group: GroupSpec) -> None:
     """Open a backend and meet the other ranks."""
-    opened = context.state(State).backend = closing(context).enter_context(open_backend(backend, context, group))
+    opened = context.state(State).backend = closing(context).enter_context(
+        open_backend(backend, context, group)
+    )
     opened.connect()
 
 
@@ -56,7 +58,9 @@ def work(context: WorkerContext, epoch: int, sums: int, elements: int) -> Epoch:
     spent, cpu, entered, left, wrong = {"drawing": 0.0, "checking": 0.0}, 0.0, [], [], 0
     for number in range(sums):
         started = time.monotonic()
-        draws = (np.random.default_rng([state.seed, epoch, number, rank]) for rank in range(spec.size))
+        draws = (
+            np.random.default_rng([state.seed, epoch, number, rank]) for rank in range(spec.size)
+        )
         inputs = [draw.integers(-9, 10, elements) for draw in draws]
         tensor = inputs[spec.rank].astype(np.float32)
         spent["drawing"] += time.monotonic() - started
@@ -65,12 +69,17 @@ def work(context: WorkerContext, epoch: int, sums: int, elements: int) -> Epoch:
         result = backend.all_reduce(tensor)
         cpu += time.process_time() - used
         left.append(time.monotonic())
-        wrong += int(np.count_nonzero(np.abs(result - np.sum(inputs, axis=0)) > backend.error_bound(9.0)))
+        wrong += int(
+            np.count_nonzero(np.abs(result - np.sum(inputs, axis=0)) > backend.error_bound(9.0))
+        )
         spent["checking"] += time.monotonic() - left[-1]
     whole = time.monotonic() - begun
     parts = {name: backend.phases[name] - phases[name] for name in PHASES} | spent
     times = {**parts, "other": whole - sum(parts.values()), "epoch_time": whole}
-    times |= {"communication_time": float(np.sum(np.subtract(left, entered))), "communication_cpu_time": cpu}
+    times |= {
+        "communication_time": float(np.sum(np.subtract(left, entered))),
+        "communication_cpu_time": cpu,
+    }
     counts: dict[str, float] = {"steps": sums, **asdict(backend.counters() - sent)}
     counts |= {"wrong_numbers": wrong, "right_sums": sums - bool(wrong)}
     return Epoch(epoch, times, np.array(entered), np.array(left), counts)

@@ -40,8 +40,13 @@ class Summing(Session["SummingScenario"]):
 
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
-        groups = stage.groups(capacity=self.scenario.summing.elements, **self.scenario.summing.only(CollectiveOptions))
-        arguments = {name: {"backend": backend, "group": group} for name, group in zip(names, groups, strict=True)}
+        groups = stage.groups(
+            capacity=self.scenario.summing.elements, **self.scenario.summing.only(CollectiveOptions)
+        )
+        arguments = {
+            name: {"backend": backend, "group": group}
+            for name, group in zip(names, groups, strict=True)
+        }
         stage.workers.call_all(calls.open_rank, arguments)
 
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
