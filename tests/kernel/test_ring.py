@@ -40,7 +40,7 @@ from testbed.protocol.wire import (
     decode,
     frame_seal,
 )
-from tests.kernel.packets import (
+from tests.support.kernel.packets import (
     LENGTH,
     PEERS,
     RANK,
@@ -60,7 +60,7 @@ from tests.kernel.packets import (
     result,
     total_of,
 )
-from tests.protocol.network import GROUP
+from tests.support.protocol.network import GROUP
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("one_cpu")]
 

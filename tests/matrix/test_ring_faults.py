@@ -15,8 +15,8 @@ from testbed.comm.group import make_groups
 from testbed.core.errors import CollectiveError, WorkerDied
 from testbed.testing import assert_exact, assert_faults_fired, pairwise
 from testbed.testing.group import Group
-from tests.collectives.test_xdp_ring import all_reduce, check, make_input
 from tests.support.busy import busy_cpus
+from tests.support.collectives.ring_calls import all_reduce, check, make_input
 from tests.support.kept import kept
 
 pytestmark = pytest.mark.net

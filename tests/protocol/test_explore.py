@@ -10,8 +10,15 @@ import pytest
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.wire import Frame, Kind
-from tests.protocol.ring_system import Budget, RingSystem, Scene, State, TinyProcess, TinyRank
 from tests.support.explore import Counterexample, depth, explore
+from tests.support.protocol.ring_system import (
+    Budget,
+    RingSystem,
+    Scene,
+    State,
+    TinyProcess,
+    TinyRank,
+)
 
 FAULTS = ("lose", "duplicate", "delay", "flip", "unseen", "crash", "hold", "early")
 pytestmark = pytest.mark.timeout(3600)

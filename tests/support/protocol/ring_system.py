@@ -31,8 +31,8 @@ from testbed.protocol.ring.rank import Rank
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.sequence import seq_after
 from testbed.protocol.wire import BLOCK, Frame, Header, Kind, frame_seal
-from tests.protocol.network import COOKIE, GROUP, endpoints
 from tests.support.explore import FAULT, System
+from tests.support.protocol.network import COOKIE, GROUP, endpoints
 
 __all__ = ["Budget", "RingSystem", "Scene", "State", "TinyProcess", "TinyRank"]
 
