@@ -38,6 +38,7 @@ class State:
 
     :param plan: The plan of the fabric, as :meth:`testbed.plan.FabricPlan.to_dict` gives it.
     :param directories: Removed with all that is in them.
+    :param results: Where the run writes its results, which stays; None: nowhere.
     :param kept: Whether it stays up to be worked on, as `testbed up` leaves it; else it is some
         other command's own.
     """
@@ -48,6 +49,7 @@ class State:
     processes: list[ProcessEntry] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     kept: bool = False
+    results: str | None = None
 
 
 class StateFile:
@@ -97,6 +99,7 @@ class StateFile:
                 processes=[ProcessEntry(**entry) for entry in data["processes"]],
                 directories=data["directories"],
                 kept=data.get("kept", False),
+                results=data.get("results"),
             )
         except FileNotFoundError:
             raise FabricError(

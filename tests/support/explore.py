@@ -35,10 +35,12 @@ Method: C. Baier, J.-P. Katoen, Principles of Model Checking, MIT Press 2008, ch
 
 from __future__ import annotations
 
+import gc
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
@@ -117,6 +119,25 @@ def explore(system: System[State], most: int = 10_000_000) -> Explored:
     :param most: States at most.
     :raises Counterexample: One of them must not be.
     """
+    with _uncollected():
+        return _explore(system, most)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Switch Python's search for cycles off: it would look through all states over and over, and
+    states have none.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _explore(system: System[State], most: int) -> Explored:
     found: dict[State, int] = {}
     states: list[State] = []
     parents, names = array("q"), list[str]()
