@@ -15,8 +15,8 @@ from scipy.sparse import csr_matrix
 
 from testbed.core.errors import SpecError
 from testbed.gnn.planetoid import PlanetoidSpec, planetoid_graph
-from tests.gnn import python2
-from tests.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
+from tests.support.gnn import python2
+from tests.support.gnn.planetoid_files import FEATURES, GRAPH, LABELS, TESTED, write
 
 FOLDER = Path(
     os.environ.get("TESTBED_PLANETOID", Path(__file__).parents[3] / "shared" / "data" / "planetoid")

@@ -15,7 +15,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 
 from testbed.gnn import unpickle as module
 from testbed.gnn.unpickle import RefusedPickle, unpickle
-from tests.gnn import python2
+from tests.support.gnn import python2
 
 MATRIX = csr_matrix(np.array([[0, 1.5, 0], [2, 0, 3]], np.float32))
 GRAPH = defaultdict(list, {0: [1, 300], 1: [0], 300: [0, 70_000], 70_000: [300]})
