@@ -10,7 +10,7 @@ import pytest
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
 from testbed.protocol.wire import Frame, Kind
-from tests.support.explore import Counterexample, depth, explore
+from tests.support.explore import Counterexample, deep, depth, explore
 from tests.support.protocol.ring_system import (
     Budget,
     RankState,
@@ -56,9 +56,9 @@ LARGE = (
 """These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", deep(SCENES, LARGE))
 def test_whatever_happens(name, record_property):
-    states = depth(25_000 if name in LARGE else 100_000)
+    states = depth(50_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")
 
 

@@ -39,13 +39,15 @@ import gc
 import os
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["FAULT", "Counterexample", "Explored", "System", "depth", "explore"]
+import pytest
+
+__all__ = ["FAULT", "Counterexample", "Explored", "System", "deep", "depth", "explore"]
 
 _WALKS, _STEPS = 1000, 2000
 
@@ -111,6 +113,11 @@ class Explored:
 def depth(quick: int) -> int:
     """States to visit at most: `quick`, or what ``TESTBED_EXPLORE`` says."""
     return int(os.environ.get("TESTBED_EXPLORE", quick))
+
+
+def deep(names: Iterable[str], large: Container[str]) -> list[Any]:
+    """Parameters of a test, of which the large ones are in the tier ``deep``."""
+    return [pytest.param(name, marks=pytest.mark.deep if name in large else ()) for name in names]
 
 
 def explore(system: System[State], most: int = 10_000_000) -> Explored:
