@@ -112,7 +112,7 @@ def ended(function: Callable[[], None]) -> int:
 
 if __name__ == "__main__":
     status = ended(main)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: taking apart what has been imported dirties all of its pages, and takes longer
