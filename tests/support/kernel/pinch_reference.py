@@ -410,7 +410,9 @@ class Member:
             for name, count in counted.items()
             if count != rank.counters[name]
         } == {}
-        banks = port.maps.accumulators.reshape(port.placement.banks, -1, self.loaded.layout.wide)
+        banks = port.maps.accumulators.reshape(
+            port.placement.banks, -1, self.network.loaded.layout.wide
+        )
         np.testing.assert_array_equal(self.all_banks(banks), self.sink.words[: banks.shape[1]])
         assert self.network.loaded.events(self.index) == rank.events
         rank.events.clear()
