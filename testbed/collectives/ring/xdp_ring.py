@@ -25,7 +25,15 @@ from testbed.datapath.dispatcher import Dispatcher
 from testbed.protocol.lanes import Lanes
 from testbed.protocol.scale import SLACK, ScaleGuess
 from testbed.protocol.sequence import must_forget, seq_after
-from testbed.protocol.status import Fault, Status, decode, encode, finite_absmax, inspect
+from testbed.protocol.status import (
+    Fault,
+    Status,
+    decode,
+    describe,
+    encode,
+    finite_absmax,
+    inspect,
+)
 
 if TYPE_CHECKING:
     from testbed.worker import WorkerContext
@@ -91,6 +99,7 @@ class XdpRing(Backend):
                 # All ranks see the same faults, so all come here, and all go on or give up
                 # together.
                 status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+                self._compare(kind.layout.identity, status)
                 values = self._mend(tensor, status)
                 guess.learn(status.exponent)
             else:
@@ -122,7 +131,8 @@ class XdpRing(Backend):
         )
         if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
-            status = encode(self.spec.size, self.spec.rank, rest, inspect(values, self.spec.rank))
+            fault = inspect(values, self.spec.rank)
+            status = encode(self.spec.size, self.spec.rank, rest, kind.layout.identity, fault)
             port.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
         while outcome in (Outcome.NONFINITE, Outcome.LATE):
@@ -144,6 +154,23 @@ class XdpRing(Backend):
         self._together = True
         return outcome
 
+    def _compare(self, identity: int, status: Status) -> None:
+        """Do all ranks reduce the same tensor, as far as can be told?
+
+        :raises CollectiveError: The text names those that reduce another one than this rank.
+        """
+        others = [
+            f"rank {rank} ({self.spec.members[rank].name}) {describe(other)}"
+            for rank, other in enumerate(status.identities)
+            if other != identity
+        ]
+        if others:
+            self._failed = (
+                f"rank {self.spec.rank} ({self.spec.me.name}): the ranks reduce different tensors:"
+                f" {describe(identity)} here, {', '.join(others)} (all-reduce {self.seq})"
+            )
+            raise CollectiveError(self._failed)
+
     def _agree(self, tensor: Tensor) -> int:
         """A collective of the status alone, for tensors of a size that nothing is known about yet.
 
@@ -155,15 +182,17 @@ class XdpRing(Backend):
             # The pass to come reports it; this one only has to tell the exponent of the rest.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        outcome = self._pass(
-            _Tensor(tensor.size, self.lanes, self.port.chunk_bytes, 0), nothing, nothing, 0, absmax
-        )
+        kind = _Tensor(tensor.size, self.lanes, self.port.chunk_bytes, 0)
+        outcome = self._pass(kind, nothing, nothing, 0, absmax)
+        if outcome is Outcome.FAULTY:
+            status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+            self._compare(kind.layout.identity, status)
         assert outcome is Outcome.DONE
         return self.port.seen
 
     def _alone(self, tensor: Tensor, out: Tensor) -> None:
         fault = inspect(tensor, 0)
-        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (fault,))))
+        np.copyto(out, tensor if fault is None else self._mend(tensor, Status(0, (), (fault,))))
 
     def _mend(self, tensor: Tensor, status: Status) -> Tensor:
         """What to reduce instead of a tensor with values that are not finite.
@@ -239,7 +268,7 @@ class XdpRing(Backend):
         """See `Backend.close`."""
         if self.port is not None:
             try:
-                if self._together and not self._failed:
+                if self._together:
                     self._recovery.linger(self.seq)
             finally:
                 self.port.close()
@@ -257,12 +286,14 @@ class _Tensor:
     def __init__(self, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> None:
         self.size = size
         self.bits = lanes.bits
-        self.layout = Layout.plan(size if count is None else count, lanes, chunk_bytes)
+        self.layout = Layout.plan(size, lanes, chunk_bytes, count)
         self.guess = ScaleGuess()
         self._tags: dict[int, int] = {}
 
     def tag(self, exponent: int) -> int:
-        """What ranks must agree on besides the number of chunks, in 16 bits."""
+        """What ranks must agree on besides the number of chunks, in 16 bits: most tensors that
+        differ are found by the first frame. The status finds all.
+        """
         if exponent not in self._tags:
             self._tags[exponent] = (
                 zlib.crc32(f"{self.bits} {self.size} {exponent}".encode()) & 0xFFFF
