@@ -35,15 +35,10 @@ class Table:
 
     def header_lines(self) -> list[str]:
         """Names and units."""
-<<<<<<< HEAD
-        names, units = zip(*((name, unit) for name, unit, _ in self._columns), strict=True)
-        return ["#" + self.line(list(cells))[1:].rstrip() for cells in (names, units)]
-=======
         return [
             "#" + self.line([str(column[part]) for column in self._columns])[1:].rstrip()
             for part in (0, 1)
         ]
->>>>>>> dev
 
 
 def count_cells(measured: Measured) -> list[str]:

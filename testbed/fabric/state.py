@@ -36,11 +36,11 @@ def new_run_id() -> str:
 class State:
     """Content of a state file.
 
-    :param results: Where the run writes its results, which stays; None: nowhere.
     :param plan: The plan of the fabric, from :meth:`testbed.plan.FabricPlan.to_dict`.
     :param directories: Directories to remove, with their contents.
     :param kept: Whether it stays up for interactive use, as `testbed up` leaves it; otherwise it
         belongs to another command.
+    :param results: Where the run writes its results, which stays; None: nowhere.
     """
 
     run_id: str
