@@ -41,10 +41,13 @@ def make_process_group(spec: GroupSpec, ifname: str) -> Any:
     path = Path(spec.rendezvous) / f"gloo-{spec.group_id}-{spec.cookie:016x}"
     store: Any = dist.FileStore(str(path), spec.size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    options._threads = 1  # one collective at a time; more threads only wait
-    options._devices = [dist.ProcessGroupGloo.create_device(interface=ifname)]
+    # torch has no public way to choose a device.
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
+    options._timeout = timeout  # noqa: SLF001
+    # One collective at a time: more threads only wait.
+    options._threads = 1  # noqa: SLF001
+    device = dist.ProcessGroupGloo.create_device(interface=ifname)
+    options._devices = [device]  # noqa: SLF001
     try:
         return dist.ProcessGroupGloo(store, spec.rank, spec.size, options)
     except RuntimeError as error:

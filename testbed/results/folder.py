@@ -86,8 +86,8 @@ class RunFolder(Closing):
         """Return a folder that a run has already filled, in order to write into it again."""
         folder = cls.__new__(cls)
         folder.out = folder.path = path
-        folder._made = False
-        folder._locks = contextlib.ExitStack()
+        folder._made = False  # noqa: SLF001
+        folder._locks = contextlib.ExitStack()  # noqa: SLF001
         return folder
 
     @property

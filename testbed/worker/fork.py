@@ -111,7 +111,7 @@ def ended(function: Callable[[], None]) -> int:
 
 if __name__ == "__main__":
     status = ended(main)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: tearing down the imported modules dirties all of their pages, and takes longer
