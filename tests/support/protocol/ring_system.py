@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from testbed.protocol.ring.liveness import silent, unacknowledged, unverified
+from testbed.protocol.ring.liveness import (
+    End,
+    Reason,
+    silent,
+    to_blame,
+    unacknowledged,
+    unverified,
+)
 from testbed.protocol.ring.memory import (
     Chunk,
     Config,
@@ -143,6 +150,7 @@ class RankState(NamedTuple):
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
     lossy: int = 0
+    ended: int = 0
     stored: int = 0
     verified: int = 1
     tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
@@ -261,6 +269,7 @@ class RingSystem(System[State]):
     rank_class = TinyRank
     process_class = TinyProcess
     lingers = True
+    tells = True
     rounds = ROUNDS
 
     def __init__(self, scene: Scene) -> None:
@@ -293,7 +302,7 @@ class RingSystem(System[State]):
                 results=(0,) * self.chunks,
                 chunks=((0, 0, 0, 0, (0, 0), (0, 0)),) * self.chunks,
                 retransmit=((0, 0, 0, 0, 0),),
-                peers=((1, 1, 1, 0),) * self.scene.ranks,
+                peers=((1, 1, 1, 0, 0),) * self.scene.ranks,
             )
             for _ in range(self.scene.ranks)
         )
@@ -362,6 +371,8 @@ class RingSystem(System[State]):
                 yield f"rank {index} publishes", self._publish(state, index)
             elif rank.phase == "waiting" and rank.stored >= rank.total:
                 yield f"rank {index} looks at its results", self._look(state, index)
+            elif rank.phase == "waiting" and rank.ended:
+                yield f"rank {index} is told that another has given up", self._told(state, index)
             elif rank.phase == "waiting" and quiet:
                 if rank.rounds < self.rounds or not self._given_up(state, index):
                     yield f"rank {index} has waited", self._timer(state, index)
@@ -372,6 +383,12 @@ class RingSystem(System[State]):
                     yield f"rank {index} leaves", self._set(state, index, phase="left")
                 elif quiet:
                     yield f"rank {index} asks who needs it", self._ask_around(state, index)
+            elif rank.phase == "ending":
+                untold = self._untold(state, index)
+                if not untold:
+                    yield f"rank {index} closes", self._set(state, index, phase="failed")
+                elif quiet:
+                    yield f"rank {index} says that it has given up", self._tell(state, index)
 
     def _fault_moves(self, state: State) -> Iterator[tuple[str, State]]:
         spent = state._replace(budget=state.budget._replace(any=state.budget.any - 1))
@@ -480,17 +497,58 @@ class RingSystem(System[State]):
 
     def _given_up(self, state: State, index: int) -> list[int]:
         """Whom a rank would call silent."""
-        return silent(index, state.ranks[index].ages, self.rounds)
+        rank = state.ranks[index]
+        peers = [Peer(*peer) for peer in rank.peers]
+        return to_blame(silent(index, rank.ages, self.rounds), rank.seq, peers)
 
     def _give_up(self, state: State, index: int) -> State:
-        innocent = [
-            other for other in self._given_up(state, index) if state.ranks[other].phase not in GONE
-        ]
-        if innocent:
-            return state._replace(wrong=f"rank {index} calls {innocent} silent")
+        blamed = self._given_up(state, index)
         if not any(rank.phase == "crashed" for rank in state.ranks):
-            return state._replace(wrong=f"rank {index} has been left alone")
-        return self._set(state, index, phase="failed")
+            return state._replace(
+                wrong=self._innocent(state, index, blamed) or f"rank {index} has been left alone"
+            )
+        return self._end(state, index, End(Reason.SILENT, tuple(blamed)))
+
+    def _told(self, state: State, index: int) -> State:
+        """What the first rank has said is what this one says, too."""
+        end = End.of(state.ranks[index].ended)
+        assert end is not None
+        return self._end(state, index, end)
+
+    def _end(self, state: State, index: int, end: End) -> State:
+        """A collective fails, and the ranks that are blamed are named."""
+        wrong = self._innocent(state, index, end.ranks)
+        if wrong:
+            return state._replace(wrong=wrong)
+        if not self.tells:
+            return self._set(state, index, phase="failed")
+        return self._tell(self._set(state, index, phase="ending", ended=end.word), index)
+
+    def _innocent(self, state: State, index: int, blamed: Iterable[int]) -> str:
+        """Whom a rank calls silent that has not crashed: it is up, or has given up itself. Who was
+        done may have left.
+        """
+        innocent = [
+            other for other in blamed if state.ranks[other].phase not in ("crashed", "left")
+        ]
+        return f"rank {index} calls {innocent} silent" if innocent else ""
+
+    def _untold(self, state: State, index: int) -> list[int]:
+        """Who is not known to know that a rank has given up."""
+        peers = state.ranks[index].peers
+        return [
+            other
+            for other in range(self.scene.ranks)
+            if other != index
+            and state.ranks[other].phase not in GONE
+            and not Peer(*peers[other]).ended
+        ]
+
+    def _tell(self, state: State, index: int) -> State:
+        rank, process = self._thaw(state, index)
+        for other in self._untold(state, index):
+            process.post(WrKind.PROBE, 0, other)
+        return self._serve(state, index, rank, process)
 
     def _neighbours(self, index: int) -> tuple[list[int], list[int]]:
         """Who may ask a rank for what it holds, and whom it may ask."""
@@ -619,6 +677,7 @@ class RingSystem(System[State]):
         rank.config = self.configs[index]
         rank.seq, rank.ready, rank.verified = s.seq, s.ready, s.verified
         rank.flushed, rank.lossy, rank.stored = s.flushed, s.lossy, s.stored
+        rank.ended = s.ended
         rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.nack_holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
@@ -646,6 +705,7 @@ class RingSystem(System[State]):
             next=(rank.next_seq, rank.next_slot),
             flushed=rank.flushed,
             lossy=rank.lossy,
+            ended=rank.ended,
             stored=rank.stored,
             verified=rank.verified,
             tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
@@ -662,7 +722,9 @@ class RingSystem(System[State]):
             stream=(stream.seq, stream.prev),
             fresh=_frozen(rank.nacks[0].fresh),
             again=_frozen(rank.nacks[0].again),
-            peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
+            peers=tuple(
+                (peer.seq, peer.verified, peer.verified_acked, 0, peer.ended) for peer in rank.ranks
+            ),
             early_frames=tuple(
                 (slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())
             ),
