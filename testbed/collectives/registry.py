@@ -64,11 +64,11 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] = BACKENDS) -> None:
-    """Check that frames of a fabric's MTU suit its backends.
+    """Check that a fabric's MTU suits its backends.
 
-    :param key: What the MTU was given to, for the error: an option, or a scenario's key.
-    :param registry: What they are names of.
-    :raises SpecError: It leaves no room for the XDP that one of them needs.
+    :param key: The option or scenario key that set the MTU, for the error.
+    :param registry: The registry of their names.
+    :raises SpecError: It leaves no room for XDP, which one of them needs.
     """
     for name in names:
         if registry[name].in_kernel and mtu > MAX_XDP_MTU:
@@ -79,8 +79,8 @@ def check_mtu(mtu: int, names: Iterable[str], key: str, registry: Registry[Any] 
 
 
 def modules_of(names: Iterable[str]) -> list[str]:
-    """Name what the hosts' workers import for backends; ranks of ``mpi`` have workers
-    of their own.
+    """Return the modules that the hosts' workers import for backends; ranks of ``mpi`` have other
+    workers.
     """
     return [BACKENDS[name].module for name in names if name != "mpi"]
 

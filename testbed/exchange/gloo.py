@@ -67,7 +67,8 @@ class GlooGather(Exchange):
         self._mine[-1] = not all_finite(x)
         copied = time.perf_counter()
         try:
-            self._group._allgather_base(
+            # The public function takes a list of tensors, and copies each.
+            self._group._allgather_base(  # noqa: SLF001
                 torch.from_numpy(self._all).view(-1), torch.from_numpy(self._mine).view(-1)
             ).wait()
         except RuntimeError as error:

@@ -55,9 +55,11 @@ def _links(value: object) -> tuple[tuple[str, str], ...]:
     matches = (
         [_LINK.fullmatch(word) for word in value.split(",")] if isinstance(value, str) else [None]
     )
-    if not all(matches):
+    links = tuple((match[1], match[2]) for match in matches if match)
+    # No frame travels from a host to itself.
+    if not all(matches) or any(sender == receiver != "*" for sender, receiver in links):
         raise ValueError
-    return tuple((match[1], match[2]) for match in matches if match)
+    return links
 
 
 def _kinds(value: object) -> tuple[str, ...]:
@@ -116,7 +118,8 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     link: Links = Field(
-        (("*", "*"),), description="links such as h1->h2, *->h2 or h1->*, several by comma"
+        (("*", "*"),),
+        description="links of two hosts such as h1->h2, *->h2 or h1->*, several by comma",
     )
     kind: Kinds | None = Field(None, description=f"any of {', '.join(KINDS)}, several by comma")
     group: Group = Field(Range(), description=_NUMBERS.format(MAX_GROUP_ID))

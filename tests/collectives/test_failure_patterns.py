@@ -232,7 +232,7 @@ def test_the_sequence_number_wraps(four, bits) -> None:
 
 
 def seq_in(context, group_id):
-    return kept(context)[group_id]._seq
+    return kept(context)[group_id].seq
 
 
 @net
