@@ -56,10 +56,11 @@ REFUSED = {
     ),
     "drop link=h1": (
         "fault 'drop link=h1': link = h1: must be links of two hosts such as h1->h2, *->h2 or"
-        " h1->*, several by comma"
+        " h1->*, separated by commas"
     ),
     "drop link=h0->h1": (
-        "link = h0->h1: must be links of two hosts such as h1->h2, *->h2 or h1->*, several by comma"
+        "link = h0->h1: must be links of two hosts such as h1->h2, *->h2 or h1->*, separated by"
+        " commas"
     ),
     "drop link=h1->h1": "link = h1->h1: must be links of two hosts such as h1->h2, ",
     "delay link=h1->h2,h3->h3 delay=1ms": "link = h1->h2,h3->h3: must be links of two hosts such",

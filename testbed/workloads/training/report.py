@@ -1,4 +1,4 @@
-"""What reports on training say."""
+"""Texts of reports on training."""
 
 from testbed.results import Run
 
