@@ -20,12 +20,14 @@ class Leftovers:
     :param processes: ``<name> (<pid>)`` of those that were killed. Their namespaces and interfaces
         disappear with them.
     :param files: Control groups, directories and the state file.
+    :param results: The folder that it was writing its results into, which stays.
     :param error: Why nothing was removed, if nothing was.
     """
 
     run_id: str
     processes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    results: str | None = None
     error: str | None = None
 
 
@@ -35,6 +37,8 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
 
     A process is only killed if its start time is the listed one, or if it has the run's id in its
     environment; a directory is only removed if it belongs to the run and is inside ``root``.
+
+    Results stay; they are named.
 
     :param root: Directory of state files.
     """
@@ -64,6 +68,8 @@ def clean(root: Path = ROOT) -> list[Leftovers]:
             if directory == root / file.run_id and directory.is_dir():
                 shutil.rmtree(directory)
                 left.files.append(str(directory))
+        if state.results and Path(state.results).is_dir():
+            left.results = state.results
         file.remove()
         left.files.append(str(file.path))
         removed.append(left)

@@ -47,12 +47,20 @@ class Fabric:
     :param root: Where state files are kept.
     :param kept: It stays up for interactive use: `testbed exec` and `down` use it if no run is
         named.
+    :param results: The folder that the run writes its results into: if the controller is killed,
+        `testbed clean` names it.
     """
 
     def __init__(
-        self, plan: FabricPlan, run_id: str | None = None, root: Path = ROOT, kept: bool = False
+        self,
+        plan: FabricPlan,
+        run_id: str | None = None,
+        root: Path = ROOT,
+        kept: bool = False,
+        results: Path | None = None,
     ) -> None:
         self.plan = plan
+        self._results = results
         self._kept = kept
         self.run_id = run_id or new_run_id()
         self.state = StateFile(self.run_id, root)
@@ -78,6 +86,7 @@ class Fabric:
                 self.plan.to_dict(),
                 directories=[str(self.directory)],
                 kept=self._kept,
+                results=str(self._results.resolve()) if self._results else None,
             )
             with signals_later():  # each resource is on the stack before a signal can interrupt
                 self.state.create(state)

@@ -95,9 +95,7 @@ class Run:
             raise self._dead()
         # Nodes share the machine's files, so a program that is not found here is not found there.
         if shutil.which(command[0]) is None:
-            raise ProgramNotFound(
-                f"{command[0]}: is no program on PATH, nor a file that can be run"
-            )
+            raise ProgramNotFound(f"{command[0]}: is not a program on PATH or an executable file")
         for entry in self.state.processes:
             if entry.name == HOLDER_NAME.format(node) and entry.alive:
                 self.file.add_process(f"exec in {node}", os.getpid())
@@ -181,7 +179,7 @@ def find_run(run_id: str | None = None, root: Path = ROOT) -> Run:
             f"; `testbed clean` removes what {dead} left, whose controller is dead" if dead else ""
         )
         busy = ", ".join(run.run_id for run in every if run.alive)
-        hint += f"; {busy} of other commands can be named" if busy else ""
+        hint += f"; other commands' runs can be named: {busy}" if busy else ""
         raise FabricError(f"no run is up; `testbed up` starts one{hint}")
     if len(found) > 1:
         raise FabricError(

@@ -40,6 +40,7 @@ class State:
     :param directories: Directories to remove, with their contents.
     :param kept: Whether it stays up for interactive use, as `testbed up` leaves it; otherwise it
         belongs to another command.
+    :param results: Where the run writes its results, which stays; None: nowhere.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class State:
     processes: list[ProcessEntry] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     kept: bool = False
+    results: str | None = None
 
 
 class StateFile:
@@ -97,6 +99,7 @@ class StateFile:
                 processes=[ProcessEntry(**entry) for entry in data["processes"]],
                 directories=data["directories"],
                 kept=data.get("kept", False),
+                results=data.get("results"),
             )
         except FileNotFoundError:
             raise FabricError(

@@ -72,7 +72,7 @@ class RunFolder(Closing):
                 free = shutil.disk_usage(self.path).free
                 if free < LEAST_FREE:
                     raise StorageError(
-                        f"--out {out}: its disk has {free >> 20} MiB left: needed are"
+                        f"--out {out}: its disk has {free >> 20} MiB left: must be at least"
                         f" {LEAST_FREE >> 20} MiB"
                     )
                 undo.pop_all()
@@ -212,8 +212,7 @@ class RunFolder(Closing):
         if (mounted := os.path.ismount(real)) or Path.cwd().is_relative_to(real):
             what = "a mount point" if mounted else "the current folder"
             raise SpecError(
-                f"--out {self.out}: is {what}, which no other can take the place of: choose another"
-                " folder"
+                f"--out {self.out}: is {what}, which cannot be replaced: choose another folder"
             )
 
     def _beside(self) -> Path:
@@ -268,7 +267,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SpecError(f"{place}: cannot be read: {error}") from error
     if not isinstance(manifest, dict):
-        raise SpecError(f"{place}: cannot be read: it holds no JSON object")
+        raise SpecError(f"{place}: cannot be read: it is not a JSON object")
     return manifest
 
 
