@@ -1,5 +1,5 @@
 """The package as others install it: a wheel in a fresh virtual environment, used from an empty
-folder.
+folder. All paths have a space, the temporary folder's as well.
 """
 
 import os
@@ -31,7 +31,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Run a command of the fresh environment, which borrows nothing but the packages that the
     project requires.
     """
-    folder = tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.mktemp("a wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     source = folder / "source"  # setuptools leaves a build folder where it builds
     tracked = subprocess.run(
@@ -81,6 +81,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
     (site / "required.pth").write_text(sysconfig.get_path("purelib"))
     empty = folder / "empty"
     empty.mkdir()
+    temporary = folder / "its tmp"
+    temporary.mkdir()
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         environment = {
@@ -89,6 +91,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
             if not name.startswith(("TESTBED_", "PYTHON"))
         }
         environment["XDG_CACHE_HOME"] = str(folder / "cache")
+        environment["TMPDIR"] = str(temporary)
         command = [
             str(python.with_name(arguments[0])) if arguments[0] == "testbed" else str(python),
             *arguments[1:],
@@ -118,7 +121,16 @@ def test_doctor(installed: Command) -> None:
 
 
 @pytest.mark.net
-def test_a_bench(installed: Command) -> None:
+@pytest.mark.parametrize(
+    "backends",
+    [
+        ("xdp-ring", "tcp-ring"),
+        pytest.param(("mpi",), marks=pytest.mark.needs("Open MPI")),
+        pytest.param(("gloo",), marks=pytest.mark.needs("torch")),
+    ],
+    ids=",".join,
+)
+def test_a_bench(installed: Command, backends: tuple[str, ...]) -> None:
     done = installed(
         "testbed",
         "bench",
@@ -132,10 +144,10 @@ def test_a_bench(installed: Command) -> None:
         "-n",
         "3",
         "--backends",
-        "xdp-ring,tcp-ring",
+        ",".join(backends),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "xdp-ring" in done.stdout
+    assert all(backend in done.stdout for backend in backends)
 
 
 @pytest.mark.net

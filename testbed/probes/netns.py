@@ -5,6 +5,7 @@ nothing behind.
 import contextlib
 import ctypes
 import os
+import shlex
 from collections.abc import Iterator
 
 from testbed.core.closing import Closing
@@ -67,7 +68,7 @@ class Namespace(Closing):
         """
         with self.entered():
             for line in lines:
-                command(line.split())
+                command(shlex.split(line))
 
     def close(self) -> None:
         """Release the namespace; the kernel removes it and its devices when nothing else holds

@@ -1,6 +1,7 @@
 """Probes of devices, in separate namespaces: XDP redirect over veth, TC programs, qdiscs."""
 
 import contextlib
+import shlex
 import socket
 import struct
 import time
@@ -85,11 +86,11 @@ def clsact() -> str:
     """Send frames through a TC program on a device's egress, and check that it changed them."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Namespace())
-        program = f"bpf direct-action object-file {compile_bpf('probe')} section tc"
+        program = shlex.quote(str(compile_bpf("probe")))
         hosts.run(
             "ip link add host_a type veth peer name host_b",
             "tc qdisc add dev host_a clsact",
-            f"tc filter add dev host_a egress {program}",
+            f"tc filter add dev host_a egress bpf direct-action object-file {program} section tc",
             "ip link set host_b up",
             "ip link set host_a up",
         )

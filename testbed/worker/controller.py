@@ -199,7 +199,12 @@ class Workers(Mapping[str, Worker]):
                         raise message.error
         return {name: answers[name] for name in calls}
 
-    def expect(self, names: Mapping[str, str], timeout: float = START_TIMEOUT) -> None:
+    def expect(
+        self,
+        names: Mapping[str, str],
+        timeout: float = START_TIMEOUT,
+        starter: int | None = None,
+    ) -> None:
         """Accept workers that something else starts, such as mpirun, in the namespaces of their
         host.
 
@@ -207,6 +212,7 @@ class Workers(Mapping[str, Worker]):
 
         :param names: Name of the host by name of the worker.
         :param timeout: Seconds within which all have to connect.
+        :param starter: Id of the process that starts them: once it has ended, none connects.
         :raises WorkerTimeout: One has not.
         """
         for name, node in names.items():
@@ -216,7 +222,7 @@ class Workers(Mapping[str, Worker]):
         for name, node in names.items():
             self._workers[name] = Worker(self, name, node)
         try:
-            self._accept(set(names), timeout)
+            self._accept(set(names), timeout, starter)
         except BaseException:
             self.dismiss(names)
             raise
@@ -277,10 +283,19 @@ class Workers(Mapping[str, Worker]):
             os.sched_setaffinity(process.pid, {cpus[self.fabric.plan.host(name).rank % len(cpus)]})
         return Worker(self, name, name, process, log)
 
-    def _accept(self, names: set[str], timeout: float) -> None:
+    def _accept(
+        self,
+        names: set[str],
+        timeout: float,
+        starter: int | None = None,
+    ) -> None:
         """Let ``names`` connect."""
         deadline = time.monotonic() + timeout
         with ExitStack() as stack:
+            gone = []
+            if starter is not None:
+                gone.append(os.pidfd_open(starter))
+                stack.callback(os.close, gone[0])
             ends: dict[
                 int, Worker
             ] = {}  # by a descriptor that becomes readable when the process ends
@@ -290,7 +305,12 @@ class Workers(Mapping[str, Worker]):
                     stack.callback(os.close, descriptor)
                     ends[descriptor] = worker
             while names:
-                ready = wait([self._listener, *ends], max(0.0, deadline - time.monotonic()))
+                ready = wait([self._listener, *ends, *gone], max(0.0, deadline - time.monotonic()))
+                if self._listener not in ready and any(descriptor in ready for descriptor in gone):
+                    raise WorkerTimeout(
+                        f"workers {', '.join(sorted(names))} did not connect before what starts"
+                        " them ended"
+                    )
                 if not ready:
                     raise WorkerTimeout(
                         f"workers {', '.join(sorted(names))} did not connect in {timeout:g} s"

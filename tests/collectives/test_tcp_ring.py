@@ -168,7 +168,7 @@ def test_a_rank_that_never_comes():
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-@pytest.mark.parametrize("number", [1, 50])
+@pytest.mark.parametrize("number", [1, 50, 300])
 def test_foreign_clients_delay_nobody_and_are_closed(kind, number):
     specs = make_specs(2)
     with ThreadPoolExecutor(2) as pool:

@@ -17,7 +17,13 @@ from testbed.testing import assert_faults_fired, pairwise
 from testbed.testing.graphs import draw_partitioned, embeddings
 from testbed.worker import Workers
 from tests.support.busy import busy_cpus
-from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in
+from tests.support.exchange.pinch_hosts import (
+    WITHIN,
+    PinchHosts,
+    aggregate_in,
+    assert_exact,
+    close_in,
+)
 
 pytestmark = pytest.mark.net
 
@@ -137,6 +143,34 @@ def test_aggregates_are_exact_after_an_interruption(
                 exchange.check([embeddings(turn, graph, 64)])
                 turn += 1
         assert_faults_fired(injected)
+    assert_nothing_left()
+
+
+def aggregate_and_part_in(context, number, inputs):
+    try:
+        return aggregate_in(context, number, inputs)
+    finally:
+        close_in(context, number)
+
+
+@pytest.mark.parametrize("event", ["link-down", "pause"])
+@pytest.mark.fabric(hosts=4, datapath="xdp")
+def test_a_rank_that_was_away_gets_its_results_from_those_that_close(
+    fabric, workers, faults, assert_nothing_left, event
+):
+    """All ranks close at once. From soon after the others are done, h3 is away for three seconds,
+    and lacks acknowledgements of what it has sent until it has asked 16 times.
+    """
+    graph = draw_partitioned(0, 2000, 16_000, 4)
+    exchange = PinchHosts(fabric, workers).open(graph, 64, timeout=10.0)
+    exchange.check([embeddings(0, graph, 64)])  # agrees on the scale
+    x, lost = embeddings(1, graph, 64), "drop link=*->h3 kind=ack attempt=0..15"
+    with faults(lost, f"{event} host=h3 at=500ms for=3s") as injected:
+        by_rank = exchange.call(aggregate_and_part_in, exchange.arguments([x]))
+    exchange.open = False
+    assert_faults_fired(injected)
+    results = [results[0] for results in by_rank]
+    assert_exact(graph, "sum", "int16", x, results, exchange.guess)
     assert_nothing_left()
 
 

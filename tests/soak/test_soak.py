@@ -65,6 +65,7 @@ def play(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.timeout(600)  # eleven scenarios on five fabrics: a busy machine may take minutes
 def test_scenarios_of_every_kind_pass(play):
     """A collective sends more than 100 frames: of a rule for one in five, all are spared once in
     10^10 times.

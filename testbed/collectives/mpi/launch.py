@@ -60,7 +60,8 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
     fabric.
 
     :raises CollectiveError: There is no mpirun.
-    :raises WorkerTimeout: The ranks did not connect; the text has mpirun's output.
+    :raises WorkerTimeout: The ranks did not connect in time, or mpirun has ended; the text has its
+        output.
     """
     if shutil.which("mpirun") is None:
         raise CollectiveError(
@@ -79,10 +80,12 @@ def mpirun(workers: Workers, hosts: Sequence[str]) -> Iterator[list[str]]:
         )
     try:
         try:
-            workers.expect(names, START_TIMEOUT)
+            workers.expect(names, START_TIMEOUT, process.pid)
         except WorkerTimeout as error:
+            ended = process.poll()
+            what = str(error) if ended is None else f"mpirun ended with status {ended}"
             said = log.read_text(errors="replace").strip()[-2000:]
-            raise WorkerTimeout(f"{error}; mpirun said: {said}") from error
+            raise WorkerTimeout(f"{what}; mpirun said: {said}") from error
         try:
             workers.call_all(initialize, list(names), timeout=START_TIMEOUT)
             yield list(names)
@@ -96,10 +99,12 @@ def command(workers: Workers, hosts: Sequence[str]) -> list[str]:
     """Return mpirun's command line: one application context per host, so that each rank gets its
     own name.
     """
-    agent = f"{sys.executable} {mpi_agent.__file__}"
+    # mpirun splits the agent's command at blanks, and knows no quotes; the run's folder has none.
+    agent = workers.fabric.directory / "mpi_agent.sh"
+    agent.write_text(f'exec {shlex.join([sys.executable, mpi_agent.__file__])} "$@"\n')
     parameters = {
         **MPI_PARAMETERS,
-        "plm_rsh_agent": agent,
+        "plm_rsh_agent": f"sh {agent}",
         "orte_tmpdir_base": str(workers.fabric.directory),
     }
     line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--leave-session-attached"]

@@ -17,7 +17,8 @@ from testbed.protocol.rto import RetransmissionTimer
 __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
-_LINGER = 1.0  # seconds
+_TELL = 1.0  # seconds: how long a rank tells others that exchanges have ended
+_FAREWELL = 10  # round trips without a question after which nobody lacks this rank's last word
 _DOUBT = 1.5  # times the timeout: how long a rank waits until it knows which ranks to name
 
 
@@ -103,9 +104,13 @@ class Recovery:
         """Linger until all ranks are past their exchanges, or know that exchanges have ended.
 
         Till then one of them may lack this one's last handshake or acknowledgement, and ask for it.
+        It may have been stopped, or cut off: if it is not back by the timeout, it gives up itself.
         """
-        port, attempt = self.port, 0
-        deadline = time.monotonic() + min(_LINGER, port.group.timeout)
+        port, attempt, timeout = self.port, 0, self.port.group.timeout
+        deadline = time.monotonic() + (
+            min(_TELL, timeout) if any(port.handshakes.ended) else timeout
+        )
+        self.timer.progressed()
         if not any(port.handshakes.ended):
             port.maps.control.partners = (1 << port.group.size) - 1
             port.handshakes.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
@@ -116,6 +121,20 @@ class Recovery:
                 break
             attempt += 1
             port.kicks.send_handshakes(attempt)
+        if not any(port.handshakes.ended):
+            self._fall_silent(deadline)
+
+    def _fall_silent(self, deadline: float) -> None:
+        """Stay until nobody has asked for some round trips: the programs answer meanwhile.
+
+        A rank that lacks this one's last handshake asks for it once a round trip. If nobody
+        answered, it would linger until its timeout.
+        """
+        heard, quiet = self.port.seen().heard, 0
+        while quiet < _FAREWELL and time.monotonic() < deadline:
+            time.sleep(self.timer.timeout)  # no event wakes this rank
+            before, heard = heard, self.port.seen().heard
+            quiet = quiet + 1 if heard == before else 0
 
     def _measure(self) -> None:
         """Take over the round trips that the programs have measured."""

@@ -1,6 +1,4 @@
-"""Full-graph training: exchanges between neighbours, and a backend beside them that
-sums gradients.
-"""
+"""Full-graph training: exchanges between neighbours, and a backend that sums gradients."""
 
 from typing import TYPE_CHECKING
 

@@ -35,12 +35,12 @@ def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
 
 
 def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
-    """Check and add one epoch: each rank's times, counts and loss, and what all ranks together
-    reached.
+    """Check and add one epoch: each rank's times, counts and loss, and the results of all ranks
+    together.
 
     :param ranks: One epoch's results, in rank order.
     :returns: What to tell the user.
-    :raises CollectiveError: As `check_agreement`.
+    :raises CollectiveError: As in `check_agreement`.
     """
     trial, backend, epoch = turn.trial, turn.backend, ranks[0].epoch
     check_agreement(backend, ranks)
@@ -71,7 +71,7 @@ def mean_loss(ranks: Sequence[EpochResult]) -> float:
 
 
 def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
-    """Return the share of right answers on the validation set, dealt out over the ranks; 0 if
+    """Return the accuracy on the validation set, which is distributed over the ranks; 0 if it is
     empty.
     """
     total = sum(result.val_total for result in ranks)

@@ -1,5 +1,5 @@
-"""The controller's side of training: the data, how much memory it all takes, and what the manifest
-says.
+"""The controller's side of training: the data, the memory needed, and the facts for the
+manifest.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,8 @@ S = TypeVar("S", bound=TrainingScenario)
 class TrainingSession(Session[S]):
     """Trains one model per backend from the same seed.
 
-    :ivar folder: Of the graph, which workers map; `data`: the graph. Both after `prepare`.
+    :ivar folder: The graph's folder, which workers map; `data`: the graph. Both are set by
+        `prepare`.
     """
 
     folder: Path
@@ -31,9 +32,9 @@ class TrainingSession(Session[S]):
     def check(self, data: GraphData | None = None) -> None:
         """Check that there is memory.
 
-        :param data: The graph; without it, a graph is estimated that is yet to be drawn, and others
-            are not looked at.
-        :raises SpecError: There is not; the text has the estimate and what is allowed.
+        :param data: The graph; without it, a synthetic graph is estimated from its keys, and others
+            are not checked.
+        :raises SpecError: There is not; the text has the estimate and the limit.
         """
         scenario, model = self.scenario, self.scenario.model
         if data is not None:
@@ -55,8 +56,8 @@ class TrainingSession(Session[S]):
     def estimate(
         self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes that training takes, by what they are for, and further keys that these
-        depend on.
+        """Return the bytes that training needs, by purpose, and further keys on which they
+        depend.
         """
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
