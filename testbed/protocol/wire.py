@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.kernel.abi import constant, dtype
-from testbed.protocol import weights
+from testbed.protocol import check_weights
 
 __all__ = [
     "BLOCK",
@@ -102,8 +102,8 @@ _BLOCK_WORDS = BLOCK // 8
 _U64 = 0xFFFFFFFFFFFFFFFF
 
 
-WEIGHTS = np.array(weights.WEIGHTS, np.uint64)
-"""`weights.WEIGHTS`."""
+WEIGHTS = np.array(check_weights.WEIGHTS, np.uint64)
+"""`check_weights.WEIGHTS`."""
 
 _FRAME = dtype("ring_frame")
 _ETHERNET, _IPV4 = dtype("net_eth"), dtype("net_ipv4")
