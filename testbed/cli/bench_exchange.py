@@ -109,15 +109,15 @@ def broadcast(
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
     from testbed.bench.sizes import parse_size, size_series
-    from testbed.host import memory
+    from testbed.host import estimates
 
     counts = bench.check_receivers(Whole().several(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
     ranks = max(counts) + 1
     for size in sizes:
         rows, dim = bench.message_shape(size)
-        need = memory.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
-        memory.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
+        need = estimates.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
+        estimates.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
         plan=options.with_hosts(fabric, ranks).plan(),
         exchanges=split(exchanges),
@@ -164,7 +164,7 @@ def aggregate(
     """
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
-    from testbed.host import memory
+    from testbed.host import estimates
 
     widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
@@ -177,8 +177,12 @@ def aggregate(
     )
     bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
-    need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
-    memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
+    need = estimates.exchanged(
+        vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts)
+    )
+    estimates.check(
+        need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}"
+    )
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
     run(
         bench,

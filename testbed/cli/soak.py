@@ -68,7 +68,7 @@ def soak(
     from testbed.host.rights import require_root
     from testbed.soak.report import Coverage
     from testbed.soak.scenario import Scenario
-    from testbed.soak.session import Soak
+    from testbed.soak.soak import Soak
 
     require_root()
     started = time.monotonic()

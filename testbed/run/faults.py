@@ -12,9 +12,9 @@ import numpy as np
 from testbed.core.errors import TestbedError
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Kill, Partition
+from testbed.faults.identity import kind_name
 from testbed.faults.injector import Injector
 from testbed.faults.netem import Netem
-from testbed.faults.packet import kind_name
 from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, format_fault, limits_of, meet_frames, rules_of

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch.numbers import SLACK, exponent_of
-from testbed.exchange.pinch.tables import weight_scale
+from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
+from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree

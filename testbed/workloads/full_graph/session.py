@@ -12,7 +12,7 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.partition import measure
 from testbed.gnn.result import FullResult
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.workloads.full_graph import calls
 from testbed.workloads.full_graph.scenario import FullGraphScenario
 from testbed.workloads.measures import record_counts
@@ -35,12 +35,12 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         self.last: dict[str, list[FullResult]] = {}
 
     def estimate(
-        self, graph: memory.Graph, model: memory.Model, classes: int
+        self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         planned = self.plan(graph.features, classes)
         return (
-            memory.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())),
+            estimates.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())),
             {},
         )
 

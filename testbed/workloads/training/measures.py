@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from testbed.core.errors import CollectiveError
 from testbed.gnn.result import EpochResult
-from testbed.results import Table
+from testbed.results import Run, Table
 from testbed.workloads.measures import record_times
 from testbed.workloads.workload import Turn
 
-__all__ = ["check_agreement", "mean_loss", "record_epoch", "record_test", "validation_accuracy"]
+__all__ = [
+    "check_agreement",
+    "gradient",
+    "mean_loss",
+    "record_epoch",
+    "record_test",
+    "validation_accuracy",
+]
 
 
 def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
@@ -69,3 +76,9 @@ def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
     """
     total = sum(result.val_total for result in ranks)
     return sum(result.val_correct for result in ranks) / total if total else 0.0
+
+
+def gradient(run: Run, every: str) -> str:
+    """Say how much is summed."""
+    parameters, size = run.manifest["parameters"], run.manifest["gradient_bytes"]
+    return f"a gradient of {parameters:,} float32 ({size / 1e6:.2f} MB) summed every {every}"

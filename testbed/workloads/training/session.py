@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import parameter_count
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.workloads.training.scenario import TrainingScenario
 from testbed.workloads.workload import Session
 
@@ -44,17 +44,17 @@ class TrainingSession(Session[S]):
         else:
             return
         widths = model.widths(graph.features, classes)
-        made = memory.Model(
+        made = estimates.Model(
             parameter_count(model, graph.features, classes), widths, len(scenario.backends)
         )
         keys = {"fabric.hosts": scenario.fabric.hosts, "model.hidden": model.hidden}
         keys |= {f"dataset.{key}": getattr(scenario.dataset, key) for key in scenario.dataset.keys}
         need, more = self.estimate(graph, made, classes)
-        memory.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
+        estimates.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
 
     @abstractmethod
     def estimate(
-        self, graph: memory.Graph, model: memory.Model, classes: int
+        self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return the bytes that training needs, by purpose, and further keys on which they
         depend.
@@ -94,8 +94,8 @@ class TrainingSession(Session[S]):
         return parameter_count(self.scenario.model, self.data.feature_dim, self.data.num_classes)
 
 
-def sizes(data: GraphData) -> memory.Graph:
+def sizes(data: GraphData) -> estimates.Graph:
     """Return the sizes of a graph, exactly."""
-    batch = min(memory.EVALUATION_BATCH, data.num_vertices)
+    batch = min(estimates.EVALUATION_BATCH, data.num_vertices)
     crowd = int((data.indptr[batch:] - data.indptr[:-batch]).max(initial=0))
-    return memory.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)
+    return estimates.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)
