@@ -18,7 +18,7 @@ from testbed.results import Run
 
 __all__ = ["FIGURES", "Plot", "draw_all", "style_of"]
 
-# Okabe and Ito's colours, which any colour vision can tell apart: computing is blue, all-reduce
+# Okabe and Ito's colours, distinguishable with any colour vision: computing is blue, all-reduce
 # red.
 PART_COLOURS = {
     "sampling": "#bcd8ec",
@@ -102,8 +102,8 @@ def accuracy_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
 
 
 def traffic_figure(run: Run) -> tuple[pd.DataFrame, Figure]:
-    """Show what is sent a step, or an epoch of full-graph training, all ranks together: bytes,
-    packets, retransmissions.
+    """Show what all ranks together send per step (full-graph training: per epoch): bytes, packets,
+    retransmissions.
     """
     table, every = traffic(run), report_of(run).every
     figure = Figure(figsize=(8, 0.9 + 0.42 * len(table)))
@@ -160,7 +160,7 @@ FIGURES: dict[str, tuple[Callable[[Run], tuple[pd.DataFrame, Figure]], str, str]
 }
 
 CURVES = ("loss", "validation_accuracy")
-"""Figures of workloads that train, and measure the metrics of these names."""
+"""Figures of workloads that train, by the metrics that they need."""
 
 
 def draw_all(run: Run) -> list[Plot]:
@@ -175,7 +175,9 @@ def draw_all(run: Run) -> list[Plot]:
         png, csv = folder / f"{name}.png", folder / f"{name}.csv"
         with mpl.rc_context(STYLE):
             data, figure = draw(run)
-            figure.savefig(png, metadata={"Software": None})  # the same run gives the same bytes
+            figure.savefig(
+                png, metadata={"Software": None}
+            )  # so that the same run gives the same bytes
         data.to_csv(csv, index=False)
         text = report.captions.get(name, caption).format_map(
             {**vars(report), "frames": narrative.frames(run)}

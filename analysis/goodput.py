@@ -20,12 +20,12 @@ VARIANTS = {
     "xdp-ring/origin": ("#e69f00", "-", "v"),
     "xdp-ring/timer": ("#cc79a7", ":", "D"),
 }
-LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that no loss has a place on it
+LINEAR = 0.01  # percent: from 0 to here the axis is linear, so that it can show 0
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the cells, one line per backend and number of hosts; those without a fault engine are in
-    the CSV alone.
+    """Draw the cells, one line per backend and number of hosts; those without a fault engine are
+    only in the CSV.
 
     :param rows: As the command's JSON has them.
     :param path: The PNG; the CSV has the same name.

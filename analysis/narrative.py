@@ -14,9 +14,7 @@ from testbed.results import Run
 
 __all__ = ["answer", "duration", "frames", "offloads", "times"]
 
-NEGLIGIBLE = (
-    0.02  # ratios nearer to 1 than this are called equal: runs on a shared box differ by as much
-)
+NEGLIGIBLE = 0.02  # ratios closer to 1 are called equal: runs on a shared machine differ as much
 
 PHASE_WORDS = {
     "quantize": "turning floats into integers",
@@ -24,7 +22,7 @@ PHASE_WORDS = {
     "wait": "waiting for peers",
     "dequantize": "turning integers into floats",
     "send": "sending",
-    "aggregate": "adding up what came",
+    "aggregate": "adding up received rows",
     "all_reduce": "summing gradients",
 }
 
@@ -72,7 +70,8 @@ def _against_sockets(run: Run, split: pd.DataFrame) -> Iterator[str]:
 def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     report = report_of(run)
     best = str(split["epoch"].idxmin())
-    # What is asked is kernel against sockets, whoever won; without both, first against second.
+    # Compare kernel with sockets, whichever is faster; if one is missing, compare first with
+    # second.
     others = split["epoch"].drop(best)
     rivals = [name for name in others.index if in_kernel(run, name) != in_kernel(run, best)]
     rival = str((others[rivals] if rivals else others).idxmin())
@@ -88,7 +87,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
         split.loc[rival, list(report.compute)].sum() - split.loc[best, list(report.compute)].sum()
     )
     yield (
-        f"Where it lies: of the {duration(gain)} per epoch between {best} and {rival},"
+        f"Where the difference lies: of the {duration(gain)} per epoch between {best} and {rival},"
         f" {signed(reduce)} are in {report.noun}, {signed(compute)} in computing, the same work in"
         f" both cases, and {signed(gain - reduce - compute)} in neither."
     )
@@ -96,7 +95,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
     late = split.loc[rival, "straggler"] - split.loc[best, "straggler"]
     exchange = split.loc[rival, "exchange"] - split.loc[best, "exchange"]
     yield (
-        f"Within {report.noun}, {signed(late)} are time until the last rank came, "
+        f"Within {report.noun}, {signed(late)} are time until the last rank entered, "
         f"and {signed(exchange)} are the exchange itself."
     )
     phases = {
@@ -132,9 +131,7 @@ def _why(run: Run, split: pd.DataFrame) -> Iterator[str]:
 
 
 def _noise(split: pd.DataFrame, best: str, rival: str, gain: float) -> str:
-    """Say how far these differences can be trusted, by how far epochs of one backend
-    alone differ.
-    """
+    """Say how reliable these differences are, judged by the spread of a single backend's epochs."""
     text = (
         "Each of these numbers compares two epochs, the median one of each backend, and so holds"
         " their noise"
@@ -179,19 +176,19 @@ def offloads(run: Run) -> str:
 
 
 def frames(run: Run) -> str:
-    """Say what a packet of the sockets' counts is."""
+    """Say what the sockets' packet counts mean."""
     if run.manifest["scenario"]["fabric"]["offload"] == "on" and not met_one_by_one(run):
         return "with offloads on, one may carry up to 64 KiB"
     return "with segmentation offloads off, each is a frame"
 
 
 def met_one_by_one(run: Run) -> bool:
-    """Tell whether the fault engine was in force, which turns the hosts' offloads off."""
+    """Tell whether the fault engine was in force, which turns off the hosts' offloads."""
     return meet_frames(map(parse_fault, run.manifest["scenario"]["faults"]))
 
 
 def duration(seconds: float) -> str:
-    """Write a time with three digits and a fitting unit."""
+    """Write a time with three digits and a suitable unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -66,8 +66,8 @@ def make_report(path: Path, place: Path | None = None) -> tuple[Path, list[summa
 
 
 def again(path: Path) -> str:
-    """Return the command that makes the report again from the repository's root, where a relative
-    path still holds.
+    """Return the command that recreates the report from the repository's root, where a relative
+    path is still valid.
     """
     place = path if Path.cwd() == ROOT else path.absolute()
     return f".venv/bin/python -m analysis.report {shlex.quote(str(place))}"
@@ -116,7 +116,7 @@ def tables(run: Run) -> dict[str, list[dict[str, Any]]]:
 
 
 def learned(run: Run) -> list[dict[str, Any]]:
-    """Return what each backend's model has come to; nothing of a workload that does not train."""
+    """Return the results of each backend's model; empty for a workload that does not train."""
     loss, validation = summary.curve(run, "loss"), summary.curve(run, "validation_accuracy")
     test = summary.test_accuracy(run)
     if loss.empty:
@@ -158,7 +158,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def data_set(data: dict[str, Any]) -> str:
-    """Say what a data set holds."""
+    """Describe a data set."""
     return (
         f"{data['name']}: {data['vertices']:,} vertices, {data['edges']:,} edges, "
         f"{data['classes']} classes, {data['features']} features; {data['train']:,} / "
@@ -167,7 +167,7 @@ def data_set(data: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a report again; the exit status is 1 if a tolerance is broken or there is no run."""
+    """Recreate a report; the exit status is 1 if a tolerance is exceeded or there is no run."""
     parser = argparse.ArgumentParser(prog="python -m analysis.report", description=__doc__)
     parser.add_argument("directory", metavar="DIR", type=Path, help="a run's folder")
     options = parser.parse_args(arguments)

@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Check:
-    """A tolerance and how a backend keeps it.
+    """A tolerance and a backend's distance.
 
     :param distance: From the reference's value, in `unit`.
     :param tolerance: Largest distance that passes.
@@ -39,15 +39,15 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the tolerance is kept; a distance that is not a number is not kept."""
+        """Whether the distance is within the tolerance; NaN is not."""
         return self.distance <= self.tolerance
 
 
 def faults_fired(run: Run) -> pd.DataFrame:
-    """Return how many frames met each rule, over all turns: one row per fault, in words, one column
-    per backend.
+    """Return how many frames met each rule, over all turns: one row per fault, as text, and one
+    column per backend.
 
-    Empty of a run without rules that have fired.
+    Empty for a run in which no rule has fired.
     """
     fired = run.metric("faults_fired")
     if fired.empty:
@@ -59,10 +59,10 @@ def faults_fired(run: Run) -> pd.DataFrame:
 
 
 def events(run: Run) -> pd.DataFrame:
-    """Return in how many turns each event has happened, and of how many: one row per event, in
-    words, and backend.
+    """Return in how many turns each event has happened, and out of how many: one row per event, as
+    text, and backend.
 
-    Columns `happened` and `turns`; empty of a run without events.
+    Columns `happened` and `turns`; empty for a run without events.
     """
     rows = run.metric("fault_events")
     if rows.empty:
@@ -95,8 +95,8 @@ def epoch_split(run: Run) -> pd.DataFrame:
     disturbed does not count. `fastest` and `slowest` are the shortest and longest `epoch_time`.
 
     `communication` is the wall-clock time in collectives (all-reduce; of full-graph training
-    exchanges, too), `straggler` the part of it before the last rank came, `exchange` the rest, and
-    `cpu` the CPU time that the ranks' processes spent in it.
+    exchanges, too), `straggler` the part of it before the last rank entered, `exchange` the rest,
+    and `cpu` the CPU time that the ranks' processes spent in it.
     """
     metrics = {part: f"{part}_time" for part in report_of(run).parts} | {
         "epoch": "epoch_time",
@@ -123,7 +123,7 @@ def epoch_split(run: Run) -> pd.DataFrame:
 
 
 def baseline(run: Run) -> str | None:
-    """Return the socket backend with the shortest median epoch; None where none was measured."""
+    """Return the socket backend with the shortest median epoch; None if none was measured."""
     split = epoch_split(run)
     sockets = [name for name in run.backends if not in_kernel(run, name)]
     return str(split.loc[sockets, "epoch"].idxmin()) if sockets else None
@@ -171,9 +171,9 @@ def counted(run: Run) -> pd.DataFrame:
     """Return the workload's further counts, summed over ranks, one row per backend, mean over
     epochs and trials.
 
-    Of full-graph training that is what an epoch's collectives ask of the kernel, `syscalls`,
-    `page_faults` and their sum `crossings`, counted in an epoch of its own; and what exchanges
-    count, `redundant_bytes`, ... Empty where nothing is.
+    For full-graph training, these are the `syscalls` and `page_faults` of an epoch's collectives
+    and their sum `crossings`, counted in a separate epoch, and the counts of exchanges,
+    `redundant_bytes`, ... Empty if there are none.
     """
     known = {"steps", "packets", "wire_bytes", "retransmissions"}
     rows = run.frame[
@@ -195,7 +195,8 @@ def checks(run: Run) -> list[Check]:
     """Compare each backend with the reference: loss at every epoch, test accuracy in percentage
     points.
 
-    The distance is the largest over all trials and epochs. Empty of a workload that does not train.
+    The distance is the largest over all trials and epochs. Empty for a workload that does not
+    train.
     """
     tolerance = run.manifest["scenario"].get("tolerance")
     if tolerance is None:

@@ -1,4 +1,4 @@
-"""What was run: a run's workload, and what its backends are."""
+"""A run's workload, and the properties of its backends."""
 
 from testbed.comm.entry import Entry
 from testbed.results import Run
@@ -11,18 +11,18 @@ __all__ = ["entry_of", "in_kernel", "report_of", "workload_of"]
 def workload_of(run: Run) -> Workload:
     """Return the workload.
 
-    :raises SpecError: It is another package's, which is not there any more.
+    :raises SpecError: It belongs to another package, which is no longer installed.
     """
     return WORKLOADS[run.workload]
 
 
 def report_of(run: Run) -> Report:
-    """Return what a report calls things."""
+    """Return the terms of the workload's report."""
     return workload_of(run).report
 
 
 def entry_of(run: Run, backend: str) -> Entry:
-    """Return what a backend of a run is."""
+    """Return the properties of a backend of a run."""
     return workload_of(run).entry(backend)
 
 

@@ -3,6 +3,7 @@ says what each is for.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -35,6 +36,38 @@ FLOORS = (
     "soak",
     "cli",
 )
+
+SHARED_NAMES = {
+    "calls": "functions that the controller calls in workers",
+    "delay_line": "the process that sends delayed frames when they are due; how punctual it is",
+    "faults": "the faults of a run or a test, in force",
+    "gloo": "torch.distributed's CPU backend",
+    "group": "the ranks of a collective",
+    "lanes": "fixed-point values of a payload: their rules, and C for large arrays",
+    "layout": "how values lie in frames",
+    "machine": "the machine that the testbed runs on",
+    "maps": "BPF maps",
+    "measures": "from results of ranks to rows of the table",
+    "memory": "what programs share with their process, as reference models hold it",
+    "model": "a neural network for graphs",
+    "options": "models of what users set",
+    "port": "one rank's end of a collective in the kernel",
+    "process": "a rank's process beside its programs: reference models, and the code itself",
+    "processes": "processes of hosts and runs",
+    "rank": "reference models of a rank's programs",
+    "recovery": "what a rank does while something is missing",
+    "reference": "what a collective must give",
+    "registry": "objects by name",
+    "report": "what is told at the end",
+    "scenario": "what is to be played",
+    "sending": "what a rank sends, and how",
+    "session": "the controller's side of a workload",
+    "train": "training of one rank",
+    "workload": "what a scenario trains or runs",
+}
+"""File names that several rooms use, with their one meaning. Commands have the names that users
+type, so files of `cli` are apart.
+"""
 
 
 def module_of(path: Path) -> str:
@@ -102,6 +135,14 @@ def test_no_modules_import_each_other() -> None:
         if path.name == "__init__.py":
             graph[module] = {found for found in graph[module] if not found.startswith(f"{module}.")}
     TopologicalSorter(graph).prepare()
+
+
+def test_files_of_one_name_are_about_one_thing() -> None:
+    """A name that comes to be used twice is another file's, or it stands in `SHARED_NAMES`."""
+    paths = [path for path in MODULES.values() if room_of(module_of(path)) != "cli"]
+    paths += (ROOT / "analysis").rglob("*.py")
+    names = Counter(path.stem for path in paths if not path.stem.startswith("__"))
+    assert {name for name, count in names.items() if count > 1} == SHARED_NAMES.keys()
 
 
 def test_tests_import_no_tests() -> None:

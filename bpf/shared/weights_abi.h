@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Weights of a payload's check: `python -m testbed.protocol.weights` makes this file. */
+/* Weights of a payload's check: `python -m testbed.protocol.check_weights` makes this file. */
 #pragma once
 
 #include <linux/types.h>

@@ -11,16 +11,16 @@ from testbed.bench import calls
 from testbed.bench.barrier import BarrierBroken
 from testbed.bench.row import MAX_ITERATIONS, Row, Turn, make_row
 from testbed.bench.sizes import check_room
-from testbed.collectives.mpi.backend import initialize
 from testbed.collectives.mpi.launch import rank_workers
+from testbed.collectives.mpi.mpi import initialize
 from testbed.collectives.registry import BACKENDS, check_mtu, check_names, modules_of
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import KernelError, SpecError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
+from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
-from testbed.host.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 

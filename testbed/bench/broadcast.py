@@ -18,7 +18,7 @@ from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size
 from testbed.exchange.halo import make_halos
 from testbed.exchange.interface import MAX_DIM
-from testbed.exchange.pinch.numbers import exponent_of
+from testbed.exchange.pinch.fixed_point import exponent_of
 
 __all__ = [
     "Row",

@@ -22,8 +22,8 @@ from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.injector import Injector
 from testbed.faults.rules import Drop
+from testbed.host.estimates import allowance
 from testbed.host.machine import describe, load_average
-from testbed.host.memory import allowance
 from testbed.plan import FabricPlan
 from testbed.worker import Workers
 

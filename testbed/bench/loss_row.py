@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.comm.backend import Counters
-from testbed.faults.packet import KINDS
+from testbed.faults.identity import KINDS
 from testbed.faults.rule_table import Action
 
 __all__ = ["Cell", "recovery_times"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from testbed.core.errors import SpecError
 from testbed.core.numbers import format_size, shown
-from testbed.host.memory import SHARE, tensor_copies
+from testbed.host.estimates import SHARE, tensor_copies
 
 __all__ = ["check_room", "parse_size", "size_series"]
 
@@ -58,7 +58,7 @@ def check_room(last: int, hosts: int, backends: Sequence[str], most: int, flag: 
     ranks.
 
     :param last: Bytes of it.
-    :param most: Bytes of memory that may be asked for: `testbed.host.memory.allowance`.
+    :param most: Bytes of memory that may be asked for: `testbed.host.estimates.allowance`.
     :param flag: The option that gave the size, for the error.
     :raises SpecError: It does not; the text names the largest that does.
     """

@@ -1,8 +1,7 @@
 """The ``testbed`` command: one module a verb, each with ``register(app)``.
 
-Verb modules import what is heavy (torch, pandas, Mininet) inside their functions, so that
-``--help`` answers at once. They refuse what is asked for wrongly first, then other users than root,
-and only then make anything.
+Verb modules import heavy packages (torch, pandas, Mininet) inside their functions, so that
+``--help`` answers at once. They check usage first, then for root, and only then create anything.
 """
 
 import errno
@@ -53,7 +52,7 @@ app = typer.Typer(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and end, when asked to."""
+    """Print the version and exit, if asked to."""
     if wanted:
         typer.echo(f"testbed {testbed.__version__}")
         raise typer.Exit
@@ -76,7 +75,7 @@ for verb in VERBS:
 
 
 def end_by_signal(number: int, _frame: FrameType | None) -> NoReturn:
-    """End as an exception does, so that every open resource is closed on the way out."""
+    """Exit by an exception, so that every open resource is closed."""
     sys.exit(128 + number)
 
 
@@ -84,24 +83,24 @@ def main() -> NoReturn:
     """Run the command line; every error that a user can cause becomes one line on stderr and an
     exit status.
 
-    That is every :class:`TestbedError`, wrong usage, a disk that takes no more, and memory or
-    another limit that is reached, of which -vv shows where; anything else is a bug.
+    These are every :class:`TestbedError`, wrong usage, a full disk, and exhausted memory or another
+    limit, for which -vv shows the traceback; anything else is a bug.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end_by_signal)
     try:
         sys.exit(
             app(prog_name="testbed", standalone_mode=False)
-        )  # None, or what typer.Exit was raised with
+        )  # None, or the status given to typer.Exit
     except TestbedError as error:
         fail(
             str(error).replace("\n", "\nerror: ") if error.a_line_each else str(error),
             error.exit_status,
         )
     except typer.TyperException as error:
-        # Help that was printed for want of arguments comes as an error without a text.
+        # Without arguments, the help is printed, followed by an error without a text.
         context: typer.Context | None = getattr(error, "ctx", None)
-        option = str(getattr(error, "option_name", ""))  # of an option that does not exist
+        option = str(getattr(error, "option_name", ""))  # set if the option does not exist
         if context and (now := renamed(option)) in {
             flag for each in context.command.params for flag in each.opts
         }:
@@ -123,7 +122,7 @@ def main() -> NoReturn:
 
 
 def fail(text: str, status: int) -> NoReturn:
-    """Say what went wrong, behind all that was printed before, and end."""
+    """Print the error after all other output, and exit."""
     sys.stdout.flush()
     if text:
         typer.echo(f"error: {text}", err=True)

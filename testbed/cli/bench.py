@@ -121,7 +121,7 @@ def allreduce(
         seed=seed,
     )
     require_root()
-    # With the JSON on stdout the table goes to stderr.
+    # With the JSON on stdout, the table goes to stderr.
     to_stderr = str(json) == "-"
     say: Callable[[str], Any] = lambda text: typer.echo(text, err=to_stderr)  # noqa: E731
     rows = []
@@ -176,7 +176,7 @@ def delay_line(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how late the fault engine's delay line sends the frames that it holds, by rate."""
+    """Measure how late the fault engine's delay line sends the frames that it holds, by rate."""
     from testbed.bench import delay_line as line
 
     numbers = Whole().several(rates, "--rates")
@@ -241,11 +241,11 @@ def faults(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring lacks
-    what was lost.
+    """Measure all-reduce while frames are lost: goodput, extra bytes, and how long the ring takes
+    to recover a lost frame.
 
-    Backends take turns at every rate of loss. Which of the ring's frames are lost depends on the
-    seed alone. With faults, hosts' offloads are off in any case.
+    Backends take turns at every rate of loss. Which of the ring's frames are lost depends only on
+    the seed. With faults, hosts' offloads are always off.
     """
     from testbed.bench import allreduce_table as table
     from testbed.bench import loss as controller

@@ -1,5 +1,5 @@
-"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange, each
-by itself.
+"""``testbed bench broadcast`` and ``testbed bench aggregate``: the two halves of an exchange,
+measured separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 Exchanges = Annotated[str, typer.Option(help=f"Comma-separated: any of {', '.join(EXCHANGES)}.")]
-# Each exchange is of other values than the one before, so that nothing can be left out.
+# Each exchange has other values than the previous one, so that nothing can be left out.
 Terms = Annotated[ExchangeOptions, flags.Of(omit=("bound", "staleness"))]
 TERMS = ExchangeOptions(affinity="rank", timeout=60.0)
 Iterations = Annotated[
@@ -100,8 +100,8 @@ def broadcast(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how long a message takes from one host to others: one frame that is cloned, beside a TCP
-    send a receiver.
+    """Measure how long a message takes from one host to others: one frame that is cloned, compared
+    with one TCP send per receiver.
 
     A message is the embeddings of vertices, float32. Sizes are bytes, with K, M or G for 2^10,
     2^20, 2^30.
@@ -109,15 +109,15 @@ def broadcast(
     from testbed.bench import broadcast as bench
     from testbed.bench.exchange_session import Options
     from testbed.bench.sizes import parse_size, size_series
-    from testbed.host import memory
+    from testbed.host import estimates
 
     counts = bench.check_receivers(Whole().several(receivers, "--receivers"))
     sizes = size_series(parse_size(minimum, "-b"), parse_size(maximum, "-e"), factor)
     ranks = max(counts) + 1
     for size in sizes:
         rows, dim = bench.message_shape(size)
-        need = memory.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
-        memory.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
+        need = estimates.exchanged(rows, dim, ranks, len(split(exchanges)), rows * max(counts))
+        estimates.check(need, f"-e: a message of {size} bytes to {max(counts)} hosts")
     chosen = Options(
         plan=options.with_hosts(fabric, ranks).plan(),
         exchanges=split(exchanges),
@@ -157,14 +157,14 @@ def aggregate(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Time how fast a host adds up what others send: where it arrives, beside receiving and adding
-    in user space.
+    """Measure how fast a host adds up what others send: where frames arrive, compared with
+    receiving and adding in user space.
 
     One of the hosts aggregates, the others send.
     """
     from testbed.bench import aggregate as bench
     from testbed.bench.exchange_session import Options
-    from testbed.host import memory
+    from testbed.host import estimates
 
     widths, counts = Whole().several(dims, "--dims"), Whole().several(degrees, "--degrees")
     chosen = Options(
@@ -177,8 +177,12 @@ def aggregate(
     )
     bench.check_grid(widths, counts, vertices, fabric.hosts)
     # All senders together have as many rows as the receiver.
-    need = memory.exchanged(vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts))
-    memory.check(need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}")
+    need = estimates.exchanged(
+        vertices, max(widths), 2, len(split(exchanges)), vertices * max(counts)
+    )
+    estimates.check(
+        need, f"--vertices: {vertices}, --dims: {max(widths)}, --degrees: {max(counts)}"
+    )
     grid = ((dim, degree, vertices) for dim in widths for degree in counts)
     run(
         bench,
@@ -196,11 +200,11 @@ def run(
     json: Path | None,
     figure: Path | None,
 ) -> None:
-    """Measure all cases and print a line for each result as it comes; then write what was asked
-    for.
+    """Measure all cases and print a line for each result as it arrives; then write the files that
+    were asked for.
 
     :param bench: The module of the bench.
-    :param cases: What its `Row` begins with, and what is exchanged.
+    :param cases: The first fields of its `Row`, and what is exchanged.
     """
     from testbed.bench.allreduce_table import environment_lines
     from testbed.bench.exchange_session import Session
@@ -234,5 +238,5 @@ def run(
 
 
 def split(text: str) -> list[str]:
-    """Names between commas, without repeats."""
+    """Split names at commas, without repeats."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

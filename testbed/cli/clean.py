@@ -1,4 +1,4 @@
-"""``testbed clean``: remove what killed controllers have left."""
+"""``testbed clean``: remove what killed controllers left behind."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from testbed.core.errors import FabricError
 
 
 class FabricsLeft(FabricError):
-    """Runs were left alone; a line each."""
+    """Some runs were not removed; one line each."""
 
     a_line_each = True
 
@@ -20,9 +20,9 @@ def register(app: typer.Typer) -> None:
 
 
 def clean(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None:
-    """Remove what runs have left whose controller was killed; say what; touch nothing else.
+    """Remove what runs with killed controllers left behind, list it, and touch nothing else.
 
-    Their state files in /run/testbed say what is theirs. Runs that are up stay up. Results stay,
+    State files in /run/testbed say what belongs to a run. Runs that are up stay up. Results stay,
     too: where a run was writing into DIR or DIR.partial, its name is printed. The exit status is 1
     if a state file cannot be read.
     """

@@ -1,4 +1,4 @@
-"""``testbed doctor``: what this machine can do, and how to fix what it cannot."""
+"""``testbed doctor``: what this machine can do, and how to fix what is missing."""
 
 import dataclasses
 

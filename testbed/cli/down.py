@@ -26,7 +26,9 @@ def down(
     verbose: options.Verbose = 0,
     json: options.JsonFlag = False,
 ) -> None:
-    """End a run: its controller takes hosts, links, switches and all that runs in them down."""
+    """End a run: its controller removes hosts, links and switches, and everything that runs in
+    them.
+    """
     from testbed.core.errors import SpecError
     from testbed.fabric.runs import find_run, runs
 

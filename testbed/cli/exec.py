@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
             "sudo testbed exec --run lab s1 -- bridge fdb show",
             after="The exit status is the command's.",
         ),
-        # What follows the host is the command's, dashes and all.
+        # Everything after the host belongs to the command, even options.
         context_settings={"allow_interspersed_args": False},
     )(execute)
 

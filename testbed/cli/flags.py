@@ -1,6 +1,6 @@
-"""Flags made of models: one for each key, with the model's default, bounds and help text.
+"""Flags generated from models: one for each key, with the model's default, bounds and help text.
 
-A verb takes a model as one parameter, and gets it checked::
+A verb takes a model as one parameter, already validated::
 
     @app.command()
     @flags.expand
@@ -26,10 +26,10 @@ __all__ = ["Of", "expand", "flag"]
 
 @dataclass(frozen=True)
 class Of:
-    """In the annotation of a verb's parameter, a model: its keys are flags, and the parameter's
-    default has theirs.
+    """In the annotation of a verb's parameter, which is a model: its keys become flags, and the
+    parameter's default provides theirs.
 
-    :param omit: Keys that are none.
+    :param omit: Keys without a flag.
     """
 
     omit: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ def flag(key: str) -> str:
 
 
 def expand(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls it
-    with the models.
+    """Return a verb that takes the flags of the models in a verb's parameters (`Of`), and calls the
+    verb with the models.
 
-    :raises SpecError: By the verb that is returned: a value is wrong; the text names the flag, the
-        value and what is allowed.
+    :raises SpecError: From the returned verb: a value is wrong; the text names the flag, the value
+        and what it must be.
     """
     signature = inspect.signature(verb, eval_str=True)
     models: dict[str, tuple[Table, list[str]]] = {}
@@ -96,7 +96,7 @@ def _parameter(key: str, field: FieldInfo, default: Any) -> inspect.Parameter:
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:
-    """Return the type of a flag's value, and whether it may be left out."""
+    """Return the type of a flag's value, and whether it is optional."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         (kind,) = (part for part in typing.get_args(annotation) if part is not type(None))
         return _kind(kind)[0], True

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def number(read: Whole | Real) -> Callable[[Any], Any]:
-    """Return the ``parser`` of an option that takes a number; anything else is wrong usage, with
+    """Return the ``parser`` of an option that takes a number; anything else is a usage error with
     the option's name.
     """
 
@@ -52,11 +52,11 @@ def number(read: Whole | Real) -> Callable[[Any], Any]:
 
 
 WHOLE, REAL = number(Whole()), number(Real())
-"""Parse numbers whose range is checked by what they are for."""
+"""Parse numbers whose range is checked where they are used."""
 
 
 def set_verbosity(count: int) -> int:
-    """Log warnings; with one ``-v`` also what is done, with two also details. The highest count
+    """Log warnings; with one ``-v`` also each step, with two also details. The highest count
     wins.
     """
     level = {0: logging.WARNING, 1: logging.INFO}.get(count, logging.DEBUG)
@@ -92,7 +92,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of te
 
 
 def _writable(path: Path | None) -> Path | None:
-    """Refuse a file that could not be written before anything is measured for it."""
+    """Refuse a file that cannot be written, before anything is measured."""
     if path is not None and str(path) != "-" and not os.access(path.parent, os.W_OK):
         what = "is not writable" if path.parent.is_dir() else "does not exist"
         raise typer.BadParameter(
@@ -116,7 +116,7 @@ JsonFile = Annotated[
 def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
     """Return a fabric with another number of hosts.
 
-    :raises SpecError: There are none with so many.
+    :raises SpecError: The number is out of range.
     """
     return checked(
         FabricOptions, {**fabric.model_dump(), "hosts": hosts}, lambda place: f"--{place[0]}:"
@@ -124,13 +124,13 @@ def with_hosts(fabric: FabricOptions, hosts: int) -> FabricOptions:
 
 
 def examples(*commands: str, after: str = "") -> str:
-    """Return a help page's last paragraph: one example command a line, then a closing line (rich
+    """Return a help page's last paragraph: one example command per line, then a closing line (rich
     markup).
     """
     lines = ["[bold]Examples[/bold]", *(f"  {command}" for command in commands)]
     lines += ["", after] if after else []
-    # The help printer joins lines into one paragraph, and its mark against that (\b) holds for a
-    # whole text only: a blank line would end it, so that a line with one space stands for it.
+    # The help printer joins lines into one paragraph. Its marker against that (\b) applies up to
+    # the next blank line, so a line with one space takes the place of a blank line.
     return "\b\n" + "\n".join(line or " " for line in lines)
 
 
@@ -140,9 +140,9 @@ def print_json(value: Any) -> None:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value to a file, or to stdout where the path is ``-``.
+    """Write a JSON value to a file, or to stdout if the path is ``-``.
 
-    :raises StorageError: The file cannot be written, such as on a full disk.
+    :raises StorageError: The file cannot be written, for example because the disk is full.
     """
     if str(path) == "-":
         print_json(value)

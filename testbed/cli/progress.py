@@ -7,13 +7,13 @@ __all__ = ["clear_progress", "show_progress"]
 
 
 def show_progress() -> Callable[[str], None]:
-    """Return what prints one changing line on a terminal, and nothing elsewhere."""
+    """Return a function that updates one line on a terminal, and prints nothing elsewhere."""
     if not sys.stderr.isatty():
         return lambda text: None
     return lambda text: print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def clear_progress() -> None:
-    """Wipe the changing line."""
+    """Clear the line."""
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -83,12 +83,12 @@ def run(
     json: options.JsonFlag = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Run a scenario, each backend in turn, and write what was measured and a report into a folder.
+    """Run a scenario, each backend in turn, and write the measurements and a report into a folder.
 
     The exit status is also 1 if a backend's loss or accuracy differs from the reference's by more
-    than the scenario's table [bold]tolerance[/bold] allows. A run that fails keeps what it had
-    measured until then. With --overwrite, it is written into DIR.partial, and takes DIR's place
-    when it is complete.
+    than the scenario's table [bold]tolerance[/bold] allows. A run that fails keeps its measurements
+    up to then. With --overwrite, the run is written into DIR.partial, and takes DIR's place when it
+    is complete.
     """
     from testbed.scenario import load_scenario
 
@@ -118,7 +118,7 @@ def run(
             run_into(folder, scenario, quiet=json, command=command)
             report, checks = make_report(folder.path, folder.out)
             folder.publish()
-        except (KeyboardInterrupt, SystemExit):  # by a signal; the exit status says which
+        except (KeyboardInterrupt, SystemExit):  # from a signal; the exit status says which
             typer.echo(
                 f"error: interrupted; {folder.remains() or 'nothing was measured yet'}", err=True
             )
@@ -129,12 +129,12 @@ def run(
 
 
 def default_folder(scenario: "Scenario") -> Path:
-    """Return ``runs/<scenario>-<time>``, the time being local."""
+    """Return ``runs/<scenario>-<time>``, in local time."""
     return Path("runs") / f"{scenario.scenario.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def show(folder: Path, report: Path, checks: "list[Check]", json: bool) -> None:
-    """Print the answer, the tolerance checks, and where the report lies."""
+    """Print the result, the tolerance checks, and where the report is."""
     from analysis.narrative import answer
     from analysis.summary import epoch_split
     from testbed.results import load_run

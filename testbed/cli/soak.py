@@ -1,5 +1,5 @@
 """``testbed soak``: random scenarios with random faults, each checked bit for bit, until the time
-is over.
+is up.
 """
 
 import sys
@@ -55,20 +55,20 @@ def soak(
     json: options.JsonFile = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Play random scenarios on real fabrics until the time is over, and stop at the first failure.
+    """Run random scenarios on real fabrics until the time is up, and stop at the first failure.
 
     A scenario draws hosts, topology, switch and MTU; groups of the ring and exchanges of PINCH,
     often both at once, or sockets; up to four faults, including floods; and strays, which are old
-    frames sent again from elsewhere with flipped header bits. The soak compares results bit for bit
-    (sockets: within float32's bound), judges fates of frames again from the log, bounds the time,
-    and fails if a live rank is called gone or anything is leaked or left behind. Some scenarios
-    kill a host, cut one off for good, or kill the controller itself. Scenario K of a seed is always
-    the same, except for what depends on time, such as which frames an event meets.
+    frames that another host resends with flipped header bits. The soak compares results bit for bit
+    (sockets: within float32's bound), checks fates of frames against the reference model, bounds
+    the time, and fails if an error blames a live rank or anything is leaked or left behind. Some
+    scenarios kill a host, cut one off permanently, or kill the controller itself. Scenario K of a
+    seed is always the same, except for what depends on time, such as which frames an event affects.
     """
     from testbed.host.rights import require_root
     from testbed.soak.report import Coverage
     from testbed.soak.scenario import Scenario
-    from testbed.soak.session import Soak
+    from testbed.soak.soak import Soak
 
     require_root()
     started = time.monotonic()

@@ -23,7 +23,7 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
     """List the runs on this machine: those that are up, those whose controller has died, and those
     that failed.
 
-    A run that failed is down already; its error is shown until testbed clean.
+    A failed run is already down; its error is shown until testbed clean.
     """
     from testbed.fabric.runs import failures, runs
 
@@ -50,7 +50,7 @@ def status(verbose: options.Verbose = 0, json: options.JsonFlag = False) -> None
 
 
 def as_dict(run: "Run") -> dict[str, Any]:
-    """Return what is known of a run, for programs."""
+    """Return what is known about a run, for programs."""
     plan = run.plan
     return {
         "run": run.run_id,
@@ -68,7 +68,7 @@ def as_dict(run: "Run") -> dict[str, Any]:
 
 
 def cells(run: "Run") -> tuple[str, ...]:
-    """Return a run's line of the table, none cut off however long."""
+    """Return a run's line of the table; no cell is cut off, however long."""
     row = as_dict(run)
     minutes, seconds = divmod(int(run.age), 60)
     row["age"] = f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""``testbed up``: a fabric to try things on."""
+"""``testbed up``: an interactive fabric."""
 
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ def up(
 ) -> None:
     """Build hosts, links and switches and leave them up, held by a controller in the background.
 
-    Hosts are h1, h2, ...; they know each other by these names. Then: exec, status, down.
+    Hosts are h1, h2, ..., and resolve each other by these names. Then use exec, status, down.
     """
     from testbed.run.background import hold, start
 

@@ -39,7 +39,7 @@ BACKENDS: Registry[Entry] = Registry(
             splits=False,
         ),
         "mpi": Entry(
-            "testbed.collectives.mpi.backend:Mpi",
+            "testbed.collectives.mpi.mpi:Mpi",
             "sockets",
             "Open MPI's Allreduce over TCP",
             splits=False,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from testbed.faults.packet import Packet
+from testbed.faults.identity import Packet
 from testbed.faults.rule_table import Action, CompiledRule, RuleTable
 from testbed.faults.rules import MAX_BITS, MAX_COPIES
 from testbed.kernel.abi import constant

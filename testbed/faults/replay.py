@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from testbed.core.errors import FaultError
 from testbed.faults.fate import Fired, judge
-from testbed.faults.packet import Packet, kind_name
+from testbed.faults.identity import Packet, kind_name
 from testbed.faults.rule_table import Action, RuleTable
 
 __all__ = ["check_replay"]

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from testbed.core.errors import SpecError
-from testbed.faults.packet import KINDS
+from testbed.faults.identity import KINDS
 from testbed.faults.quantiles import quantiles
 from testbed.faults.rules import (
     Burst,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from testbed.comm.group import MAX_GROUP_ID
 from testbed.core.errors import SpecError
 from testbed.core.renamed import renamed
-from testbed.faults.packet import KINDS
+from testbed.faults.identity import KINDS
 from testbed.faults.units import parse_seconds
 from testbed.kernel.abi import constant, dtype
 

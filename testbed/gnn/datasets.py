@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from testbed.core.registry import Registry
 from testbed.core.tables import Table
-from testbed.host import memory
+from testbed.host import estimates
 
 __all__ = ["DATASETS", "PATH", "Dataset", "SplitDataset"]
 
@@ -40,7 +40,7 @@ class Dataset(Table):
         """The keys that the graph's size depends on."""
         return ()
 
-    def estimate(self) -> tuple[memory.Graph, int] | None:
+    def estimate(self) -> tuple[estimates.Graph, int] | None:
         """Return the sizes of the graph and the number of its labels; None where they are known
         only once it is read.
         """

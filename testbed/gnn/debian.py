@@ -31,7 +31,7 @@ from testbed.core.numbers import cut
 from testbed.gnn.datasets import PATH, SplitDataset
 from testbed.gnn.features import hash_features
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
-from testbed.host import memory
+from testbed.host import estimates
 
 __all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 
@@ -126,8 +126,9 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
         raise SpecError(
             f"{spec.lists}: the lists hold {len(packages)} packages: must be 10 or more"
         )
-    memory.check(
-        memory.hashed(len(packages), spec.feature_dim), f"dataset.feature_dim = {spec.feature_dim}"
+    estimates.check(
+        estimates.hashed(len(packages), spec.feature_dim),
+        f"dataset.feature_dim = {spec.feature_dim}",
     )
     names = sorted(packages)
     number = {name: index for index, name in enumerate(names)}

@@ -11,7 +11,7 @@ from torch_geometric.nn import SAGEConv
 
 from testbed.gnn.options import ModelSpec
 from testbed.gnn.sampling import Block, Sampler
-from testbed.host.memory import EVALUATION_BATCH
+from testbed.host.estimates import EVALUATION_BATCH
 
 __all__ = ["Sage"]
 

@@ -23,7 +23,7 @@ from testbed.core.numbers import read_whole, shown
 from testbed.gnn.datasets import PATH, Dataset
 from testbed.gnn.graph import GraphData, cached, from_edges
 from testbed.gnn.unpickle import RefusedPickle, unpickle
-from testbed.host import memory
+from testbed.host import estimates
 
 __all__ = ["PlanetoidSpec", "planetoid_graph"]
 
@@ -122,8 +122,8 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
         )
 
     widths = allx.shape[1], ally.shape[1]
-    memory.check(
-        memory.read(n, *widths),
+    estimates.check(
+        estimates.read(n, *widths),
         f"{files['allx'].parent}: {n} vertices, {widths[0]} features, {widths[1]} labels",
     )
     features = np.zeros((n, allx.shape[1]), np.float32)

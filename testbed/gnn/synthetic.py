@@ -16,7 +16,7 @@ from pydantic import Field
 
 from testbed.gnn.datasets import SplitDataset
 from testbed.gnn.graph import GraphData, cached, from_edges, random_split
-from testbed.host import memory
+from testbed.host import estimates
 
 __all__ = ["SyntheticSpec", "crowding", "rmat_edges", "synthetic_graph"]
 
@@ -45,12 +45,12 @@ class SyntheticSpec(SplitDataset):
         """See `Dataset.keys`."""
         return ("scale", "edge_factor", "feature_dim")
 
-    def estimate(self) -> tuple[memory.Graph, int]:
+    def estimate(self) -> tuple[estimates.Graph, int]:
         """See `Dataset.estimate`."""
         n = 1 << self.scale
         entries = min(2 * self.edge_factor * n, n * n)
         crowd = min(entries, round(entries * crowding(self.scale)))
-        return memory.Graph(n, entries, self.feature_dim, crowd), self.classes
+        return estimates.Graph(n, entries, self.feature_dim, crowd), self.classes
 
 
 def rmat_edges(
@@ -72,10 +72,10 @@ def rmat_edges(
 
 
 def crowding(scale: int) -> float:
-    """Return the share of edges that the first `memory.EVALUATION_BATCH` vertices have, which have
-    most, in the mean.
+    """Return the share of edges that the first `estimates.EVALUATION_BATCH` vertices have in the
+    mean, which have most.
     """
-    leading_bits = max(0, scale - (memory.EVALUATION_BATCH - 1).bit_length())
+    leading_bits = max(0, scale - (estimates.EVALUATION_BATCH - 1).bit_length())
     return (QUADRANTS[0] + QUADRANTS[1]) ** leading_bits
 
 
@@ -85,8 +85,8 @@ def synthetic_graph(spec: SyntheticSpec) -> GraphData:
     :raises SpecError: There is no memory for so large a graph.
     """
     keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in spec.keys)
-    memory.check(
-        memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys
+    estimates.check(
+        estimates.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim), keys
     )
     rng = np.random.default_rng([spec.seed, 0x12A7])
     n = 1 << spec.scale

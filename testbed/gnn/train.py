@@ -25,7 +25,7 @@ from testbed.gnn.options import MinibatchSpec, SampledModelSpec
 from testbed.gnn.result import EpochResult
 from testbed.gnn.sampling import Sampler, shares
 from testbed.gnn.weights import digest, flatten
-from testbed.host.memory import VALIDATION_BATCH
+from testbed.host.estimates import VALIDATION_BATCH
 
 __all__ = ["OWN_PHASES", "Trainer"]
 

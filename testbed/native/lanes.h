@@ -82,8 +82,8 @@ QUANTIZE(quantize16, uint16_t)
 QUANTIZE(quantize32, uint32_t)
 
 /* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64:
- * testbed/protocol/weights.py says what it sees. Like the lanes it is summed over ranks by a plain
- * add: lanes never carry from one half to the next.
+ * testbed/protocol/check_weights.py says what it sees. Like the lanes it is summed over ranks by a
+ * plain add: lanes never carry from one half to the next.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {

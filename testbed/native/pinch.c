@@ -7,7 +7,7 @@
 
 #include "clock.h"
 #include "lib/seq.h"
-#include "pinch_numbers.h"
+#include "pinch_fixed_point.h"
 
 /* Kick every flow, with one system call. Returns 0 or an errno. */
 int pinch_kick(struct pinch *p)

@@ -1,4 +1,4 @@
-"""A fabric that outlives the command that made it, held by a controller in the background."""
+"""A fabric that outlives the command that built it, held by a controller in the background."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ def hold(plan: FabricPlan, run_id: str | None, announce: Callable[[dict[str, Any
 
     The datapath is set to the plan's switch kind: ``xdp`` for ``xdp``, ``sockets`` for ``bridge``.
 
-    :param announce: Called with the run's id and process id when all is up.
+    :param announce: Called with the run's id and process id when everything is up.
     """
     from testbed.fabric import Fabric
     from testbed.worker import Workers
@@ -37,7 +37,7 @@ def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
     """:func:`hold` in a daemon process. If an error ends it later, ``testbed status`` shows the
     error.
 
-    :return: What it announces.
+    :return: What the daemon announces.
     :raises SpecError: The run id is not a short name.
     :raises FabricError: This is not root, or it could not build the fabric.
     """
@@ -62,7 +62,7 @@ def start(plan: FabricPlan, run_id: str | None) -> dict[str, Any]:
 
 
 def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
-    """Never return: what called :func:`start` goes on in the parent alone."""
+    """Never return: the caller of :func:`start` continues only in the parent."""
     status = 1
     announced: str | None = None
     try:
@@ -80,7 +80,7 @@ def _daemon(plan: FabricPlan, run_id: str | None, writer: int) -> None:
 
         hold(plan, run_id, announce)
     except SystemExit:
-        status = 0  # told to end
+        status = 0  # asked to end
     except BaseException as error:
         text = (
             str(error)

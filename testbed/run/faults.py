@@ -12,9 +12,9 @@ import numpy as np
 from testbed.core.errors import TestbedError
 from testbed.fabric import Fabric
 from testbed.faults.events import Event, Kill, Partition
+from testbed.faults.identity import kind_name
 from testbed.faults.injector import Injector
 from testbed.faults.netem import Netem
-from testbed.faults.packet import kind_name
 from testbed.faults.partition import Blockade
 from testbed.faults.shaper import limited
 from testbed.faults.spec import events_of, format_fault, limits_of, meet_frames, rules_of
@@ -30,8 +30,8 @@ __all__ = ["Faults"]
 class Faults:
     """The faults of a run.
 
-    :param table: Takes the measurements.
-    :param log: Takes a row for each frame that met a rule.
+    :param table: Collects the measurements.
+    :param log: Collects a row for each rule that a frame met.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Faults:
 
     @contextmanager
     def in_force(self, turn: Turn) -> Iterator[None]:
-        """Put rules and limits in force on the datapath that is set, until the end of the context.
+        """Put rules and limits in force on the current datapath, until the end of the context.
 
-        Without faults, no program is attached. All turns of an epoch draw from the same seed; each
-        epoch has another.
+        Without faults, no program is attached. All turns of an epoch draw from the same seed, which
+        differs between epochs.
 
-        :raises FaultError: The kernel refused a queueing discipline; the text is its own.
+        :raises FaultError: The kernel refused a queueing discipline; the text is the kernel's.
         """
         self._started = time.monotonic()
         with self._injected(turn):
@@ -96,14 +96,14 @@ class Faults:
                 yield
                 self._add(turn, "fault_frames_limited", count() if count else 0)
         except BaseException:
-            with suppress(TestbedError):  # what has gone wrong already says more
+            with suppress(TestbedError):  # the first error is more informative
                 self._record(turn, injector)
             raise
         self._record(turn, injector)
 
     @contextmanager
     def happening(self, turn: Turn) -> Iterator[None]:
-        """Run events: their times count from here, and the end of the context undoes what is in
+        """Run events: their times count from here, and the end of the context undoes those still in
         force.
         """
         timeline = Timeline(self._fabric, self._workers, self._events, self._blockade)

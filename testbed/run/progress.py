@@ -1,5 +1,5 @@
-"""What a user sees of a run: a bar on a terminal, else a line per epoch; on stderr: stdout is for
-results.
+"""The progress of a run, on stderr because stdout is for results: a bar on a terminal, else a line
+per epoch.
 """
 
 import sys
@@ -21,7 +21,7 @@ __all__ = ["Display"]
 
 
 class Display:
-    """Shows how far a run is. A context manager.
+    """Shows the progress of a run. A context manager.
 
     :param quiet: Show nothing.
     """
@@ -52,17 +52,17 @@ class Display:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def start(self, names: Iterable[str], steps: int) -> None:
-        """Begin a trial: the number of steps with each backend."""
+        """Begin a trial, with this number of steps per backend."""
         for task in self._tasks.values():
             self._bars.remove_task(task)
         self._tasks = {name: self._bars.add_task(name, total=steps, note="") for name in names}
 
     def step(self, name: str, done: int) -> None:
-        """Show the number of steps that are done."""
+        """Show the number of steps done."""
         self._bars.update(self._tasks[name], completed=done)
 
     def epoch(self, name: str, number: int, epochs: int, done: int, note: str) -> None:

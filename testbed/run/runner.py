@@ -70,8 +70,8 @@ def run_into(
 
     :param quiet: Show no progress.
     :param command: The command line that asked for this, for the manifest.
-    :raises TestbedError: The run could not be made; the manifest's status says so as well, and what
-        had been measured is kept.
+    :raises TestbedError: The run failed; the manifest's status says so as well, and the
+        measurements so far are kept.
     """
     plan = plan_of(scenario)
     session = scenario.workload.begin(scenario)
@@ -101,7 +101,7 @@ def run_into(
 
 
 def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[str, Any]:
-    """Return the manifest's part that the scenario says."""
+    """Return the part of the manifest that follows from the scenario."""
     return {
         "scenario": scenario.model_dump(mode="json"),
         "command": list(command),
@@ -114,9 +114,10 @@ def facts(scenario: Scenario, plan: FabricPlan, command: Sequence[str]) -> dict[
 def manifested(
     folder: RunFolder, manifest: dict[str, Any], outputs: Sequence[Table | FaultLog]
 ) -> Iterator[None]:
-    """Keep ``manifest.json`` true: running, then complete, failed (with the error) or interrupted.
+    """Keep the status in ``manifest.json`` up to date: running, then complete, failed (with the
+    error) or interrupted.
 
-    Whatever the end, the measurements so far are kept.
+    In each case, the measurements so far are kept.
     """
     manifest = {**manifest, "status": "running", "started": now()}
     folder.write_manifest(manifest)
@@ -133,7 +134,7 @@ def manifested(
         for output in outputs:
             output.write(folder)
     except BaseException as error:
-        # A full disk must not hide what happened before; it may be just that.
+        # A full disk must not hide the original error, which it may have caused.
         for output in outputs:
             if output and not isinstance(error, StorageError):
                 with suppress(StorageError):

@@ -1,6 +1,4 @@
-"""A scenario on a fabric that is up: in each trial, backends take turns at what the
-workload does.
-"""
+"""A scenario on a fabric that is up: in each trial, backends take turns at the workload."""
 
 from typing import Any
 
@@ -25,7 +23,7 @@ class _Trial:
         self._trial = trial
 
     def run(self) -> None:
-        """Some epochs with each backend in turn."""
+        """Run some epochs with each backend in turn."""
         session, scenario = self._session, self._session.scenario
         backends = scenario.backends
         with session.ranks(self._stage, self._trial) as ranks:

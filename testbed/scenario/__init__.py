@@ -1,5 +1,5 @@
-"""Scenario files: how one is read, and what is said when it is wrong. What may stand in one is
-`testbed.workloads`' concern.
+"""Scenario files: reading them, and reporting the errors in them. `testbed.workloads` defines what
+they may contain.
 """
 
 from testbed.scenario.load import load_scenario, parse_scenario, read_table

@@ -1,5 +1,5 @@
-"""Pydantic's findings in a scenario file's words: key, value, what is allowed, and the nearest
-known key.
+"""Pydantic's errors in terms of a scenario file: key, value, what it must be, and the nearest known
+key.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ __all__ = ["explain"]
 
 
 def explain(error: ValidationError, source: str, workload: str) -> str:
-    """Say what is wrong, one finding per line, each starting with `source`.
+    """Describe the errors, one per line, each starting with `source`.
 
     :param source: The scenario file's path.
     :param workload: The scenario's workload.
@@ -45,7 +45,7 @@ def _has(workload: str, place: tuple[int | str, ...]) -> bool:
     """Tell whether a workload's scenarios have a table, or a table and its key."""
     try:
         model: type[BaseModel] | None = WORKLOADS[workload].scenario
-    except SpecError:  # another package's, which is broken
+    except SpecError:  # from another package that is broken
         return False
     for part in place:
         field = model.model_fields.get(str(part)) if model else None
@@ -65,7 +65,7 @@ def _fault_line(detail: ErrorDetails) -> str:
         return f"{path}.action is missing: must be {options(list(FAULTS))}"
     if kind == "union_tag_invalid":
         return wrong(f"{path}.action =", context["tag"], options(list(FAULTS)), list(FAULTS))
-    if not rest:  # neither a table nor words
+    if not rest:  # neither a table nor text
         allowed = "a table, or words such as drop p=0.01"
         return (
             f"{path}: {context['error']}"
@@ -76,7 +76,7 @@ def _fault_line(detail: ErrorDetails) -> str:
     fields = {
         field.alias or name: field for name, field in FAULTS[str(action)].model_fields.items()
     }
-    if not keys:  # our own validators: their texts start with the key
+    if not keys:  # from our own validators, whose texts start with the key
         return f"{path}.{context['error']}"
     path = path_of(["faults", index, keys[0]])
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Reading a scenario: the TOML file, the overrides of the command line, and the seed, into one
+"""Reading a scenario: the TOML file, the overrides of the command line, and the seed become one
 `Scenario`.
 """
 
@@ -26,8 +26,8 @@ LARGEST = 64 << 10  # bytes of a scenario file; tomllib takes time that grows wi
 def read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
-    :raises SpecError: It is no regular file of at most :data:`LARGEST` bytes, cannot be read, or is
-        no TOML.
+    :raises SpecError: It is not a regular file of at most :data:`LARGEST` bytes, cannot be read, or
+        is not TOML.
     """
     try:
         return tomllib.loads(read_regular(path, LARGEST).decode())
@@ -44,11 +44,11 @@ def read_table(path: Path) -> dict[str, Any]:
 def override(table: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Apply overrides of the form ``table.key=value`` and return the changed copy.
 
-    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); what is not TOML is taken as a
-    string, so that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which is no
-    table, is replaced as a whole: ``faults=[]`` clears it.
+    The value is TOML (``8``, ``0.5``, ``["tcp-ring", "gloo"]``); anything that is not TOML is taken
+    as a string, so that ``fabric.switch=bridge`` needs no quotes inside quotes. ``faults``, which
+    is not a table, is replaced as a whole: ``faults=[]`` clears it.
 
-    :raises SpecError: A setting has not this form.
+    :raises SpecError: A setting does not have this form.
     """
     changed = {
         key: dict(value) if isinstance(value, dict) else value for key, value in table.items()
@@ -107,14 +107,14 @@ def load_scenario(
 ) -> Scenario:
     """Read, override and validate a scenario file.
 
-    A relative `dataset.path` is taken from the file's folder, or where an override gives it, from
-    the current one.
+    A relative `dataset.path` is relative to the file's folder or, if an override sets it, to the
+    current one.
 
     :param settings: Overrides, ``table.key=value``.
     :param seed: Overrides ``scenario.seed``.
-    :param faults: More faults, in words; they come after the scenario's.
+    :param faults: More faults, as text; they come after the scenario's.
     :param fault_seed: Overrides ``scenario.fault_seed``.
-    :raises SpecError: As `read_table`, `override`, `parse_scenario` and `add_faults`.
+    :raises SpecError: As in `read_table`, `override`, `parse_scenario` and `add_faults`.
     """
     table = override(read_table(path), settings)
     for key, value in (("seed", seed), ("fault_seed", fault_seed)):
@@ -128,16 +128,16 @@ def load_scenario(
 def add_faults(table: dict[str, Any], scenario: Scenario, faults: Sequence[str]) -> Scenario:
     """Return a scenario with more faults.
 
-    :param table: What the scenario was made from; it is valid.
-    :param faults: In words.
-    :raises SpecError: Faults are wrong, or do not fit the scenario or those before them; one line
-        or more each, all of which name it.
+    :param table: The valid table that the scenario was made from.
+    :param faults: Faults as text.
+        :raises SpecError: Faults are wrong, or do not fit the scenario or earlier faults; there are
+        one or more lines per fault, each of which names it.
     """
     taken = list(table.get("faults", []))
     wrong: list[str] = []
     for text in faults:
         try:
-            parse_fault(text)  # its own error says more than the scenario's
+            parse_fault(text)  # its own error is more informative than the scenario's
         except SpecError as error:
             wrong += [f"--{line}" for line in str(error).splitlines()]
             continue

@@ -28,7 +28,7 @@ from testbed.faults.spec import events_of, limits_of, parse_fault, rules_of
 from testbed.faults.timeline import Timeline
 from testbed.soak import calls, tap
 from testbed.soak.calls import Spec, Work
-from testbed.soak.findings import Finding, accused
+from testbed.soak.failures import Finding, accused
 from testbed.soak.holdings import Holdings, Object, outlived, trim
 from testbed.soak.reference import Answer, answers, describe_difference, known_exponent
 from testbed.soak.report import Report

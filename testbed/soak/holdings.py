@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.kernel.libbpf import check, libbpf
-from testbed.soak.findings import Finding
+from testbed.soak.failures import Finding
 
 __all__ = ["MOST_GROWTH", "Holdings", "Object", "one_arena", "outlived", "trim"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from testbed.comm.backend import Tensor, float32_sum_bound
 from testbed.comm.options import Lanes
-from testbed.exchange.pinch.numbers import SLACK
+from testbed.exchange.pinch.fixed_point import SLACK
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.status import finite_absmax
 from testbed.soak.scenario import Scenario, make_embeddings, make_graph, make_input

@@ -1,4 +1,4 @@
-"""Fault tests in ten lines: fixtures for pytest (``plugin``), and what a test asserts. Described in
+"""Fault tests in ten lines: fixtures for pytest (``plugin``), and assertions. Described in
 ``docs/testing.md``.
 """
 
@@ -16,11 +16,11 @@ _HOMES = {"pairwise": "pairwise", "exact_sum": "reference"}
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: pytest imports this package with the plugin, also where nothing of
-    it is used.
+    """Import names on first use: pytest imports this package with the plugin, even if nothing of it
+    is used.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'assertions')}"), name)
-    globals()[name] = found  # in the place of a module of that name
+    globals()[name] = found  # instead of a module with that name
     return found

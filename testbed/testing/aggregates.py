@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.exchange.interface import Aggregation
-from testbed.exchange.pinch.numbers import SLACK, exponent_of
-from testbed.exchange.pinch.tables import weight_scale
+from testbed.exchange.pinch.fixed_point import SLACK, exponent_of
+from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.protocol.scale import ScaleGuess
 from testbed.testing.graphs import Partitioned
 from testbed.testing.reference import agree
@@ -41,11 +41,11 @@ class Format:
         return np.dtype(f"<i{self.bits // 8}")
 
     def factor(self, exponent: int) -> float:
-        """Lanes a unit, for magnitudes below ``2**exponent``."""
+        """Lanes per unit, for magnitudes below ``2**exponent``."""
         return self.limit / 2.0**exponent
 
     def quantize(self, x: NDArray[np.float32], exponent: int) -> NDArray[np.int64]:
-        """float32 to lanes. float32 arithmetic will do for 16 bits, unless lanes are compared with
+        """float32 to lanes. float32 arithmetic suffices for 16 bits, unless lanes are compared with
         earlier ones.
         """
         factor, limit = self.factor(exponent), self.limit
@@ -59,7 +59,7 @@ class Format:
     def dequantize(
         self, sums: NDArray[np.int64], step: float, aggregation: Aggregation
     ) -> NDArray[np.float32]:
-        """Accumulators to float32; arithmetic in float32 will do for those of 32 bits."""
+        """Accumulators to float32; float32 arithmetic suffices for those of 32 bits."""
         if self.bits == 16 and aggregation != "max":
             return sums.astype(np.float32) * np.float32(step)
         with np.errstate(over="ignore"):  # of what stands for no value
@@ -74,7 +74,7 @@ def sent(graph: Partitioned) -> NDArray[np.int64]:
 
 
 def magnitude(x: NDArray[np.float32]) -> int:
-    """The exponent that a group agrees on who send these embeddings."""
+    """The exponent on which the ranks that send these embeddings agree."""
     return exponent_of(float(np.abs(x).max(initial=0.0)))
 
 
@@ -99,7 +99,7 @@ def exact(
 def integers(
     graph: Partitioned, lanes: NDArray[np.int64], aggregation: Aggregation, bits: int
 ) -> list[NDArray[np.int64]]:
-    """Each rank's accumulators, a lane each."""
+    """Each rank's accumulators, one lane each."""
     found = []
     for halo in graph.halos:
         target = np.repeat(np.arange(halo.num_owned), np.diff(halo.indptr))
@@ -131,7 +131,8 @@ def exact_aggregates(
 ) -> list[NDArray[Any]]:
     """What each rank's `aggregate` must give without a cache.
 
-    :param guess: Of the scale, from the exchange before; it learns. None: there was none before.
+    :param guess: The predicted scale, from the previous exchange, which is updated. None: there was
+        no previous one.
     """
     form, seen = Format(bits), magnitude(x[sent(graph)])
     guess = guess or ScaleGuess(slack=SLACK)

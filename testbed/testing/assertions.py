@@ -31,14 +31,13 @@ def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lan
     """Check that every rank holds the sum of all inputs, bit for bit.
 
     :param results: One tensor per rank.
-    :param inputs: What the ranks have put in.
+    :param inputs: The ranks' inputs.
     :param lanes: ``int16`` or ``int32``, as the group has.
     :raises WrongSum: A rank holds something else; the text names the first wrong element.
     """
     if len(results) != len(inputs):
         raise AssertionError(f"{len(results)} results of {len(inputs)} inputs")
-    # All ranks quantize with the same exponent: the one at which the fewest elements differ is
-    # meant.
+    # All ranks quantize with the same exponent: take the one with the fewest differences.
     wrong, expected = min(
         (
             ([np.flatnonzero(_bits(result) != _bits(sums)) for result in results], sums)
@@ -67,12 +66,12 @@ def assert_exact(results: Sequence[Tensor], inputs: Sequence[Tensor], lanes: Lan
 def assert_faults_fired(
     faults: "FaultsInForce", action: str | None = None, at_least: int = 1
 ) -> None:
-    """Check that faults have happened: a test that meets none shows nothing.
+    """Check that faults have happened: without any, a test shows nothing.
 
-    :param faults: Of ``with faults(...) as faults``, during or after the block.
-    :param action: Of these faults alone: ``drop``, ``link-down``, ...
-    :param at_least: How often, all links together.
-    :raises AssertionError: They have not; the text says what has.
+    :param faults: From ``with faults(...) as faults``, during or after the block.
+    :param action: Only faults with this action: ``drop``, ``link-down``, ...
+    :param at_least: How often, on all links together.
+    :raises AssertionError: They have not; the text says which have.
     """
     fired = faults.fired()
     if action is not None and action not in fired:
@@ -89,5 +88,5 @@ def assert_faults_fired(
 
 
 def _bits(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-    """-0.0 and NaN, too, are themselves alone."""
+    """-0.0 and NaN differ from all other values."""
     return np.ascontiguousarray(tensor, np.float32).reshape(-1).view(np.uint32)

@@ -1,4 +1,4 @@
-"""What the fixtures have workers do."""
+"""The worker calls of the fixtures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["begin", "close", "collect", "count", "end", "open_group", "reduce"]
 
 @dataclass(frozen=True)
 class Outer:
-    """What a worker has outside of the test."""
+    """The resources that a worker has outside of the test."""
 
     resources: ExitStack
     kept: dict[type, Any]
@@ -33,9 +33,9 @@ class Opened:
 
 
 def begin(context: WorkerContext) -> None:
-    """Give a test resources and objects of its own."""
+    """Give a test its own resources and objects."""
     gc.collect()
-    gc.freeze()  # what is there now is not looked at by the collections to come
+    gc.freeze()  # later collections skip what exists now
     outer = Outer(context.resources, context.kept)
     context.resources = context.resources.enter_context(ExitStack())
     context.kept = dict(context.kept)
@@ -52,7 +52,7 @@ def end(context: WorkerContext) -> None:
 
 
 def collect(context: WorkerContext) -> None:
-    """Collect garbage: memory that is mapped from a BPF map keeps the map alive until then."""
+    """Collect garbage: until then, memory mapped from a BPF map keeps the map alive."""
     gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""Faults in force during a block of a test, and what they have done."""
+"""Faults in force during a block of a test, and their effects."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["FaultsInForce"]
 
 
 class FaultsInForce:
-    """Rules, limits and events, in force from entering the context until leaving it; times of
-    events count from entering.
+    """Rules, limits and events that are in force while the context is entered; times of events
+    count from its start.
 
-    :param fabric: A fabric that is up, with workers, on the datapath that is meant.
+    :param fabric: A fabric that is up, with workers, on the intended datapath.
     :param texts: Faults, such as ``drop p=0.01 link=h1->h2``.
-    :param seed: Of all draws.
-    :param trace: Log frames that no rule meets, too.
-    :raises SpecError: A fault is not understood, names a host or switch that is not there, or does
-        not go with another.
+    :param seed: Seed of all draws.
+    :param trace: Also log frames that met no rule.
+    :raises SpecError: A fault is not understood, names a host or switch that does not exist, or
+        conflicts with another.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FaultsInForce:
         self._limits = limits_of(self.faults)
         #: The engine: counters of links, the log, the delay lines' counters.
         self.injector = Injector(fabric, rules_of(self.faults), seed, trace)
-        #: The events; there from entering on.
+        #: The events; set once the context is entered.
         self.timeline: Timeline | None = None
         self._limited: Callable[[], int] = int
 
@@ -94,11 +94,11 @@ class FaultsInForce:
         return self.injector.frames()
 
     def check_replay(self, at_most: int | None = None) -> int:
-        """Judge logged frames again, in Python.
+        """Decide the fates of logged frames again, in Python.
 
-        :param at_most: Judge at most this many records, evenly spaced, since Python judges some
+        :param at_most: Check at most this many records, evenly spaced, since Python checks some
             30,000 per second.
-        :returns: The number of records that agree, which is all that were judged.
+        :returns: The number of records checked, all of which agree.
         :raises FaultError: One does not, or the log lacks some; the text names the first.
         """
         return self.injector.check_replay(at_most)
@@ -127,6 +127,8 @@ class FaultsInForce:
         return lines
 
     def _keep_count(self) -> None:
-        """Count what was limited for the last time: the counters go with the limits."""
+        """Count the limited frames one last time, because the counters disappear with the
+        limits.
+        """
         dropped = self._limited()
         self._limited = lambda: dropped

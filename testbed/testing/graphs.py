@@ -1,5 +1,5 @@
-"""Graphs that are dealt out to ranks, drawn from seeds, and by definition, in float64, what
-exchanges aggregate. Pure.
+"""Random graphs distributed over ranks, and the reference of what exchanges aggregate, in float64.
+Pure.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ UNIT = 2.0**-24  # of rounding to float32
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A graph whose vertices are dealt out to ranks; arrays as `make_halos` takes them."""
+    """A graph whose vertices are distributed over ranks; arrays as in `make_halos`."""
 
     indptr: NDArray[np.int64]
     indices: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Partitioned:
     def aggregates(
         self, x: NDArray[np.float32], aggregation: Aggregation
     ) -> list[NDArray[np.float64]]:
-        """What each rank's `aggregate` must give, up to rounding.
+        """What each rank's `aggregate` must return, up to rounding.
 
         :param x: Shape (vertices, dim): all ranks' embeddings.
         """
@@ -97,8 +97,8 @@ def draw_partitioned(
 
     :param entries: Adjacency entries.
     :param empty: Ranks that own nothing.
-    :param aloof: Ranks that own vertices, of which none has a neighbour elsewhere.
-    :param hub: Entries of vertex 0 besides.
+    :param aloof: Ranks that own vertices, none of which has a neighbour elsewhere.
+    :param hub: Additional entries of vertex 0.
     """
     rng = np.random.default_rng([seed, vertices, entries, world])
     owner = rng.choice([rank for rank in range(world) if rank not in empty], vertices).astype(
@@ -117,7 +117,7 @@ def draw_partitioned(
 
 
 def embeddings(seed: int, graph: Partitioned, dim: int) -> NDArray[np.float32]:
-    """Draw embeddings of all vertices, of magnitudes that differ a good deal."""
+    """Draw embeddings of all vertices, with widely different magnitudes."""
     rng = np.random.default_rng([seed, dim])
     shape = len(graph.owner), dim
     return rng.standard_normal(shape, np.float32) * np.exp2(rng.integers(-8, 9, shape)).astype(

@@ -24,14 +24,14 @@ _GRACE = 10.0  # seconds for a worker to answer beyond the group's own timeout
 
 
 class Group(Closing):
-    """A backend that is open on hosts of a fabric; sets the datapath that the backend needs.
+    """A backend that is open on hosts of a fabric; it sets the datapath that the backend needs.
 
     :param fabric: A fabric that is up, with workers, without faults in force.
     :param backend: Its name.
     :param hosts: Names of hosts in rank order; all of the fabric's, if not given.
     :param options: Further fields of :class:`testbed.comm.group.GroupSpec`.
-    :raises SpecError: No backend has this name, or an option is outside of what is allowed.
-    :raises CollectiveError: The ranks did not meet.
+    :raises SpecError: No backend has this name, or an option is out of range.
+    :raises CollectiveError: The ranks did not connect.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Group(Closing):
         """Sum tensors over all ranks.
 
         :param tensors: One float32 tensor per rank, all of one shape.
-        :param within: Seconds until all ranks have to be done.
-        :returns: What each rank holds, in rank order.
+        :param within: Seconds within which all ranks have to finish.
+        :returns: Each rank's result, in rank order.
         :raises CollectiveError: The collective could not complete.
         :raises WorkerTimeout: The time is over.
         """

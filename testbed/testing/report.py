@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.core.errors import TestbedError
-from testbed.faults.packet import KINDS, kind_name
+from testbed.faults.identity import KINDS, kind_name
 from testbed.faults.rule_table import Action
 from testbed.testing.assertions import WrongSum
 from testbed.testing.faults import FaultsInForce

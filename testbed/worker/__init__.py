@@ -2,6 +2,6 @@
 
 from testbed.worker.context import WorkerContext
 from testbed.worker.controller import Workers
-from testbed.worker.process import Worker
+from testbed.worker.worker import Worker
 
 __all__ = ["Worker", "WorkerContext", "Workers"]

@@ -19,7 +19,7 @@ from testbed.host.machine import Affinity
 from testbed.kernel.compile import compile_all
 from testbed.worker.forkserver import Forkserver
 from testbed.worker.messages import Call, Failure, Hello, Progress, Result, Welcome
-from testbed.worker.process import Worker
+from testbed.worker.worker import Worker
 
 if TYPE_CHECKING:
     from testbed.fabric import Fabric

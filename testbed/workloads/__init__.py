@@ -1,3 +1,3 @@
-"""What a run makes ranks do: one folder per system, and a registry of them. See
-docs/architecture.md, Workloads.
+"""What ranks do in a run: one folder per workload, and a registry. See docs/architecture.md,
+Workloads.
 """

@@ -1,7 +1,7 @@
 """Worker calls that all workloads share.
 
-Opening, working and closing are calls of their own, so that no rank takes its backend down while
-another still needs an answer from it.
+Opening, working and closing are separate calls, so that no rank closes its backend while another
+still needs an answer from it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["close_rank", "closing"]
 
 
 class Opened(ExitStack):
-    """What a rank has open."""
+    """The resources that a rank has open."""
 
 
 def closing(context: WorkerContext) -> ExitStack:
-    """Return a new stack of what `close_rank` closes, or the worker when it ends."""
+    """Return a new stack of resources, which `close_rank` closes, or the worker when it ends."""
     return context.keep(context.resources.enter_context(Opened()))
 
 
 def close_rank(context: WorkerContext) -> None:
-    """Close what has been opened."""
+    """Close everything that has been opened."""
     if opened := context.drop(Opened):
         opened.close()

@@ -1,4 +1,4 @@
-"""From the ranks' results to rows of the table: what every workload records, and what reports count
+"""From the ranks' results to rows of the table: what every workload records, and what reports rely
 on.
 """
 
@@ -24,7 +24,7 @@ UNITS = {
 
 
 class RankEpoch(Protocol):
-    """What one rank has seen of one epoch; times in seconds."""
+    """One rank's record of one epoch; times in seconds."""
 
     @property
     def epoch(self) -> int:
@@ -33,13 +33,13 @@ class RankEpoch(Protocol):
     @property
     def times(self) -> Mapping[str, float]:
         """By name: `epoch_time` and its parts as the workload's `Report` names them, which add up
-        to it; and of collectives `communication_time` (wall clock) and `communication_cpu_time`
+        to it; and for collectives `communication_time` (wall clock) and `communication_cpu_time`
         (CPU time of this process).
         """
 
     @property
     def entered(self) -> NDArray[np.float64]:
-        """Shape (collectives,): when this rank entered each, on the box's monotonic clock."""
+        """Shape (collectives,): when this rank entered each, on the machine's monotonic clock."""
 
     @property
     def left(self) -> NDArray[np.float64]:
@@ -47,16 +47,16 @@ class RankEpoch(Protocol):
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """What is counted: `steps`, and `packets`, `wire_bytes` and `retransmissions`, sent by this
-        rank; and anything else.
+        """Counts: `steps`; `packets`, `wire_bytes` and `retransmissions` sent by this rank; and
+        anything else.
         """
 
 
 def record_times(table: Table, trial: int, backend: str, ranks: Sequence[RankEpoch]) -> None:
     """Add one epoch's rows: each rank's times and counts.
 
-    The time in collectives is told apart by the box's one clock: `straggler_time` until the last
-    rank has come, which no backend can help, and `exchange_time` from then on. Their sum is
+    All ranks share one clock, which splits the time in collectives: `straggler_time` until the last
+    rank has entered, which no backend can influence, and `exchange_time` from then on. Their sum is
     `communication_time`.
 
     :param ranks: One epoch's results, in rank order.
@@ -83,7 +83,7 @@ def record_counts(
     epoch: int | None,
     counts: Mapping[str, float],
 ) -> None:
-    """Add what a rank has counted, in an epoch or, of one that is not timed, in None."""
+    """Add a rank's counts, for an epoch, or None for one that is not timed."""
     for metric, count in counts.items():
         unit = "B" if "bytes" in metric else UNITS.get(metric, "1")
         table.add(trial, backend, metric, count, unit, rank=rank, epoch=epoch)

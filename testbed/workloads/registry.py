@@ -24,11 +24,11 @@ DEFAULT = "ddp"
 
 
 def choose(tables: dict[str, Any]) -> str:
-    """Return a scenario's workload: the one that it names, else the one whose table is there, else
+    """Return a scenario's workload: the one that it names, else the one whose table it has, else
     `DEFAULT`.
 
-    Workloads of other packages are imported only where they are named, or there is a table that the
-    default does not know. A name of no workload counts as none; the schema refuses it.
+    Workloads of other packages are imported only if they are named, or if there is a table that the
+    default does not have. An unknown name is treated as missing; the schema refuses it.
     """
     named = tables.get("scenario")
     name = named.get("workload") if isinstance(named, dict) else None

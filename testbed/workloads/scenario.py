@@ -38,8 +38,8 @@ class ScenarioSpec(Table):
 class SystemTable(GroupOptions):
     """The table that selects a workload: the backends that take turns, and their common options.
 
-    A workload's own says what `backends` are names of (`testbed.core.tables.Named`), and its
-    defaults.
+    Each workload's subclass says what `backends` are names of (`testbed.core.tables.Named`), and
+    its defaults.
     """
 
     backends: tuple[str, ...] = Field(
@@ -56,8 +56,8 @@ class SystemTable(GroupOptions):
 
 
 class Scenario(Table):
-    """A whole scenario file. A workload's own has its table beside these, under the name that
-    `Workload.table` says.
+    """A whole scenario file. Each workload's subclass adds its table, under the name
+    `Workload.table`.
     """
 
     scenario: ScenarioSpec
@@ -81,26 +81,26 @@ class Scenario(Table):
 
     @property
     def system(self) -> SystemTable:
-        """The table that stands for the workload."""
+        """The workload's own table."""
         found: SystemTable = getattr(self, self.workload.table)
         return found
 
     @property
     def fault_seed(self) -> int:
-        """What faults draw their fate from."""
+        """The seed of the faults' fates."""
         return self.scenario.seed if self.scenario.fault_seed is None else self.scenario.fault_seed
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The names of what takes turns."""
+        """The names of the backends that take turns."""
         return self.system.backends
 
     def needs(self, backend: str) -> "Datapath":
-        """Return the datapath that one of `backends` works on."""
+        """Return the datapath that one of `backends` needs."""
         return self.workload.entry(backend).needs
 
     def resolve(self, base: Path) -> Self:
-        """Return the scenario with relative paths taken from the folder `base`."""
+        """Return the scenario with paths relative to the folder `base`."""
         return self
 
     @field_serializer("faults")

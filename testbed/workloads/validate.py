@@ -94,7 +94,9 @@ def _plan(fabric: FabricOptions) -> FabricPlan | None:
 def _check_limits(
     faults: Sequence[Fault], plan: FabricPlan | None, needs: Mapping[str, Datapath]
 ) -> None:
-    """Check limits as they are put in force, on each datapath that a backend needs."""
+    """Check limits in the way in which they will be put in force, on each datapath that a backend
+    needs.
+    """
     limits = limits_of(faults)
     if not limits or not plan:
         return

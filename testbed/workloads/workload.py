@@ -1,6 +1,4 @@
-"""What a workload is: its tables in a scenario, what it does in a run, and what a report calls
-things.
-"""
+"""A workload: its tables in a scenario, its session in a run, and the terms of its report."""
 
 from __future__ import annotations
 
@@ -31,14 +29,14 @@ S = TypeVar("S", bound="Scenario")
 class Report:
     """The terms of a workload's report.
 
-    :param compute: Parts of an epoch's time that are computing, in order; the last is what comes
-        after communication.
+    :param compute: Parts of an epoch's time that are computing, in order; the last one follows
+        communication.
     :param communication: Parts that are communication, in order.
-    :param noun: What communication is.
-    :param every: What its amounts are given for: what the metric ``steps`` counts.
-    :param about: Returns what the head of a report says of a run, beside its fabric, each as a
-        clause.
-    :param captions: What figures say, by the figure's name.
+    :param noun: The word for communication.
+    :param every: The unit to which its amounts refer: what the metric ``steps`` counts.
+    :param about: Returns what the head of a report says about a run in addition to its fabric, as
+        clauses.
+    :param captions: Captions by the figure's name.
     """
 
     compute: tuple[str, ...]
@@ -50,22 +48,22 @@ class Report:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What an epoch's time is split into; the parts add up to it."""
+        """The parts of an epoch's time, which add up to it."""
         *before, last = self.compute
         return (*before, *self.communication, last, "other")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A system that runs can measure. Importing it is cheap: heavy imports come with its session.
+    """A system that runs can measure. Importing it is cheap: heavy imports belong in its session.
 
-    :param table: Of a scenario file: it stands for the workload, and its key `backends` names what
-        takes turns.
+    :param table: The table of a scenario file that selects the workload; its key `backends` names
+        the backends that take turns.
     :param scenario: The schema of its scenarios: a field `table`, a
         `testbed.workloads.scenario.SystemTable`, among others.
     :param backends: What `backends` are names of.
     :param session: ``module:class`` of its `Session`.
-    :param report: What a report calls things.
+    :param report: The terms of its report.
     """
 
     table: str
@@ -75,7 +73,7 @@ class Workload:
     report: Report
 
     def entry(self, backend: str) -> Entry:
-        """Return what a backend is."""
+        """Return the properties of a backend."""
         found: Entry = self.backends[backend]
         return found
 
@@ -87,8 +85,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Turn:
-    """When something happens: in an epoch of a trial, with a backend. Of a turn of several epochs,
-    its first.
+    """When something happens: in an epoch of a trial, with a backend. For a turn of several epochs,
+    it is the first.
     """
 
     trial: int
@@ -100,9 +98,9 @@ class Turn:
 class Stage:
     """The fabric, workers and table of a session.
 
-    :param table: Takes the measurements.
+    :param table: Collects the measurements.
     :param say: Shows the user a line.
-    :param step: Takes the number of steps that a backend has done in the trial.
+    :param step: Receives the number of steps that a backend has done in the trial.
     """
 
     fabric: Fabric
@@ -132,15 +130,15 @@ class Stage:
 
 
 class Session(ABC, Generic[S]):
-    """The controller's side of one run. Methods are called in the order in which they stand here.
+    """The controller's side of one run. Methods are called in the order of their definition.
 
     For each trial, `ranks` is entered, backends take turns at `open` and `train`, and `finish` is
-    called with each. Who comes first moves on from round to round, so that a drift of the machine
-    meets all backends alike. A backend is open in its own turns only: links of socket baselines
-    carry none of the testbed's programs.
+    called with each. The order rotates from round to round, so that a drift in the machine's speed
+    affects all backends alike. A backend is open only during its own turns, so that the links of
+    socket baselines run none of the testbed's programs.
 
-    :cvar modules: What workers import before they are forked.
-    :ivar steps: An epoch's, for what the user sees.
+    :cvar modules: Modules to import before workers are forked.
+    :ivar steps: Steps of an epoch, for the progress shown to the user.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
@@ -156,8 +154,8 @@ class Session(ABC, Generic[S]):
         """
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Read or make what all trials need, before there is a fabric; return what the manifest
-        says of it.
+        """Read or create what all trials need, before the fabric is built; return facts about it
+        for the manifest.
 
         :param say: Shows the user a line.
         :raises SpecError: It cannot be as asked.
@@ -166,24 +164,24 @@ class Session(ABC, Generic[S]):
 
     @abstractmethod
     def ranks(self, stage: Stage, trial: int) -> AbstractContextManager[dict[str, list[str]]]:
-        """Make ready for a trial, on all ranks; yield the names of each backend's workers in rank
-        order, by backend.
+        """Prepare a trial on all ranks; yield the names of each backend's workers in rank order, by
+        backend.
         """
 
     @abstractmethod
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
-        """Open a backend on all ranks, and let them meet. What they open,
-        `testbed.workloads.calls.closing` has closed.
+        """Open a backend on all ranks, and connect them. `testbed.workloads.calls.closing` closes
+        what they open.
         """
 
     @abstractmethod
     def train(self, stage: Stage, turn: Turn, names: list[str]) -> str:
-        """Work for an epoch, and record it (`testbed.workloads.measures.record_times`); return what
-        to tell the user of it.
+        """Work for an epoch, and record it (`testbed.workloads.measures.record_times`); return a
+        line for the user.
         """
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
-        """Record what only the end of a trial shows. The backend is closed; `opened` opens it
+        """Record what is only known at the end of a trial. The backend is closed; `opened` opens it
         again.
         """
 
@@ -195,13 +193,13 @@ class Session(ABC, Generic[S]):
         names: list[str],
         faults: AbstractContextManager[None] | None = None,
     ) -> Iterator[None]:
-        """Set links to what a backend needs, put faults in force on them, open it, and close it at
-        the end.
+        """Set the datapath that a backend needs, put faults in force, open the backend, and close
+        it at the end.
         """
         from testbed.workloads.calls import close_rank
 
         set_datapath(stage.fabric, self.scenario.needs(backend))
         with faults or nullcontext():
             self.open(stage, backend, names)
-            yield  # after an error the workers end, and close what they hold
+            yield  # after an error the workers end, and close their resources
             stage.workers.call_all(close_rank, names)

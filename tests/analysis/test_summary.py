@@ -98,7 +98,7 @@ def test_answer_when_sockets_win(make_run: RunMaker) -> None:
 def test_answer_does_not_rank_equals(make_run: RunMaker) -> None:
     text = " ".join(answer(load_run(make_run({"xdp-ring": 0.400, "tcp-ring": 0.404}))))
     assert "treat them as equal" in text
-    assert "Where it lies" not in text
+    assert "Where the difference lies" not in text
 
 
 def test_answer_of_one_backend(make_run: RunMaker) -> None:

@@ -13,8 +13,8 @@ from testbed.bench.loss_row import Cell, recovery_times
 from testbed.bench.loss_table import header_lines, lossless_of, requirement_lines, row_line
 from testbed.comm.backend import Counters
 from testbed.core.errors import SpecError
+from testbed.faults.identity import KINDS
 from testbed.faults.log import RECORD
-from testbed.faults.packet import KINDS
 from testbed.faults.rule_table import Action
 from testbed.plan import plan_fabric
 

@@ -189,11 +189,11 @@ def test_memory_that_a_command_does_not_get_is_one_line(tmp_path: Path) -> None:
     )
     source = f"""
 import resource, sys
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.host import rights
 from testbed.cli import main
 import testbed.run, analysis.report, torch  # libraries are mapped before the limit counts
-memory.allowance = lambda: 1 << 60  # an estimate that is wrong
+estimates.allowance = lambda: 1 << 60  # an estimate that is wrong
 rights.require_root = lambda: None
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 30), resource.RLIM_INFINITY))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from testbed.core.errors import CollectiveError
+from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.layout import RowLayout
-from testbed.exchange.pinch.numbers import Numbers
-from testbed.exchange.pinch.tables import make_tables
+from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.fabric.namespace import inside
 from testbed.protocol.wire import PinchKind, decode
 from testbed.testing import assert_faults_fired

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from testbed.comm.group import make_groups
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.pinch.cache import SLACK, Cache
+from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.layout import RowLayout, bundle
-from testbed.exchange.pinch.numbers import Numbers
-from testbed.exchange.pinch.tables import make_tables
+from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.kernel.abi import dtype
 from testbed.plan import plan_fabric
 from testbed.protocol.scale import ScaleGuess

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.faults.fate import FIRST_BYTE, Fired, Verdict, judge, mix
-from testbed.faults.packet import Packet
+from testbed.faults.identity import Packet
 from testbed.faults.quantiles import STEPS, quantiles
 from testbed.faults.rule_table import Action, compile_rules
 from testbed.plan import plan_fabric

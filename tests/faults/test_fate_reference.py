@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from testbed.faults.fate import judge
-from testbed.faults.packet import KINDS, Packet
+from testbed.faults.identity import KINDS, Packet
 from testbed.faults.rule_table import compile_rules
 from testbed.kernel import XDP_PASS, BpfObject
 from testbed.kernel.abi import lifted

@@ -24,8 +24,8 @@ from testbed.faults.copies import Walk
 from testbed.faults.events import Event
 from testbed.faults.fate import judge
 from testbed.faults.flood import flooded
+from testbed.faults.identity import KINDS, Packet
 from testbed.faults.injector import Injector
-from testbed.faults.packet import KINDS, Packet
 from testbed.faults.spec import events_of, parse_fault
 from testbed.faults.timeline import Timeline
 from testbed.plan import plan_fabric

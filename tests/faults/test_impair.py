@@ -11,7 +11,7 @@ from scapy.packet import Raw
 from testbed.faults.attach import LINK
 from testbed.faults.delay_header import SIZE, DelayHeader, link_index
 from testbed.faults.fate import judge
-from testbed.faults.packet import KINDS, Packet
+from testbed.faults.identity import KINDS, Packet
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, Map
 from testbed.kernel.abi import Struct
 from tests.support.faults.programs import LOOPBACK, PLAN, Programs, between, ring

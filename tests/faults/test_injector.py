@@ -15,9 +15,9 @@ from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.faults import attach
 from testbed.faults.fate import judge
+from testbed.faults.identity import KINDS, Packet
 from testbed.faults.injector import Injector
 from testbed.faults.limits import Limit, bucket_table
-from testbed.faults.packet import KINDS, Packet
 from testbed.faults.partition import partition
 from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import Action

@@ -10,8 +10,8 @@ import pytest
 
 from testbed.core.errors import FaultError
 from testbed.faults.fate import judge
+from testbed.faults.identity import KINDS, Packet
 from testbed.faults.log import RECORD, Drain, read_log
-from testbed.faults.packet import KINDS, Packet
 from testbed.faults.replay import check_replay
 from testbed.faults.rule_table import Action
 from tests.support.faults.programs import Programs, ring

@@ -10,7 +10,7 @@ from socket import AF_PACKET, SOCK_RAW, socket
 import numpy as np
 import pytest
 
-from testbed.exchange.pinch.numbers import EXPONENTS
+from testbed.exchange.pinch.fixed_point import EXPONENTS
 from testbed.exchange.pinch.process import Waited
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX
 from testbed.protocol.pinch.packet import KICK_ALL, LEAST_BYTES, WR_ASK, frames_in

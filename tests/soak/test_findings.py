@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed.soak.findings import accused
+from testbed.soak.failures import accused
 
 BEHIND = "(all-reduce 7: 3 of 9 chunks after 10.2 s)"
 

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.kernel import BpfObject, Map
 from testbed.kernel.maps import BPF_F_MMAPABLE
-from testbed.soak.findings import Finding
+from testbed.soak.failures import Finding
 from testbed.soak.holdings import MOST_GROWTH, Holdings, outlived, trim
 
 ARRAY, PROG_ARRAY = 2, 3  # enum bpf_map_type

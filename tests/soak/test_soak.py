@@ -20,12 +20,12 @@ from testbed.comm.options import CollectiveOptions
 from testbed.core.errors import TestbedError
 from testbed.exchange.options import ExchangeOptions
 from testbed.fabric.state import ROOT
-from testbed.soak import session
+from testbed.soak import soak
 from testbed.soak.draw import draw
 from testbed.soak.harness import DEADLINE, Harness, Phase
 from testbed.soak.report import Coverage
 from testbed.soak.scenario import Exchange, Group, Scenario, Shape, Summand
-from testbed.soak.session import leftovers
+from testbed.soak.soak import leftovers
 from tests.support.fabric.helpers import wait_until
 
 pytestmark = pytest.mark.net
@@ -55,10 +55,10 @@ def play(monkeypatch, tmp_path):
 
     def run(*scenarios):
         monkeypatch.setattr(
-            session, "draw", lambda seed, number: replace(scenarios[number], number=number)
+            soak, "draw", lambda seed, number: replace(scenarios[number], number=number)
         )
         coverage = Coverage()
-        for report in session.Soak(1, time.monotonic(), range(len(scenarios)), tmp_path).run():
+        for report in soak.Soak(1, time.monotonic(), range(len(scenarios)), tmp_path).run():
             coverage.add(report)
         return coverage
 

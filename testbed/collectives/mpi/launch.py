@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from testbed.collectives.mpi import agent as mpi_agent
-from testbed.collectives.mpi.backend import RANKS_VARIABLE, initialize
+from testbed.collectives.mpi.mpi import RANKS_VARIABLE, initialize
 from testbed.core.errors import CollectiveError, WorkerTimeout
 from testbed.fabric import Fabric
 from testbed.host.paths import ROOT

@@ -25,6 +25,7 @@ from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap
 from testbed.native import load
 from testbed.protocol.lanes import EXPONENTS, Lanes
+from testbed.protocol.ring.liveness import End
 from testbed.protocol.ring.memory import ANYWHERE, COUNTERS, EARLY_SLOTS, WrKind
 from testbed.protocol.scale import SLACK
 from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, encode, net_peer
@@ -69,6 +70,7 @@ class Peer:
     verified: int
     verified_acked: int
     front: int
+    ended: int = 0
 
 
 class RingPort(Closing):
@@ -295,10 +297,22 @@ class RingPort(Closing):
         """What each rank has said of itself last; zeros: nothing."""
         return [
             Peer(
-                int(row["seq"]), int(row["verified"]), int(row["verified_acked"]), int(row["front"])
+                *(
+                    int(row[name])
+                    for name in ("seq", "verified", "verified_acked", "front", "ended")
+                )
             )
             for row in self._ranks[: self.spec.size].copy()
         ]
+
+    @property
+    def ended(self) -> End | None:
+        """Why a rank has given up, which may be this one; None: none is known to have."""
+        return End.of(int(self.control.ended))
+
+    def end(self, end: End) -> None:
+        """This rank gives up; its programs say so from here on, in probes and answers."""
+        self.control.ended = end.word
 
     def forget(self, seq: int) -> None:
         """Reset what is stored of collectives before ``seq``, so that it does not pass for future

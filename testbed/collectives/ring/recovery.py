@@ -14,7 +14,15 @@ import numpy as np
 
 from testbed.collectives.ring.port import Peer, RingPort
 from testbed.core.errors import CollectiveError
-from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
+from testbed.protocol.ring.liveness import (
+    End,
+    Reason,
+    absent,
+    silent,
+    to_blame,
+    unacknowledged,
+    unverified,
+)
 from testbed.protocol.ring.memory import WrKind
 
 __all__ = ["Recovery"]
@@ -38,6 +46,8 @@ _QUIET = 0.2
 """Seconds for which a rank must not have been heard to be taken for gone, if all that it may need
 is an acknowledgement.
 """
+_PARTING = 1.0
+"""Seconds for which a rank that has given up stays at most, to say so."""
 _LEAST_LOOKS = 10
 """Times that a rank has looked in vain before a timeout is over."""
 
@@ -76,29 +86,34 @@ class Recovery:
     def wait(self, seq: int, total: int) -> None:
         """Until all results of a collective are stored.
 
-        :raises CollectiveError: Nothing has come for the group's timeout; the text names the ranks
-            that are silent.
+        :raises CollectiveError: Nothing has come for the group's timeout, or another rank has given
+            up; the text names the ranks that are silent.
         """
         port, timeout = self.port, self.port.spec.timeout
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
         clock, begun = _AwakeClock(self._clock, timeout), self._clock()
         progressed = probed = clock.now()
         moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
-        seen = np.full(port.spec.size, progressed)
+        seen, ever = np.full(port.spec.size, progressed), np.zeros(port.spec.size, bool)
         while not port.wait(total, pause):
             now, latest = clock.now(), port.heard()
-            seen[latest != heard], heard = now, latest
+            come = latest != heard
+            seen[come], ever, heard = now, ever | come, latest
+            where = (
+                f"all-reduce {seq}: {int(port.control.stored)} of {total} chunks after"
+                f" {self._clock() - begun:.1f} s"
+            )
             if moved != (moved := port.moved()):
                 progressed = now
-            elif now - progressed > timeout:
-                where = (
-                    f"{int(port.control.stored)} of {total} chunks after"
-                    f" {self._clock() - begun:.1f} s"
-                )
+            if (end := port.ended) is not None:
+                up = np.flatnonzero(ever & (now - seen < timeout * _SILENT)).tolist()
+                raise self._error(end, self._told(end, up), where)
+            if now - progressed > timeout:
+                peers = port.peers()
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
-                raise CollectiveError(
-                    self._verdict(seq, where, quiet, self._mismatched() > mismatched)
-                )
+                end = self._verdict(seq, quiet, self._mismatched() > mismatched, peers)
+                behind = self._behind(unverified(self._others, seq, peers), peers)
+                raise self._error(end, self._why(end, behind), where)
             if now - probed >= timeout / _LOOKS:
                 probed = now
                 self._probe(self._others)
@@ -163,6 +178,42 @@ class Recovery:
             self._probe({*needing, *owing})
             port.wait(NEVER, _PAUSE)
 
+    def _error(self, end: End, why: str, where: str) -> CollectiveError:
+        """Give up, and say why.
+
+        :param where: How far the collective has come.
+        """
+        self.give_up(end)
+        spec = self.port.spec
+        return CollectiveError(f"rank {spec.rank} ({spec.me.name}): {why} ({where})")
+
+    def give_up(self, end: End) -> None:
+        """Say so to all others, whose collectives cannot go on either."""
+        self.port.end(end)
+        self._probe(self._others)
+
+    def part(self) -> None:
+        """Stay, after an error, until all others know that this rank has given up, and why. They
+        would blame it otherwise.
+
+        Who is not heard is soon taken for gone, and nobody is waited for longer than a moment.
+        """
+        port = self.port
+        clock = _AwakeClock(self._clock, _QUIET)
+        seen, heard = np.zeros(port.spec.size), port.heard()
+        while (now := clock.now()) <= _PARTING:
+            peers, latest = port.peers(), port.heard()
+            seen[latest != heard], heard = now, latest
+            untold = [
+                rank
+                for rank in self._others
+                if not peers[rank].ended and now - seen[rank] <= _QUIET
+            ]
+            if not untold:
+                return
+            self._probe(untold)
+            port.wait(NEVER, _PAUSE)
+
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
@@ -175,29 +226,53 @@ class Recovery:
         """
         return self.port.counters()["bad_tensor"]
 
-    def _verdict(self, seq: int, where: str, quiet: list[int], mismatched: bool) -> str:
+    def _verdict(
+        self, seq: int, quiet: Sequence[int], mismatched: bool, peers: Sequence[Peer]
+    ) -> End:
         """Why a collective does not go on, as far as this rank can tell.
 
         :param quiet: Ranks of which nothing has been seen.
         :param mismatched: Frames of other tensors have come meanwhile.
         """
-        port, spec = self.port, self.port.spec
-        peers = port.peers()
-        elsewhere = absent(spec.rank, seq, peers)
         if quiet:
-            why = f"{self._names(quiet)} silent for {spec.timeout:g} s"
-        elif elsewhere:
-            why = (
-                f"{self._names(elsewhere)} up, but not in this all-reduce after {spec.timeout:g} s"
-            )
-        elif mismatched:
-            why = f"no progress for {spec.timeout:g} s: the ranks reduce different tensors"
+            return End(Reason.SILENT, tuple(to_blame(quiet, seq, peers)))
+        elsewhere = absent(self.port.spec.rank, seq, peers)
+        if elsewhere:
+            return End(Reason.ABSENT, tuple(elsewhere))
+        return End(Reason.TENSORS if mismatched else Reason.STUCK)
+
+    def _why(self, end: End, behind: str = "") -> str:
+        """An end as an error says it.
+
+        :param behind: What is missing, if that is all that this rank can tell.
+        """
+        seconds = f"{self.port.spec.timeout:g} s"
+        match end.reason:
+            case Reason.SILENT:
+                return f"{self._names(end.ranks)} silent for {seconds}"
+            case Reason.ABSENT:
+                return f"{self._names(end.ranks)} up, but not in this all-reduce after {seconds}"
+            case Reason.TENSORS:
+                return f"no progress for {seconds}: the ranks reduce different tensors"
+            case Reason.STUCK:
+                return f"no progress for {seconds}" + (f": {behind}" if behind else "")
+            case Reason.DAMAGED:
+                return f"results are not what their checks say, again and again for {seconds}"
+
+    def _told(self, end: End, up: Sequence[int]) -> str:
+        """Another rank's end as an error says it. That rank may have been cut off itself, so ranks
+        that have been heard here are not called silent.
+
+        :param up: Those that have been heard lately.
+        """
+        gone = tuple(rank for rank in end.ranks if rank != self.port.spec.rank and rank not in up)
+        if end.reason is not Reason.SILENT:
+            why = self._why(end)
+        elif gone:
+            why = self._why(End(Reason.SILENT, gone))
         else:
-            why = (
-                f"no progress for {spec.timeout:g} s:"
-                f" {self._behind(unverified(self._others, seq, peers), peers)}"
-            )
-        return f"rank {spec.rank} ({spec.me.name}): {why} (all-reduce {seq}: {where})"
+            why = f"it has heard nothing from {self._names(end.ranks)}"
+        return f"another rank has given up: {why}"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
         """What is missing here, and what the ranks wait for that are not done either."""

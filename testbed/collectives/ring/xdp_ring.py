@@ -23,6 +23,7 @@ from testbed.comm.lanes import NativeLanes
 from testbed.core.errors import CollectiveError
 from testbed.datapath.dispatcher import Dispatcher
 from testbed.protocol.lanes import Lanes
+from testbed.protocol.ring.liveness import End, Reason
 from testbed.protocol.scale import SLACK, ScaleGuess
 from testbed.protocol.sequence import must_forget, seq_after
 from testbed.protocol.status import (
@@ -143,6 +144,7 @@ class XdpRing(Backend):
                 if port.refused - before < fewest:
                     fewest, progressed = port.refused - before, time.monotonic()
                 elif time.monotonic() - progressed > self.spec.timeout:
+                    self._recovery.give_up(End(Reason.DAMAGED))
                     raise CollectiveError(
                         f"rank {self.spec.rank} ({self.spec.me.name}): results are not what their"
                         f" checks say, again and again for {self.spec.timeout:g} s (all-reduce"
@@ -270,6 +272,8 @@ class XdpRing(Backend):
             try:
                 if self._together:
                     self._recovery.linger(self.seq)
+                elif self._failed:
+                    self._recovery.part()
             finally:
                 self.port.close()
                 self.port = None

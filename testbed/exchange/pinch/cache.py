@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.exchange.interface import Embeddings, ExchangeSpec
-from testbed.exchange.pinch.numbers import Numbers
+from testbed.exchange.pinch.fixed_point import Numbers
 
 __all__ = ["SLACK", "Cache"]
 

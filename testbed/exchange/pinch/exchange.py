@@ -23,11 +23,17 @@ from testbed.exchange.finite import not_finite
 from testbed.exchange.interface import Embeddings, Exchange, ExchangeSpec
 from testbed.exchange.pinch.cache import SLACK as CACHE_SLACK
 from testbed.exchange.pinch.cache import Cache
+from testbed.exchange.pinch.fixed_point import (
+    EXPONENTS,
+    LEAST_EXPONENT,
+    SLACK,
+    Numbers,
+    exponent_of,
+)
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT, SLACK, Numbers, exponent_of
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.recovery import Recovery
-from testbed.exchange.pinch.tables import make_tables
+from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.protocol.pinch.packet import LEAST_BYTES
 from testbed.protocol.scale import ScaleGuess
 from testbed.protocol.sequence import seq_after

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.comm.group import GroupSpec
+from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT
 from testbed.exchange.pinch.maps import Maps
-from testbed.exchange.pinch.numbers import LEAST_EXPONENT
 from testbed.exchange.pinch.process import Process
 from testbed.protocol.pinch.packet import NOT_FINITE, exponent_in
 

@@ -14,7 +14,7 @@ from testbed.datapath.dispatcher import DOORBELL_NEAR, LINK, Dispatcher
 from testbed.exchange.interface import ExchangeSpec
 from testbed.exchange.pinch.layout import RowLayout, bundle_bound
 from testbed.exchange.pinch.placement import Placement
-from testbed.exchange.pinch.tables import Tables
+from testbed.exchange.pinch.vertex_tables import Tables
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct, constant, dtype
 from testbed.kernel.cpumap import fill_cpumap

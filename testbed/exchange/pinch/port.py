@@ -11,15 +11,15 @@ from testbed.comm.doorbell import Doorbell
 from testbed.core.closing import Closing
 from testbed.datapath.dispatcher import Dispatcher
 from testbed.exchange.interface import ExchangeSpec
+from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.handshakes import Handshakes
 from testbed.exchange.pinch.kicks import Kicks
 from testbed.exchange.pinch.layout import RowLayout
 from testbed.exchange.pinch.maps import Maps
-from testbed.exchange.pinch.numbers import Numbers
 from testbed.exchange.pinch.placement import Placement
 from testbed.exchange.pinch.process import Process
 from testbed.exchange.pinch.sending import Sending
-from testbed.exchange.pinch.tables import Tables
+from testbed.exchange.pinch.vertex_tables import Tables
 from testbed.protocol.pinch.packet import WR_ASK
 from testbed.protocol.pinch.policy import Actions, Seen
 from testbed.protocol.sequence import seq_of

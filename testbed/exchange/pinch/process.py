@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from testbed.comm.group import GroupSpec
 from testbed.exchange.interface import Embeddings
+from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.kicks import Kicks
 from testbed.exchange.pinch.layout import Bundles
 from testbed.exchange.pinch.maps import Maps
-from testbed.exchange.pinch.numbers import Numbers
 from testbed.kernel.abi import Struct, constant
 from testbed.native import load
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from testbed.core.errors import CollectiveError
-from testbed.exchange.pinch.numbers import LEAST_EXPONENT
+from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT
 from testbed.exchange.pinch.port import PinchPort
 from testbed.exchange.pinch.process import Waited
 from testbed.exchange.pinch.verdict import Words

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from testbed.kernel.abi import constant
+from testbed.protocol.check_weights import weigh_halves
 from testbed.protocol.sequence import seq_of
-from testbed.protocol.weights import weigh_halves
 from testbed.protocol.wire import NOTHING, VERSION, Header, frame_seal
 
 __all__ = [

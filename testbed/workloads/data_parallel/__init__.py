@@ -14,7 +14,7 @@ __all__ = ["WORKLOAD"]
 
 def about(run: "Run") -> list[str]:
     """See `Report.about`."""
-    from testbed.workloads.training.report import gradient
+    from testbed.workloads.training.measures import gradient
 
     return [gradient(run, "step")]
 

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepDone", "open_rank", "prepare_rank", "test_rank", "train_rank"]
 
-STEP_INTERVAL = (
-    0.2  # seconds between two messages of progress, so that telling costs nothing worth mentioning
-)
+STEP_INTERVAL = 0.2  # seconds between two messages of progress, so that their cost is negligible
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def prepare_rank(
     rank: int,
     seed: int,
 ) -> None:
-    """Map the graph and make the model that is trained with a backend, with its first weights.
+    """Map the graph and create the model that is trained with a backend, with its initial weights.
 
     :param graph: Folder of the graph.
     """
@@ -73,14 +71,16 @@ def prepare_rank(
 
 
 def open_rank(context: WorkerContext, backend: str, group: GroupSpec) -> None:
-    """Open the backend and meet the other ranks; a collective."""
+    """Open the backend and connect to the other ranks; a collective."""
     opened = closing(context).enter_context(open_backend(backend, context, group))
     context.state(State).backend = opened
     opened.connect()
 
 
 def train_rank(context: WorkerContext, backend: str, epoch: int) -> EpochResult:
-    """Train the backend's model for an epoch; a collective. Rank 0 tells its steps as progress."""
+    """Train the backend's model for an epoch; a collective. Rank 0 reports its steps as
+    progress.
+    """
     state = context.state(State)
     trainer, opened = state.trainers[backend], state.backend
     assert opened

@@ -15,7 +15,7 @@ __all__ = ["CollectiveSpec", "DataParallelScenario"]
 
 
 class CollectiveSpec(SystemTable, CollectiveOptions):
-    """``[collective]``: the backends that take turns, and the terms that they all get."""
+    """``[collective]``: the backends that take turns, and their common options."""
 
     backends: tuple[Annotated[str, Named(BACKENDS)], ...] = Field(
         default=("xdp-ring", "tcp-ring", "gloo"), min_length=1, strict=False

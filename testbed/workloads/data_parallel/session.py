@@ -7,7 +7,7 @@ from typing import Any
 
 from testbed.collectives.mpi.launch import rank_workers
 from testbed.comm.options import CollectiveOptions
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.workloads.data_parallel import calls
 from testbed.workloads.data_parallel.scenario import DataParallelScenario
 from testbed.workloads.training.measures import record_epoch, record_test
@@ -23,12 +23,12 @@ class DataParallel(TrainingSession[DataParallelScenario]):
     modules = (calls.__name__, "testbed.gnn.train")
 
     def estimate(
-        self, graph: memory.Graph, model: memory.Model, classes: int
+        self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         scenario, hosts = self.scenario, self.scenario.fabric.hosts
         workers, batch = hosts * (1 + ("mpi" in scenario.backends)), scenario.training.batch_size
-        need = memory.data_parallel(graph, model, hosts, workers, batch, scenario.model.fanout)
+        need = estimates.data_parallel(graph, model, hosts, workers, batch, scenario.model.fanout)
         return need, {"training.batch_size": batch}
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:

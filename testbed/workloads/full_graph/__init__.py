@@ -1,6 +1,4 @@
-"""Full-graph training: exchanges between neighbours, and a backend beside them that
-sums gradients.
-"""
+"""Full-graph training: exchanges between neighbours, and a backend that sums gradients."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ __all__ = ["WORKLOAD"]
 
 def about(run: "Run") -> list[str]:
     """See `Report.about`."""
-    from testbed.workloads.training.report import gradient
+    from testbed.workloads.training.measures import gradient
 
     scenario = run.manifest["scenario"]
 

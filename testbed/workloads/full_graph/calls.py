@@ -57,8 +57,8 @@ def prepare_rank(
     rank: int,
     seed: int,
 ) -> None:
-    """Take this rank's part out of the graph, and make the model that is trained with a backend,
-    with its first weights.
+    """Extract this rank's part of the graph, and create the model that is trained with a backend,
+    with its initial weights.
 
     :param graph: Folder of the graph.
     """
@@ -86,10 +86,11 @@ def open_rank(
     exchange: str,
     exchanges: Mapping[Slot, dict[str, Any]],
 ) -> None:
-    """Open the all-reduce and a model's exchanges, and meet the other ranks in each; a collective.
+    """Open the all-reduce and a model's exchanges, and connect each to the other ranks; a
+    collective.
 
-    :param backend: The name of the all-reduce; `exchange`: of the exchanges.
-    :param exchanges: Each one's fields of `ExchangeSpec`, but for the halo.
+    :param backend: The name of the all-reduce; `exchange`: that of the exchanges.
+    :param exchanges: The fields of each `ExchangeSpec` except the halo.
     """
     from testbed.gnn.full.channel import Channel
 
@@ -113,7 +114,7 @@ def train_rank(
 ) -> FullResult:
     """Train a backend's model for an epoch, and evaluate it; a collective.
 
-    :param counted: Count system calls in collectives meanwhile, which makes times worthless.
+    :param counted: Also count system calls in collectives, which makes the times meaningless.
     """
     state = context.state(State)
     trainer, channel = state.trainers[backend], state.channel

@@ -16,7 +16,7 @@ __all__ = ["FullGraphScenario", "FullGraphSpec"]
 
 
 class FullGraphSpec(SystemTable, ExchangeTerms):
-    """``[exchange]``: the exchanges that take turns, and the terms that they all get."""
+    """``[exchange]``: the exchanges that take turns, and their common options."""
 
     backends: tuple[Annotated[str, Named(EXCHANGES)], ...] = Field(
         default=("pinch", "tcp-pull", "tcp-push", "gloo"), min_length=1, strict=False

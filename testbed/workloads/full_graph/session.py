@@ -12,7 +12,7 @@ from testbed.exchange.registry import EXCHANGES
 from testbed.gnn.full.channel import Slot, plan_exchanges
 from testbed.gnn.partition import measure
 from testbed.gnn.result import FullResult
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.workloads.full_graph import calls
 from testbed.workloads.full_graph.scenario import FullGraphScenario
 from testbed.workloads.measures import record_counts
@@ -26,7 +26,7 @@ __all__ = ["FullGraph"]
 class FullGraph(TrainingSession[FullGraphScenario]):
     """Trains by ``[exchange]``."""
 
-    # The last is what torch's optimizers import when the first of them is made.
+    # torch's optimizers import the last one when the first optimizer is created.
     modules = (calls.__name__, "testbed.gnn.full.train", "torch._dynamo")
 
     def __init__(self, scenario: FullGraphScenario) -> None:
@@ -35,12 +35,12 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         self.last: dict[str, list[FullResult]] = {}
 
     def estimate(
-        self, graph: memory.Graph, model: memory.Model, classes: int
+        self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
         """See `TrainingSession.estimate`."""
         planned = self.plan(graph.features, classes)
         return (
-            memory.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())),
+            estimates.full_graph(graph, model, self.scenario.fabric.hosts, list(planned.values())),
             {},
         )
 
@@ -51,10 +51,9 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         )
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Partition the graph, too, and see whether its embeddings can travel; see
-        `Session.prepare`.
+        """Also partition the graph, and check the size of its embeddings; see `Session.prepare`.
 
-        :raises StorageError: As :func:`testbed.gnn.partition.cached_owners`.
+        :raises StorageError: As in :func:`testbed.gnn.partition.cached_owners`.
         """
         facts, data, hidden = super().prepare(say), self.data, self.scenario.model.hidden
         owners = calls.partition(self.scenario, self.folder)
@@ -91,8 +90,8 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def open(self, stage: Stage, backend: str, names: list[str]) -> None:
         """See `Session.open`."""
         options = self.scenario.exchange.only(GroupOptions)
-        # Ranks come at different times, from computing: giving way to each other would be system
-        # calls for nothing.
+        # Ranks enter at different times, since they compute before: yielding to each other would
+        # only waste system calls.
         reduce = stage.groups(capacity=self.capacity, yields=0, **options)
         groups = {slot: stage.groups(**options) for slot in self.planned}
         arguments = {
@@ -112,8 +111,8 @@ class FullGraph(TrainingSession[FullGraphScenario]):
     def _terms(self, slot: Slot) -> dict[str, Any]:
         """Return a slot's fields of `testbed.exchange.interface.ExchangeSpec`.
 
-        A bound is one for embeddings in training. Gradients are too small for it: only those that
-        have not changed at all are left out. Evaluation takes everything.
+        A bound applies to embeddings in training. Gradients are too small for it, so only unchanged
+        ones are left out. Evaluation sends everything.
         """
         terms = self.scenario.exchange.only(ExchangeTerms)
         bound = terms["bound"]
@@ -128,8 +127,8 @@ class FullGraph(TrainingSession[FullGraphScenario]):
         return record_epoch(stage.table, turn, results)
 
     def finish(self, stage: Stage, trial: int, backend: str, names: list[str]) -> None:
-        """Record the accuracy after the last epoch, and what a further one asks of the kernel; see
-        `Session.finish`.
+        """Record the accuracy after the last epoch, and the system calls and page faults of a
+        further epoch; see `Session.finish`.
 
         That epoch is separate and without faults, because counting slows every system call down;
         and the second of its turn, when connections and caches are warm.

@@ -1,1 +1,3 @@
-"""What workloads share that train a graph network: data, weights that stay equal, accuracy."""
+"""What all workloads that train a graph network share: data, the check of equal weights,
+accuracy.
+"""

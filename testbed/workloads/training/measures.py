@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from testbed.core.errors import CollectiveError
 from testbed.gnn.result import EpochResult
-from testbed.results import Table
+from testbed.results import Run, Table
 from testbed.workloads.measures import record_times
 from testbed.workloads.workload import Turn
 
-__all__ = ["check_agreement", "mean_loss", "record_epoch", "record_test", "validation_accuracy"]
+__all__ = [
+    "check_agreement",
+    "gradient",
+    "mean_loss",
+    "record_epoch",
+    "record_test",
+    "validation_accuracy",
+]
 
 
 def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
@@ -28,12 +35,12 @@ def check_agreement(backend: str, ranks: Sequence[EpochResult]) -> None:
 
 
 def record_epoch(table: Table, turn: Turn, ranks: Sequence[EpochResult]) -> str:
-    """Check and add one epoch: each rank's times, counts and loss, and what all ranks together
-    reached.
+    """Check and add one epoch: each rank's times, counts and loss, and the results of all ranks
+    together.
 
     :param ranks: One epoch's results, in rank order.
     :returns: What to tell the user.
-    :raises CollectiveError: As `check_agreement`.
+    :raises CollectiveError: As in `check_agreement`.
     """
     trial, backend, epoch = turn.trial, turn.backend, ranks[0].epoch
     check_agreement(backend, ranks)
@@ -64,8 +71,14 @@ def mean_loss(ranks: Sequence[EpochResult]) -> float:
 
 
 def validation_accuracy(ranks: Sequence[EpochResult]) -> float:
-    """Return the share of right answers on the validation set, dealt out over the ranks; 0 if
+    """Return the accuracy on the validation set, which is distributed over the ranks; 0 if it is
     empty.
     """
     total = sum(result.val_total for result in ranks)
     return sum(result.val_correct for result in ranks) / total if total else 0.0
+
+
+def gradient(run: Run, every: str) -> str:
+    """Say how much is summed."""
+    parameters, size = run.manifest["parameters"], run.manifest["gradient_bytes"]
+    return f"a gradient of {parameters:,} float32 ({size / 1e6:.2f} MB) summed every {every}"

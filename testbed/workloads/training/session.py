@@ -1,5 +1,5 @@
-"""The controller's side of training: the data, how much memory it all takes, and what the manifest
-says.
+"""The controller's side of training: the data, the memory needed, and the facts for the
+manifest.
 """
 
 from abc import abstractmethod
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from testbed.core.errors import SpecError
 from testbed.gnn.graph import GraphData
 from testbed.gnn.models import parameter_count
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.workloads.training.scenario import TrainingScenario
 from testbed.workloads.workload import Session
 
@@ -22,7 +22,8 @@ S = TypeVar("S", bound=TrainingScenario)
 class TrainingSession(Session[S]):
     """Trains one model per backend from the same seed.
 
-    :ivar folder: Of the graph, which workers map; `data`: the graph. Both after `prepare`.
+    :ivar folder: The graph's folder, which workers map; `data`: the graph. Both are set by
+        `prepare`.
     """
 
     folder: Path
@@ -31,9 +32,9 @@ class TrainingSession(Session[S]):
     def check(self, data: GraphData | None = None) -> None:
         """Check that there is memory.
 
-        :param data: The graph; without it, a graph is estimated that is yet to be drawn, and others
-            are not looked at.
-        :raises SpecError: There is not; the text has the estimate and what is allowed.
+        :param data: The graph; without it, a synthetic graph is estimated from its keys, and others
+            are not checked.
+        :raises SpecError: There is not; the text has the estimate and the limit.
         """
         scenario, model = self.scenario, self.scenario.model
         if data is not None:
@@ -43,20 +44,20 @@ class TrainingSession(Session[S]):
         else:
             return
         widths = model.widths(graph.features, classes)
-        made = memory.Model(
+        made = estimates.Model(
             parameter_count(model, graph.features, classes), widths, len(scenario.backends)
         )
         keys = {"fabric.hosts": scenario.fabric.hosts, "model.hidden": model.hidden}
         keys |= {f"dataset.{key}": getattr(scenario.dataset, key) for key in scenario.dataset.keys}
         need, more = self.estimate(graph, made, classes)
-        memory.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
+        estimates.check(need, ", ".join(f"{key} = {value}" for key, value in (keys | more).items()))
 
     @abstractmethod
     def estimate(
-        self, graph: memory.Graph, model: memory.Model, classes: int
+        self, graph: estimates.Graph, model: estimates.Model, classes: int
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return the bytes that training takes, by what they are for, and further keys that these
-        depend on.
+        """Return the bytes that training needs, by purpose, and further keys on which they
+        depend.
         """
 
     def prepare(self, say: Callable[[str], None]) -> dict[str, Any]:
@@ -93,8 +94,8 @@ class TrainingSession(Session[S]):
         return parameter_count(self.scenario.model, self.data.feature_dim, self.data.num_classes)
 
 
-def sizes(data: GraphData) -> memory.Graph:
+def sizes(data: GraphData) -> estimates.Graph:
     """Return the sizes of a graph, exactly."""
-    batch = min(memory.EVALUATION_BATCH, data.num_vertices)
+    batch = min(estimates.EVALUATION_BATCH, data.num_vertices)
     crowd = int((data.indptr[batch:] - data.indptr[:-batch]).max(initial=0))
-    return memory.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)
+    return estimates.Graph(data.num_vertices, data.num_edges, data.feature_dim, crowd)

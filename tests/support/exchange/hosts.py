@@ -12,9 +12,9 @@ from testbed.comm.backend import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.datapath import set_datapath
 from testbed.exchange.interface import Aggregation, ExchangeSpec
+from testbed.exchange.pinch.fixed_point import Numbers
 from testbed.exchange.pinch.layout import RowLayout
-from testbed.exchange.pinch.numbers import Numbers
-from testbed.exchange.pinch.tables import make_tables
+from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.exchange.registry import EXCHANGES
 from testbed.fabric import Fabric
 from testbed.testing.graphs import Partitioned

@@ -7,7 +7,7 @@ from scapy.packet import Raw
 
 from testbed.faults.attach import LINK
 from testbed.faults.delay_header import link_index
-from testbed.faults.packet import KINDS
+from testbed.faults.identity import KINDS
 from testbed.faults.rule_table import compile_rules
 from testbed.kernel import BpfObject
 from testbed.kernel.abi import Struct

@@ -12,10 +12,10 @@ import numpy as np
 from testbed.comm.group import Lanes, make_groups
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, ExchangeSpec, Processing
+from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch.numbers import LEAST_EXPONENT, Numbers
 from testbed.exchange.pinch.port import PinchPort
-from testbed.exchange.pinch.tables import make_tables
+from testbed.exchange.pinch.vertex_tables import make_tables
 from testbed.kernel import Program, TestRun
 from testbed.plan import plan_fabric
 from testbed.probes.netns import Namespace

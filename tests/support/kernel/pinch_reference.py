@@ -13,10 +13,10 @@ import numpy as np
 from testbed.comm.group import Lanes
 from testbed.core.closing import Closing
 from testbed.exchange.interface import Aggregation, Processing
+from testbed.exchange.pinch.fixed_point import EXPONENTS, LEAST_EXPONENT
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch.numbers import EXPONENTS, LEAST_EXPONENT
 from testbed.exchange.pinch.process import Waited
-from testbed.exchange.pinch.tables import Tables
+from testbed.exchange.pinch.vertex_tables import Tables
 from testbed.kernel import XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX, TestRun
 from testbed.kernel.abi import dtype
 from testbed.protocol.pinch.memory import Config, Hub, Row, Source

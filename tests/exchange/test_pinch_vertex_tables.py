@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from testbed.core.errors import SpecError
 from testbed.exchange.interface import Aggregation
 from testbed.exchange.pinch.layout import RowLayout
-from testbed.exchange.pinch.tables import SLICE_WORDS, make_tables, weight_scale
+from testbed.exchange.pinch.vertex_tables import SLICE_WORDS, make_tables, weight_scale
 from testbed.protocol.pinch.memory import Source
 from testbed.testing.graphs import Partitioned, draw_partitioned
 from tests.support.exchange.graphs import partitioned

@@ -70,7 +70,7 @@ def header() -> str:
     table = "\n".join("\t" + " ".join(f"0x{weight:08x}," for weight in row) for row in rows)
     return f"""\
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* Weights of a payload's check: `python -m testbed.protocol.weights` makes this file. */
+/* Weights of a payload's check: `python -m testbed.protocol.check_weights` makes this file. */
 #pragma once
 
 #include <linux/types.h>

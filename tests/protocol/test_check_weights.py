@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.kernel.compile import BPF
-from testbed.protocol import weights
+from testbed.protocol import check_weights
 from testbed.protocol.wire import MAX_PAYLOAD, WEIGHTS, weigh
 
 TRIALS = 1_000_000
@@ -20,21 +20,21 @@ Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def test_weights_are_odd_and_different_and_none_is_1() -> None:
-    assert len({*weights.WEIGHTS}) == weights.HALVES >= MAX_PAYLOAD // 4
-    assert all(weight & 1 and 1 < weight < 1 << 32 for weight in weights.WEIGHTS)
-    assert sum(weight >> 31 for weight in weights.WEIGHTS) in range(
-        weights.HALVES * 2 // 5, weights.HALVES * 3 // 5
+    assert len({*check_weights.WEIGHTS}) == check_weights.HALVES >= MAX_PAYLOAD // 4
+    assert all(weight & 1 and 1 < weight < 1 << 32 for weight in check_weights.WEIGHTS)
+    assert sum(weight >> 31 for weight in check_weights.WEIGHTS) in range(
+        check_weights.HALVES * 2 // 5, check_weights.HALVES * 3 // 5
     )
 
 
 def test_programs_and_native_code_read_the_same_table() -> None:
-    assert (BPF / "shared" / "weights_abi.h").read_text() == weights.header()
+    assert (BPF / "shared" / "weights_abi.h").read_text() == check_weights.header()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 174, 432])
 def test_with_and_without_numpy(size) -> None:
     words = np.random.default_rng(size).integers(0, 1 << 64, size, U64)
-    assert weigh(words) == weights.weigh_halves(words.view("<u4").tolist())
+    assert weigh(words) == check_weights.weigh_halves(words.view("<u4").tolist())
 
 
 def flips(count: int) -> Draw:

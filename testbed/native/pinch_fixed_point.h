@@ -1,5 +1,5 @@
 /* Embeddings from floats to payloads, aggregates from accumulators to floats. Reference model:
- * testbed/exchange/pinch/numbers.py, which says what the numbers mean.
+ * testbed/exchange/pinch/fixed_point.py, which says what the numbers mean.
  */
 #pragma once
 

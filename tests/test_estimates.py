@@ -19,7 +19,7 @@ from testbed.core.errors import SpecError
 from testbed.gnn.debian import DebianSpec, parse_packages
 from testbed.gnn.planetoid import planetoid_graph
 from testbed.gnn.synthetic import SyntheticSpec, crowding, rmat_edges, synthetic_graph
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.scenario import Scenario, load_scenario, parse_scenario
 from tests.support.gnn.planetoid_files import write
 
@@ -30,7 +30,7 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios"
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 1 MiB left."""
-    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(estimates, "free_memory", lambda: 1 << 20)
 
 
 def scenario(**tables: Mapping[str, Any]) -> Scenario:
@@ -42,10 +42,10 @@ def check(scenario: Scenario) -> None:
 
 
 def test_a_share_of_what_is_available_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 10 * GIB)
-    memory.check({"a": 5 * GIB, "b": 3 * GIB}, "x = 1")
+    monkeypatch.setattr(estimates, "free_memory", lambda: 10 * GIB)
+    estimates.check({"a": 5 * GIB, "b": 3 * GIB}, "x = 1")
     with pytest.raises(SpecError) as refused:
-        memory.check({"a": 1 * GIB, "b": 5 * GIB, "c": 3 * GIB, "d": 2 * GIB}, "x = 1, y = 2")
+        estimates.check({"a": 1 * GIB, "b": 5 * GIB, "c": 3 * GIB, "d": 2 * GIB}, "x = 1, y = 2")
     assert (
         str(refused.value)
         == "x = 1, y = 2: needs about 11.0 GiB of memory (b 5.0 GiB, c 3.0 GiB, d 2.0 GiB): "
@@ -62,7 +62,7 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
             match=keys + r".*: needs about .*must be at most .* GiB, 80% of what is available",
         ):
             check(scenario(**tables))
-    assert memory.Graph(1 << 22, 0, 8192, 0).mapped > 128 * GIB
+    assert estimates.Graph(1 << 22, 0, 8192, 0).mapped > 128 * GIB
     with pytest.raises(
         SpecError,
         match=r"needs about 168\.0 GiB of memory \(features 128\.0 GiB, edges 40\.0 GiB\)",
@@ -89,7 +89,7 @@ def test_keys_that_are_each_in_range_and_too_much_together(tmp_path: Path) -> No
     ],
 )
 def test_each_key_counts(tables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 10 * GIB)
+    monkeypatch.setattr(estimates, "free_memory", lambda: 10 * GIB)
     with pytest.raises(SpecError, match="needs about"):
         check(scenario(**tables))
 
@@ -98,7 +98,7 @@ def test_each_key_counts(tables: Mapping[str, Any], monkeypatch: pytest.MonkeyPa
 def test_shipped_scenarios_fit_into_a_small_machine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 3 * GIB)
+    monkeypatch.setattr(estimates, "free_memory", lambda: 3 * GIB)
     check(load_scenario(path))
 
 
@@ -153,7 +153,7 @@ def test_benches_are_refused(arguments: list[str], text: str) -> None:
 def test_the_first_vertices_of_a_drawn_graph_have_most_edges() -> None:
     source, target = rmat_edges(16, 1 << 18, np.random.default_rng(0))
     for ends in (source, target):
-        counts = np.bincount(ends, minlength=1 << 16).reshape(-1, memory.EVALUATION_BATCH).sum(1)
+        counts = np.bincount(ends, minlength=1 << 16).reshape(-1, estimates.EVALUATION_BATCH).sum(1)
         assert counts.argmax() == 0
         assert counts[0] / len(ends) == pytest.approx(crowding(16), rel=0.02)
 
@@ -173,14 +173,14 @@ def peak(function):
     function()
     return status("VmHWM") - before
 
-from testbed.host import memory
+from testbed.host import estimates
 from testbed.gnn.graph import GraphData
 from testbed.gnn.synthetic import synthetic_graph
 from testbed.scenario import parse_scenario
 
 def estimate(scenario, data):
     found = {}
-    memory.check = lambda need, cause: found.update(need)
+    estimates.check = lambda need, cause: found.update(need)
     scenario.workload.begin(scenario).check(data)
     return found
 
@@ -189,7 +189,7 @@ scenario = parse_scenario({"scenario": {"name": "s"}, "fabric": {"hosts": 1 if k
 spec = scenario.dataset
 if kind == "drawn":
     synthetic_graph(spec.model_copy(update={"scale": 6, "feature_dim": 1}))
-    need = memory.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim)
+    need = estimates.drawn(1 << spec.scale, spec.edge_factor << spec.scale, spec.feature_dim)
     print(sum(need.values()), peak(lambda: synthetic_graph(spec)))
     raise SystemExit
 if not os.fork():  # what it leaves to the allocator would hide what is measured

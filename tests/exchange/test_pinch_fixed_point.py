@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.exchange.interface import Aggregation
+from testbed.exchange.pinch.fixed_point import LEAST_EXPONENT, Numbers, exponent_of
 from testbed.exchange.pinch.layout import Bundles, RowLayout, bundle
-from testbed.exchange.pinch.numbers import LEAST_EXPONENT, Numbers, exponent_of
-from testbed.exchange.pinch.tables import weight_scale
+from testbed.exchange.pinch.vertex_tables import weight_scale
 from testbed.kernel.abi import dtype
 from testbed.protocol.wire import weigh
 from testbed.testing.aggregates import Format, exact_aggregates

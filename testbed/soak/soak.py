@@ -16,7 +16,7 @@ from testbed.host.processes import processes_of
 from testbed.kernel.compile import compile_all
 from testbed.native import compile_native, names
 from testbed.soak.draw import draw
-from testbed.soak.findings import Finding, keep
+from testbed.soak.failures import Finding, keep
 from testbed.soak.harness import Harness
 from testbed.soak.holdings import Holdings, trim
 from testbed.soak.report import Report
