@@ -24,6 +24,7 @@ KEEP(enum ring_value);
 KEEP(enum ring_kind);
 KEEP(enum pinch_kind);
 KEEP(enum ring_flag);
+KEEP(enum ring_reason);
 KEEP(enum ring_item);
 KEEP(enum ring_prev);
 KEEP(enum ring_stage);

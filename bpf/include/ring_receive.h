@@ -248,9 +248,17 @@ static __always_inline void ring_note_rank(struct ring_work *w)
 	__u32 sender = w->frame->sender, seq = w->frame->seq;
 	struct ring_rank *rank = bpf_map_lookup_elem(&ring_ranks, &sender);
 
-	if (!rank || (rank->seq && seq_is_before(seq, rank->seq)))
+	if (!rank)
 		return;
-	rank->front = w->frame->chunk;
+	if (w->frame->flags & RING_FLAG_ENDED) {
+		rank->ended = 1;
+		__sync_val_compare_and_swap(&w->control->ended, 0,
+					    word_of(w->frame->round, w->frame->chunk));
+	}
+	if (rank->seq && seq_is_before(seq, rank->seq))
+		return;
+	if (!(w->frame->flags & RING_FLAG_ENDED))
+		rank->front = w->frame->chunk;
 	rank->seq = seq;
 	if (w->frame->flags & RING_FLAG_VERIFIED)
 		rank->verified = seq;
@@ -263,14 +271,16 @@ static __always_inline enum ring_verdict ring_tell(struct ring_work *w, __u8 kin
 						   __u8 flags, __u16 acked)
 {
 	__u32 seq = seq_of(word_read(&w->control->progress));
+	__u64 ended = word_read(&w->control->ended);
 
 	w->frame->kind = kind;
 	w->frame->seq = seq;
-	w->frame->chunk = w->control->front;
+	w->frame->chunk = ended ? (__u32)ended : w->control->front;
 	w->frame->hop = 0;
 	w->frame->flags =
-		flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0);
-	w->frame->round = 0;
+		flags | (*(volatile __u32 *)&w->control->verified == seq ? RING_FLAG_VERIFIED : 0) |
+		(ended ? RING_FLAG_ENDED : 0);
+	w->frame->round = ended >> 32;
 	w->frame->tag = acked;
 	w->frame->prev = RING_NOTHING;
 	if (kind == RING_ALIVE && to == ring_rank_after(ring_config.rank))

@@ -61,10 +61,13 @@ struct ring_control {
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
 	/* streams, a bit each, whose answers to probes have come from the rank before */
 	__u64 flushed;
+	/* enum ring_reason << 32 | ranks that are blamed, a bit each; 0: no rank is known to have
+	 * given up. Programs set it once, to what the first rank says. */
+	__u64 ended;
 	__u32 stored;  /* results of this sequence number */
 	__u32 sq_head; /* work requests that programs have taken, since the start */
 	__u32 lossy;   /* sequence number in which this rank last saw a sign of loss; 0: none yet */
-	__u32 pad1[9];
+	__u32 pad1[7];
 };
 
 /* State of a chunk's result. Under one sequence number it only moves down this list; each round
@@ -121,6 +124,8 @@ struct ring_rank {
 	/* the latest sequence number that it knows this rank has verified */
 	__u32 verified_acked;
 	__u32 front;
+	__u32 ended; /* it knows that a rank has given up */
+	__u32 pad;
 };
 
 /* What the process wants sent. XDP multiplies one kick, and each copy takes a work request. */

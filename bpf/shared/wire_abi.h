@@ -69,6 +69,19 @@ enum ring_flag {
 	   `tag` */
 	RING_FLAG_VERIFIED_ACK = 16,
 	RING_FLAG_EARLIER = 32, /* `prev` belongs to the sequence number before */
+	/* probe, answer: the sender has given up; `round` is the reason (enum ring_reason), and
+	   `chunk` the ranks that it blames, a bit each */
+	RING_FLAG_ENDED = 64,
+};
+
+/* Why a rank has given up. */
+enum ring_reason {
+	RING_REASON_NONE,
+	RING_REASON_SILENT,  /* nothing is heard of some ranks */
+	RING_REASON_ABSENT,  /* some ranks are up, but not in the collective */
+	RING_REASON_TENSORS, /* the ranks reduce different tensors */
+	RING_REASON_STUCK,   /* all ranks are up, and nothing moves */
+	RING_REASON_DAMAGED, /* results are not what their checks say, again and again */
 };
 
 /* `prev` from the lowest bit up: enum ring_stage, 8 bits of the round, the chunk. */

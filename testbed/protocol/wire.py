@@ -28,6 +28,7 @@ __all__ = [
     "BLOCK",
     "CHUNK_SHIFT",
     "EARLIER",
+    "ENDED",
     "FRAME_BYTES",
     "MAGIC",
     "MAX_CHUNKS",
@@ -88,6 +89,10 @@ VERIFIED_ACK = constant("RING_FLAG_VERIFIED_ACK")
 """Flag of an answer: the sender knows that the receiver has verified all results."""
 EARLIER = constant("RING_FLAG_EARLIER")
 """Flag: ``prev`` is of the sequence number before."""
+ENDED = constant("RING_FLAG_ENDED")
+"""Flag of a probe and its answer: the sender has given up; ``round`` says why, and ``chunk`` names
+the ranks that it blames, a bit each.
+"""
 RESTART = constant("RING_FLAG_RESTART")
 """Flag of a request: nobody keeps the partial sum, or the result was refused; the reduce-scatter
 phase has to start over.

@@ -15,6 +15,7 @@ from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.errors import CollectiveError
 from testbed.plan import plan_fabric
+from testbed.protocol.ring.liveness import End, Reason
 from testbed.protocol.ring.memory import WrKind
 
 SEQ = 5
@@ -43,7 +44,11 @@ class Port:
         self.control = SimpleNamespace(stored=0, front=2, verified=0)
         self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
         self.waits = 0
+        self.ended: End | None = None
         self.probed: list[tuple[int, int]] = []
+
+    def end(self, end: End) -> None:
+        self.ended = end
 
     def begin(self, seq: int) -> None:
         assert seq == FIRST
@@ -116,6 +121,71 @@ def test_a_rank_says_why_nothing_moves(peers, heard, before, meanwhile, why) -> 
     with pytest.raises(CollectiveError) as failure:
         recovery.wait(SEQ, 9)
     assert str(failure.value).startswith(f"rank 0 (h1): {why} (all-reduce 5: 0 of 9 chunks after ")
+
+
+@pytest.mark.parametrize(
+    ("heard", "end"),
+    [
+        ([0, 0, 1], End(Reason.SILENT, (1,))),
+        ([0, 1, 1], End(Reason.STUCK)),
+    ],
+)
+def test_a_rank_that_gives_up_says_so_to_all_others(heard, end) -> None:
+    port = Port(spec(), lambda _: [HERE] * 3, heard)
+    with pytest.raises(CollectiveError):
+        Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
+    assert port.ended == end
+    assert {rank for rank, _ in port.probed[-2:]} == {1, 2}
+
+
+def test_a_rank_that_was_done_and_has_left_is_not_to_blame() -> None:
+    peers = [HERE, HERE, Peer(SEQ, SEQ, 0, 0)]
+    port = Port(spec(), lambda _: peers, [0, 0, 0])
+    with pytest.raises(CollectiveError, match=r"^rank 0 \(h1\): rank 1 \(h2\) silent for 0.05 s"):
+        Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("end", "heard", "why"),
+    [
+        (End(Reason.SILENT, (2,)), [0, 1, 0], "rank 2 (h3) silent for 60 s"),
+        # It cannot have heard those that are heard here: it was cut off itself.
+        (End(Reason.SILENT, (1, 2)), [0, 1, 0], "rank 2 (h3) silent for 60 s"),
+        (
+            End(Reason.SILENT, (0, 1)),
+            [0, 1, 1],
+            "it has heard nothing from rank 0 (h1), rank 1 (h2)",
+        ),
+        (
+            End(Reason.ABSENT, (1,)),
+            [0, 1, 1],
+            "rank 1 (h2) up, but not in this all-reduce after 60 s",
+        ),
+        (
+            End(Reason.TENSORS),
+            [0, 1, 1],
+            "no progress for 60 s: the ranks reduce different tensors",
+        ),
+        (End(Reason.STUCK), [0, 1, 1], "no progress for 60 s"),
+        (
+            End(Reason.DAMAGED),
+            [0, 1, 1],
+            "results are not what their checks say, again and again for 60 s",
+        ),
+    ],
+)
+def test_a_rank_that_is_told_says_what_the_first_one_has_said(end, heard, why) -> None:
+    """At once, and it tells it on: the others hear the reason, not that it is gone."""
+    port = Port(spec(timeout=60.0), lambda _: [HERE] * 3, heard)
+    port.ended = end
+    with pytest.raises(CollectiveError) as failure:
+        Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
+    assert str(failure.value).startswith(
+        f"rank 0 (h1): another rank has given up: {why} (all-reduce 5: 0 of 9 chunks after "
+    )
+    assert port.ended == end
+    assert {rank for rank, _ in port.probed} == {1, 2}
+    assert port.waits == 1
 
 
 def test_a_few_chunks_are_named_of_many() -> None:
@@ -231,6 +301,30 @@ class Seconds:
     def __call__(self) -> float:
         self.now += 0.1
         return self.now
+
+
+KNOWS = Peer(SEQ, SEQ - 1, SEQ - 1, 0, 1)
+
+
+def test_a_rank_that_has_given_up_stays_until_all_others_know() -> None:
+    port = Port(spec(), lambda waits: [HERE, KNOWS, KNOWS if waits > 3 else HERE], [0, 1, 1])
+    Recovery(port, Seconds()).part()  # type: ignore[arg-type]
+    assert {rank for rank, _ in port.probed} == {2}
+    assert port.waits == 4
+
+
+@pytest.mark.parametrize(("heard", "least", "most"), [([0, 0, 0], 0.2, 2.0), ([0, 1, 1], 1.0, 7.0)])
+def test_a_rank_that_has_given_up_does_not_stay_for_long(heard, least, most) -> None:
+    """Who is not heard may be gone, and who does not answer is not waited for."""
+    clock = Seconds()
+    Recovery(Port(spec(), lambda _: [HERE] * 3, heard), clock).part()  # type: ignore[arg-type]
+    assert least < clock.now < most
+
+
+def test_nobody_stays_for_a_rank_that_has_given_up() -> None:
+    port = Port(spec(recovery="origin"), lambda _: [DONE, KNOWS, DONE], [0, 1, 1])
+    Recovery(port).linger(SEQ)  # type: ignore[arg-type]
+    assert port.waits == 0
 
 
 def test_a_rank_that_says_nothing_new_is_waited_for_until_the_timeout() -> None:

@@ -237,6 +237,22 @@ def test_a_rank_that_left_the_group_is_named(ring4):
         assert "rank 1 (h2) silent for 1 s" in str(answer)
 
 
+def test_a_rank_that_has_given_up_and_closed_is_not_taken_for_the_one_that_is_gone(ring4):
+    """The others call later, and say what it has said."""
+    plan, workers = ring4
+    connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=2.0)
+    workers["h2"].call(close_in)
+    first = workers.call_all(
+        reduce_values_in, {"h1": {"values": np.ones(3000)}}, errors="return", timeout=30
+    )["h1"]
+    assert "rank 0 (h1): rank 1 (h2) silent for 2 s" in str(first)
+    workers["h1"].call(close_in)
+    values = {name: {"values": np.ones(3000)} for name in ("h3", "h4")}
+    for answer in workers.call_all(reduce_values_in, values, errors="return", timeout=30).values():
+        assert isinstance(answer, CollectiveError)
+        assert "another rank has given up: rank 1 (h2) silent for 2 s" in str(answer)
+
+
 def test_a_rank_that_does_not_call_is_named(ring4):
     plan, workers = ring4
     connect(workers, plan.hosts, lanes="int32", capacity=1 << 12, timeout=1.0)

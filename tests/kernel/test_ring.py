@@ -12,6 +12,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
 from testbed.kernel import XDP_DROP, XDP_REDIRECT, XDP_TX
+from testbed.protocol.ring.liveness import Reason
 from testbed.protocol.ring.memory import (
     ANYWHERE,
     COUNTERS,
@@ -27,6 +28,7 @@ from testbed.protocol.scapy_layers import RingHeader
 from testbed.protocol.sequence import word_of
 from testbed.protocol.wire import (
     EARLIER,
+    ENDED,
     FRAME_BYTES,
     NOTHING,
     PORT,
@@ -795,6 +797,31 @@ def test_what_ranks_say_of_themselves_reaches_the_process(kernel) -> None:
     kernel.run("ring_link", probe(2, Kind.ALIVE, seq=8, chunk=5))
     assert said_of(kernel, 2) == (9, 9, SEQ, 78)
     assert said_of(kernel, 0) == (0, 0, 0, 0)
+
+
+def test_a_rank_that_has_given_up_tells_the_process_and_all_others_why(kernel) -> None:
+    """The first reason stays, and goes on in answers; an error of a frame is no reason."""
+    first, later = Reason.SILENT, Reason.STUCK
+    kernel.run("ring_link", probe(2, chunk=0b10, flags=ENDED, round=first, checksum=1))
+    assert kernel.control.ended == 0
+    kernel.run("ring_link", probe(2, chunk=7))
+    run = kernel.run("ring_link", probe(2, chunk=0b10, flags=ENDED, round=first))
+    assert kernel.control.ended == first << 32 | 0b10
+    header = Ether(run.data)[RingHeader]
+    assert (header.kind, header.flags & ENDED) == (Kind.ALIVE, ENDED)
+    assert (header.round, header.chunk) == (first, 0b10)
+    assert said_of(kernel, 2)[3] == 7  # it says nothing of the chunk that it waits for
+    kernel.run("ring_link", probe(0, Kind.ALIVE, chunk=0b101, flags=ENDED, round=later))
+    assert kernel.control.ended == first << 32 | 0b10
+    assert [kernel.ranks[rank].ended for rank in range(RANKS)] == [1, 0, 1]
+
+
+def test_a_rank_that_has_given_up_earlier_has_given_up(kernel) -> None:
+    """Whatever it has said since of collectives."""
+    kernel.run("ring_link", probe(2, seq=9))
+    kernel.run("ring_link", probe(2, seq=8, chunk=1, flags=ENDED, round=Reason.ABSENT))
+    assert kernel.control.ended == Reason.ABSENT << 32 | 1
+    assert kernel.ranks[2].ended == 1
 
 
 @pytest.mark.parametrize(

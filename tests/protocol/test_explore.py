@@ -9,7 +9,7 @@ import pytest
 
 from testbed.protocol.ring.memory import Chunk
 from testbed.protocol.ring.sending import Work
-from testbed.protocol.wire import Frame, Kind
+from testbed.protocol.wire import ENDED, Frame, Kind
 from tests.support.explore import Counterexample, deep, depth, explore
 from tests.support.protocol.ring_system import (
     Budget,
@@ -45,9 +45,13 @@ SCENES = {
     "three ranks, sums that hide errors": Scene(
         ranks=3, totals=(1,), eager=True, late_looks=True, data=True, faults=("unseen",)
     ),
+    "three ranks, one that is gone and a loss": Scene(
+        ranks=3, totals=(1,), eager=True, faults=("crash", "lose")
+    ),
     "three ranks, asking owners": Scene(ranks=3, upstream=False, budget=Budget(1), eager=True),
 }
 LARGE = (
+    "three ranks, one that is gone and a loss",
     "two ranks, any fault, processes at any time",
     "three ranks, two losses",
     "three ranks, strays and losses",
@@ -140,6 +144,22 @@ class HearsAnything(TinyRank):
         super()._note_life(w)
 
 
+class TellsNobody(RingSystem):
+    """Who gives up closes, and does not say so."""
+
+    tells = False
+
+
+class BlamesTheMessenger(TinyRank):
+    """What a rank that has given up says is taken for a word about that rank itself."""
+
+    def _note_rank(self, w: Work) -> None:
+        header = w.frame.header
+        if header.flags & ENDED:
+            header.chunk = 1 << header.sender
+        super()._note_rank(w)
+
+
 class NobodyStays(RingSystem):
     """Who is done leaves."""
 
@@ -196,6 +216,14 @@ MUTANTS = {
     "damaged frames as signs of life": (
         mutant(HearsAnything),
         Scene(budget=Budget(1), faults=("flip",)),
+    ),
+    "a rank that gives up does not say so": (
+        TellsNobody,
+        Scene(ranks=3, totals=(1,), budget=Budget(1), eager=True, faults=("crash",)),
+    ),
+    "the messenger is blamed": (
+        mutant(BlamesTheMessenger),
+        Scene(ranks=3, totals=(1,), budget=Budget(1), eager=True, faults=("crash",)),
     ),
     "no rank lingers": (NobodyStays, Scene(budget=Budget(1), faults=("lose",))),
     "a silent rank is left": (LeavesTheSilent, Scene(faults=("lose",))),

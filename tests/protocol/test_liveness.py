@@ -5,7 +5,15 @@ still needs it.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.protocol.ring.liveness import absent, silent, unacknowledged, unverified
+from testbed.protocol.ring.liveness import (
+    End,
+    Reason,
+    absent,
+    silent,
+    to_blame,
+    unacknowledged,
+    unverified,
+)
 from testbed.protocol.ring.memory import Peer
 from testbed.protocol.ring.rank import Rank
 from testbed.protocol.sequence import NEWEST, is_before, seq_after
@@ -92,6 +100,28 @@ def test_who_is_done_or_has_gone_on_needs_nothing_more() -> None:
     ]
     assert unverified(range(5), NOW, peers) == [1, 3, 4]
     assert unverified([0, 3], NOW, peers) == [3]
+
+
+def test_who_was_done_may_have_left_and_is_not_to_blame() -> None:
+    peers = [Peer(seq=NOW), Peer(seq=NOW, verified=NOW), Peer(seq=NOW), Peer(seq=NOW)]
+    assert to_blame([1, 2], NOW, peers) == [2]
+    assert to_blame([1], NOW, peers) == [1]
+
+
+def test_who_has_given_up_needs_nothing_more() -> None:
+    peers = [Peer(), Peer(ended=1)]
+    assert unverified([0, 1], NOW, peers) == [0]
+    assert unacknowledged([0, 1], NOW, peers) == [0]
+
+
+@given(st.sampled_from(Reason), st.sets(st.integers(0, 31)))
+def test_an_end_is_a_word(reason, ranks) -> None:
+    end = End(reason, tuple(sorted(ranks)))
+    assert End.of(end.word) == end
+
+
+def test_nobody_has_given_up_at_first() -> None:
+    assert End.of(0) is None
 
 
 def test_who_has_not_been_told_may_wait() -> None:

@@ -204,6 +204,7 @@ class Peer:
     verified: int = 0
     verified_acked: int = 0
     front: int = 0
+    ended: int = 0
 
 
 @dataclass(slots=True)
@@ -240,6 +241,8 @@ class Memory:
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
     :param flushed: Streams, a bit each, whose answers to probes have come from the rank before.
+    :param ended: Why a rank has given up, as `testbed.protocol.ring.liveness.End` packs it; 0: none
+        is known to have.
     :param events: Sequence numbers of which the last result that was waited for has been stored.
     :param sq: Work requests that are posted and not taken.
     :param early_frames: The early frame in each slot.
@@ -252,6 +255,7 @@ class Memory:
     next_slot: int = 0
     flushed: int = 0
     lossy: int = 0
+    ended: int = 0
     stored: int = 0
     wake_at: int = 0
     nack_holdoff_us: int = 0

@@ -22,6 +22,7 @@ from testbed.protocol.ring.sending import U32, U64, Sender, Work
 from testbed.protocol.sequence import is_before, is_forward, seq_after, seq_of, word_of
 from testbed.protocol.wire import (
     BLOCK,
+    ENDED,
     NOTHING,
     RESTART,
     VERIFIED,
@@ -310,9 +311,15 @@ class Rank(Sender):
     def _note_rank(self, w: Work) -> None:
         """Note what another rank says about itself."""
         header, peer = w.frame.header, self.ranks[w.frame.header.sender]
+        ended = header.flags & ENDED != 0
+        if ended:
+            peer.ended = 1
+            self.ended = self.ended or word_of(header.round, header.chunk)
         if peer.seq and is_before(header.seq, peer.seq):
             return
-        peer.front, peer.seq = header.chunk, header.seq
+        peer.seq = header.seq
+        if not ended:
+            peer.front = header.chunk
         if header.flags & VERIFIED:
             peer.verified = header.seq
 
@@ -323,9 +330,12 @@ class Rank(Sender):
         :param acked: With ``VERIFIED_ACK``, the sequence number that is acknowledged.
         """
         header = w.frame.header
-        header.kind, header.seq, header.chunk = kind, self.seq, self.front
-        header.hop, header.round, header.tag, header.prev = 0, 0, acked & 0xFFFF, NOTHING
+        header.kind, header.seq = kind, self.seq
+        header.chunk = self.ended & U32 if self.ended else self.front
+        header.hop, header.round, header.prev = 0, self.ended >> 32, NOTHING
+        header.tag = acked & 0xFFFF
         header.flags = flags | (VERIFIED if self.verified == self.seq else 0)
+        header.flags |= ENDED if self.ended else 0
         if kind == Kind.ALIVE and to == self.config.after:
             self._name_latest(w, self.seq)
         return self._send(w, to, 0, 0)

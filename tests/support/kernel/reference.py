@@ -145,6 +145,7 @@ class KernelRank:
             "front",
             "flushed",
             "lossy",
+            "ended",
         ):
             assert getattr(control, name) == getattr(rank, name), name
         assert sq_pending(control, self.sq) == list(rank.sq)
@@ -163,7 +164,8 @@ class KernelRank:
             other: count for other, count in enumerate(stream.heard.tolist()) if count
         } == expected.heard
         for peer, said in zip(self.ranks, rank.ranks, strict=False):
-            assert (peer.seq, peer.verified, peer.verified_acked, peer.front) == astuple(said)
+            found = peer.seq, peer.verified, peer.verified_acked, peer.front, peer.ended
+            assert found == astuple(said)
         for index, chunk in enumerate(rank.chunks):
             record = self.records[index]
             for name in ("input_sum", "reduced", "result", "attempt"):

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from testbed.protocol.ring.liveness import silent, unacknowledged, unverified
+from testbed.protocol.ring.liveness import (
+    End,
+    Reason,
+    silent,
+    to_blame,
+    unacknowledged,
+    unverified,
+)
 from testbed.protocol.ring.memory import (
     Chunk,
     Config,
@@ -155,6 +162,7 @@ class RankState(NamedTuple):
     next: tuple[int, int] = (0, 0)
     flushed: int = 0
     lossy: int = 0
+    ended: int = 0
     stored: int = 0
     verified: int = 1
     tensors: tuple[tuple[int, int, int], ...] = ((0, 0, 0), (0, 0, 0))
@@ -286,6 +294,7 @@ class RingSystem(System[State]):
     rank_class = TinyRank
     process_class = TinyProcess
     lingers = True
+    tells = True
     rounds = ROUNDS
 
     def __init__(self, scene: Scene) -> None:
@@ -339,7 +348,7 @@ class RingSystem(System[State]):
                 results=(0,) * self.chunks,
                 chunks=((0, 0, 0, 0, (0, 0), (0, 0)),) * self.chunks,
                 retransmit=((0, 0, 0, 0, 0),),
-                peers=((1, 1, 1, 0),) * self.scene.ranks,
+                peers=((1, 1, 1, 0, 0),) * self.scene.ranks,
             )
         )
         ranks = self.scene.ranks
@@ -416,6 +425,11 @@ class RingSystem(System[State]):
                 yield f"rank {index} publishes", self._do(state, index, self._publish)
             elif rank.phase == "waiting" and rank.stored >= rank.total:
                 yield f"rank {index} looks at its results", self._do(state, index, self._look)
+            elif rank.phase == "waiting" and rank.ended:
+                yield (
+                    f"rank {index} is told that another has given up",
+                    self._end(state, index, rank.ended),
+                )
             elif rank.phase == "waiting" and quiet:
                 if rank.rounds < self.rounds or not self._given_up(rank, index):
                     yield f"rank {index} has waited", self._do(state, index, self._timer)
@@ -428,6 +442,14 @@ class RingSystem(System[State]):
                     yield (
                         f"rank {index} asks who needs it",
                         self._do(state, index, self._ask_around),
+                    )
+            elif rank.phase == "ending":
+                if all(self._is_gone(state, other) for other in self._untold(rank, index)):
+                    yield f"rank {index} closes", self._go(state, index, "failed")
+                elif quiet:
+                    yield (
+                        f"rank {index} says that it has given up",
+                        self._do(state, index, self._tell),
                     )
 
     def _fault_moves(self, state: State) -> Iterator[tuple[str, State]]:
@@ -566,19 +588,47 @@ class RingSystem(System[State]):
 
     def _given_up(self, here: RankState, index: int) -> list[int]:
         """Whom a rank would call silent."""
-        return silent(index, here.ages, self.rounds)
+        peers = [Peer(*peer) for peer in here.peers]
+        return to_blame(silent(index, here.ages, self.rounds), here.seq, peers)
 
     def _give_up(self, state: State, index: int) -> State:
+        blamed = self._given_up(self.parts[state.ranks[index]], index)
+        after = self._end(state, index, End(Reason.SILENT, tuple(blamed)).word)
+        if not after.wrong and not any(self.parts[rank].phase == "crashed" for rank in state.ranks):
+            return state._replace(wrong=f"rank {index} has been left alone")
+        return after
+
+    def _end(self, state: State, index: int, word: int) -> State:
+        """A rank's collective fails, by what it has found or been told. Nobody may be called silent
+        who is up, or has given up; who was done may have left.
+        """
+        end = End.of(word)
+        assert end is not None
         innocent = [
             other
-            for other in self._given_up(self.parts[state.ranks[index]], index)
-            if not self._is_gone(state, other)
+            for other in end.ranks
+            if self.parts[state.ranks[other]].phase not in ("crashed", "left")
         ]
         if innocent:
             return state._replace(wrong=f"rank {index} calls {innocent} silent")
-        if not any(self.parts[rank].phase == "crashed" for rank in state.ranks):
-            return state._replace(wrong=f"rank {index} has been left alone")
-        return self._go(state, index, "failed")
+        if not self.tells:
+            return self._go(state, index, "failed")
+        return self._do(state, index, self._tell, word)
+
+    def _untold(self, here: RankState, index: int) -> list[int]:
+        """Who is not known to know that a rank has given up."""
+        return [
+            other
+            for other, peer in enumerate(here.peers)
+            if other != index and not Peer(*peer).ended
+        ]
+
+    def _tell(self, here: RankState, index: int, word: int = 0) -> Reaction:
+        rank, process = self._thaw(here, index)
+        rank.ended = word or rank.ended
+        for other in self._untold(here, index):
+            process.post(WrKind.PROBE, 0, other)
+        return self._serve(here, rank, process, phase="ending")
 
     def _neighbours(self, index: int) -> tuple[list[int], list[int]]:
         """Who may ask a rank for what it holds, and whom it may ask."""
@@ -695,6 +745,7 @@ class RingSystem(System[State]):
         rank.config = self.configs[index]
         rank.seq, rank.ready, rank.verified = s.seq, s.ready, s.verified
         rank.flushed, rank.lossy, rank.stored = s.flushed, s.lossy, s.stored
+        rank.ended = s.ended
         rank.next_seq, rank.next_slot = s.next
         rank.wake_at = rank.nack_holdoff_us = rank.front = 0
         rank.tensors = [Tensor(*tensor) for tensor in s.tensors]
@@ -721,6 +772,7 @@ def _freeze(here: RankState, rank: TinyRank, process: TinyProcess, **changes: An
         next=(rank.next_seq, rank.next_slot),
         flushed=rank.flushed,
         lossy=rank.lossy,
+        ended=rank.ended,
         stored=rank.stored,
         verified=rank.verified,
         tensors=tuple((tensor.total, tensor.length, tensor.tag) for tensor in rank.tensors),
@@ -736,7 +788,9 @@ def _freeze(here: RankState, rank: TinyRank, process: TinyProcess, **changes: An
         stream=(stream.seq, stream.prev),
         fresh=_frozen(rank.nacks[0].fresh),
         again=_frozen(rank.nacks[0].again),
-        peers=tuple((peer.seq, peer.verified, peer.verified_acked, 0) for peer in rank.ranks),
+        peers=tuple(
+            (peer.seq, peer.verified, peer.verified_acked, 0, peer.ended) for peer in rank.ranks
+        ),
         early_frames=tuple(
             (slot, _freeze_frame(frame)) for slot, frame in sorted(rank.early_frames.items())
         ),
