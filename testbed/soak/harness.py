@@ -14,6 +14,7 @@ from testbed.collectives.registry import BACKENDS
 from testbed.comm.backend import Counters, Datapath
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
+from testbed.core.closing import Stacked
 from testbed.core.errors import FaultError, WorkerDied
 from testbed.datapath import set_datapath
 from testbed.exchange import registry as exchanges
@@ -52,7 +53,7 @@ MOST_RECORDS = (
 AnyTask = TypeVar("AnyTask", Group, Exchange)
 
 
-class Harness:
+class Harness(Stacked):
     """A fabric with workers, from entering the context until leaving it.
 
     :param run_id: The fabric's; a random one where not given.
@@ -72,7 +73,7 @@ class Harness:
         self._baseline: dict[Datapath, dict[str, Holdings]] = {}
         self._loaded: set[str] = set()
 
-    def __enter__(self) -> "Harness":
+    def _enter(self, stack: ExitStack) -> None:
         modules = (
             calls.__name__,
             tap.__name__,
@@ -80,19 +81,13 @@ class Harness:
             *backends.modules_of(self.backends),
             *exchanges.modules_of(["pinch"]),
         )
-        with ExitStack() as stack:
-            stack.enter_context(self.fabric)
-            self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
-            self._workers.call_all(calls.prepare, list(self._workers))
-            for switch in self.fabric.switches:
-                # Made, and mapped, when it is first asked for, and then it lasts: before anything
-                # is compared.
-                self.fabric.flooding(switch).view()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
+        stack.enter_context(self.fabric)
+        self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
+        self._workers.call_all(calls.prepare, list(self._workers))
+        for switch in self.fabric.switches:
+            # Made, and mapped, when it is first asked for, and then it lasts: before anything
+            # is compared.
+            self.fabric.flooding(switch).view()
 
     def play(self, scenario: Scenario) -> Report:
         """Play a scenario.
