@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-stamp
 DEMO := runs/demo
-# Building networks takes root; nothing else here does.
+# Building networks requires root; nothing else here does.
 KEPT := TESTBED_REQUIRE,TESTBED_BUILD
 SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 
@@ -21,7 +21,7 @@ apt:  ## install the packages listed in packages.apt
 
 venv: $(STAMP)  ## the virtual environment, with pinned Python packages
 
-# The interpreter is the system's: apt's mininet, bcc and mpi4py are only visible to that one.
+# The system's interpreter, because only it sees apt's mininet, bcc and mpi4py.
 $(STAMP): requirements.txt pyproject.toml | apt
 	@test -x $(PYTHON) || /usr/bin/python3 -m venv --system-site-packages $(VENV)
 	@echo "venv: installing requirements.txt"

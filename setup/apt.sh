@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the apt packages that a list file names; do nothing, and say nothing, when all of them are there.
+# Install the apt packages that a list file names; do nothing, silently, if all of them are installed.
 #
 # A line holds one package, or alternatives in order of preference: `first | second`. {release} and {arch} are the
 # running kernel's release and dpkg's architecture.
