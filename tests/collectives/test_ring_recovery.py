@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives.ring.port import Peer
+from testbed.collectives.ring.maps import Peer
 from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.errors import CollectiveError
@@ -45,6 +45,7 @@ class Port:
         self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
         self.waits = 0
         self.ended: End | None = None
+        self.maps = self.process = self
         self.probed: list[tuple[int, int]] = []
 
     def end(self, end: End) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from testbed.collectives.ring.port import Peer, RingPort
+from testbed.collectives.ring.maps import Peer
+from testbed.collectives.ring.port import RingPort
 from testbed.core.errors import CollectiveError
 from testbed.protocol.ring.liveness import (
     End,
@@ -93,23 +94,23 @@ class Recovery:
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
         clock, begun = _AwakeClock(self._clock, timeout), self._clock()
         progressed = probed = clock.now()
-        moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
+        moved, heard, mismatched = port.maps.moved(), port.maps.heard(), self._mismatched()
         seen, ever = np.full(port.spec.size, progressed), np.zeros(port.spec.size, bool)
-        while not port.wait(total, pause):
-            now, latest = clock.now(), port.heard()
+        while not port.process.wait(total, pause):
+            now, latest = clock.now(), port.maps.heard()
             come = latest != heard
             seen[come], ever, heard = now, ever | come, latest
             where = (
-                f"all-reduce {seq}: {int(port.control.stored)} of {total} chunks after"
+                f"all-reduce {seq}: {int(port.maps.control.stored)} of {total} chunks after"
                 f" {self._clock() - begun:.1f} s"
             )
-            if moved != (moved := port.moved()):
+            if moved != (moved := port.maps.moved()):
                 progressed = now
-            if (end := port.ended) is not None:
+            if (end := port.maps.ended) is not None:
                 up = np.flatnonzero(ever & (now - seen < timeout * _SILENT)).tolist()
                 raise self._error(end, self._told(end, up), where)
             if now - progressed > timeout:
-                peers = port.peers()
+                peers = port.maps.peers()
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
                 end = self._verdict(seq, quiet, self._mismatched() > mismatched, peers)
                 behind = self._behind(unverified(self._others, seq, peers), peers)
@@ -126,16 +127,16 @@ class Recovery:
         """
         port, spec = self.port, self.port.spec
         clock = _AwakeClock(self._clock, spec.timeout)
-        port.begin(FIRST)
-        while missing := absent(spec.rank, FIRST, port.peers()):
+        port.process.begin(FIRST)
+        while missing := absent(spec.rank, FIRST, port.maps.peers()):
             if clock.now() > spec.timeout:
                 raise CollectiveError(
                     f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)}"
                     f" within {spec.timeout:g} s: every member has to open the group"
                 )
             self._probe(missing)
-            port.wait(NEVER, _PAUSE)
-        port.control.verified = FIRST
+            port.process.wait(NEVER, _PAUSE)
+        port.maps.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
         """Stay until no rank needs what this one holds of its last collective, and who waits for
@@ -156,9 +157,14 @@ class Recovery:
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
         stay, quiet = _AwakeClock(self._clock, spec.timeout), _AwakeClock(self._clock, _QUIET)
         changed, seen = [0.0] * spec.size, np.zeros(spec.size)
-        said, heard = port.peers(), port.heard()
+        said, heard = port.maps.peers(), port.maps.heard()
         while True:
-            now, now_quiet, peers, latest = stay.now(), quiet.now(), port.peers(), port.heard()
+            now, now_quiet, peers, latest = (
+                stay.now(),
+                quiet.now(),
+                port.maps.peers(),
+                port.maps.heard(),
+            )
             for rank in self._others:
                 changed[rank] = now if peers[rank] != said[rank] else changed[rank]
             seen[latest != heard] = now_quiet
@@ -176,7 +182,7 @@ class Recovery:
             if not needing and not owing:
                 return
             self._probe({*needing, *owing})
-            port.wait(NEVER, _PAUSE)
+            port.process.wait(NEVER, _PAUSE)
 
     def _error(self, end: End, why: str, where: str) -> CollectiveError:
         """Give up, and say why.
@@ -189,7 +195,7 @@ class Recovery:
 
     def give_up(self, end: End) -> None:
         """Say so to all others, whose collectives cannot go on either."""
-        self.port.end(end)
+        self.port.maps.end(end)
         self._probe(self._others)
 
     def part(self) -> None:
@@ -200,9 +206,9 @@ class Recovery:
         """
         port = self.port
         clock = _AwakeClock(self._clock, _QUIET)
-        seen, heard = np.zeros(port.spec.size), port.heard()
+        seen, heard = np.zeros(port.spec.size), port.maps.heard()
         while (now := clock.now()) <= _PARTING:
-            peers, latest = port.peers(), port.heard()
+            peers, latest = port.maps.peers(), port.maps.heard()
             seen[latest != heard], heard = now, latest
             untold = [
                 rank
@@ -212,19 +218,19 @@ class Recovery:
             if not untold:
                 return
             self._probe(untold)
-            port.wait(NEVER, _PAUSE)
+            port.process.wait(NEVER, _PAUSE)
 
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
-            self.port.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
-        self.port.flush()
+            self.port.process.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
+        self.port.process.flush()
 
     def _mismatched(self) -> int:
         """Frames of other tensors that have come, in all collectives; ranks that wait for each
         other go on sending them.
         """
-        return self.port.counters()["bad_tensor"]
+        return self.port.maps.counters()["bad_tensor"]
 
     def _verdict(
         self, seq: int, quiet: Sequence[int], mismatched: bool, peers: Sequence[Peer]
@@ -279,7 +285,7 @@ class Recovery:
         by_chunk: dict[int, list[str]] = {}
         for rank in ranks:
             by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)
-        waits = [f"{self._chunk(int(self.port.control.front))} is missing"]
+        waits = [f"{self._chunk(int(self.port.maps.control.front))} is missing"]
         for chunk, names in sorted(by_chunk.items())[:_NAMED]:
             waits.append(
                 f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for"
