@@ -13,6 +13,7 @@ from testbed.core.errors import FabricError
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
 from testbed.plan import plan_fabric
+from testbed.soak import calls, tap
 from testbed.soak.holdings import Holdings, trim
 from testbed.soak.strays import FIELDS, Herd, Strays
 from testbed.worker import Workers
@@ -89,7 +90,7 @@ def test_the_same_seed_gives_the_same_strays():
 @pytest.mark.parametrize("switch", ["xdp", "bridge"])
 def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
     plan = plan_fabric(hosts=3, switch=switch)
-    with Fabric(plan) as fabric, Workers(fabric, modules=("testbed.soak.tap",)) as workers:
+    with Fabric(plan) as fabric, Workers(fabric, modules=(tap.__name__, calls.__name__)) as workers:
         set_datapath(fabric, "xdp")
         specs = make_groups(plan.hosts, mtu=plan.mtu, lanes="int32", capacity=1 << 14, timeout=30.0)
         workers.call_all(
@@ -108,6 +109,7 @@ def test_strays_arrive_change_no_sum_and_leave_nothing(switch):
                 np.testing.assert_allclose(result, expected, rtol=1e-6)
 
         def held() -> dict[str, Holdings]:
+            workers.call_all(calls.trim, list(workers), timeout=60)
             trim()
             return {name: Holdings.of(worker.pid) for name, worker in workers.items()} | {
                 "here": Holdings.of(os.getpid())

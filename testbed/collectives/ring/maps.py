@@ -25,22 +25,24 @@ from testbed.protocol.wire import MAX_CHUNKS, net_peer
 __all__ = ["Maps", "Peer"]
 
 _NACK_HOLDOFF_US = 50
-"""Between two requests for a frame, the first time: two round trips on a quiet machine.
+"""The time between the first two nacks for a frame: two round trips on an idle machine.
 
 Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us
 0.40 to 0.48, 25 us 0.44.
 """
 _MOST_TOKENS = 192
-"""Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it
-has no room for.
+"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 places, and drops
+frames beyond that.
 """
 _RETRANSMIT_SLOTS = 8
-"""Slots for partial sums, for each frame under way."""
+"""Slots for partial sums per frame in flight."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What another rank has said of itself last: `testbed.protocol.ring.liveness.PeerState`."""
+    """The latest state that another rank has reported:
+    `testbed.protocol.ring.liveness.PeerState`.
+    """
 
     seq: int
     verified: int
@@ -67,7 +69,7 @@ class Maps(Closing):
                 f" {chunks}"
             )
         cpus = sorted(os.sched_getaffinity(1))
-        # The program takes them for 0..n-1: without spreading it is slower, not wrong.
+        # The program assumes CPUs 0..n-1: without spreading it is slower, not wrong.
         self.cpus = len(cpus) if cpus == list(range(len(cpus))) else 1
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
         retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
@@ -134,18 +136,18 @@ class Maps(Closing):
         )
 
     def moved(self) -> int:
-        """Frames that have brought something new, since the start."""
+        """Number of frames with new content, since the start."""
         return int(self.streams["progress"].sum())
 
     def heard(self) -> NDArray[np.uint64]:
-        """Frames from each rank, since the start."""
+        """Number of frames from each rank, since the start."""
         found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[
             : self.spec.size
         ]
         return found
 
     def peers(self) -> list[Peer]:
-        """What each rank has said of itself last; zeros: nothing."""
+        """The latest state that each rank has reported; zeros: none."""
         return [
             Peer(
                 *(
@@ -166,7 +168,7 @@ class Maps(Closing):
         self.control.ended = end.word
 
     def forget(self, seq: int) -> None:
-        """Reset what is stored of collectives before ``seq``, so that it does not pass for future
+        """Reset the state of collectives before ``seq``, so that it does not pass for future
         results when numbers wrap.
         """
         for name in ("reduced", "result"):
@@ -179,7 +181,7 @@ class Maps(Closing):
         return dict(zip(COUNTERS, table.sum(axis=0).tolist(), strict=True))
 
     def status_bytes(self, layout: Layout) -> bytes:
-        """The whole status that has come back."""
+        """The whole reduced status."""
         return layout.status_in(self.results, self.chunk_bytes)
 
     def close(self) -> None:

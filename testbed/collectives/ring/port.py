@@ -26,10 +26,12 @@ class RingPort(Closing):
             self.process = Process(self.maps, doorbell, lanes)
             ends = (self.maps.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute"))
             dispatcher.add(spec.group_id, *ends)
-            # The group's frames belong to nobody from then on.
+            # From then on, the group's frames count as foreign.
             stack.callback(dispatcher.remove, spec.group_id)
             self._open = stack.pop_all()
 
     def close(self) -> None:
-        """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
+        """Unregister from the dispatcher, so that the group's frames count as foreign, and
+        unload.
+        """
         self._open.close()

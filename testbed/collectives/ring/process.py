@@ -22,11 +22,11 @@ from testbed.protocol.wire import FRAME_BYTES, Frame, Header, Kind, encode
 __all__ = ["Outcome", "Process"]
 
 _SLICE_NS = 100_000_000
-"""How long `reduce` waits before it leaves it to the recovery to find out who is there."""
+"""How long `reduce` waits before it lets the recovery find out which ranks are alive."""
 
 
 class Outcome(IntEnum):
-    """What became of a collective: ``enum ring_outcome``."""
+    """How a collective ended: ``enum ring_outcome``."""
 
     DONE = constant("RING_DONE")
     LATE = constant("RING_LATE")
@@ -49,7 +49,7 @@ class Process:
         self._check = doorbell.check
         self._memory = maps  # which native code has addresses in
         kick = encode(Frame(Header(Kind.DOORBELL, spec.group_id, spec.cookie, prev=0)))
-        # As long as what it becomes, so that it need not grow.
+        # As long as the frame that it becomes, so that it need not grow.
         kick = kick.ljust(FRAME_BYTES + maps.chunk_bytes, b"\0")
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(maps.cpus, dtype("ring_quiet"))
@@ -110,11 +110,11 @@ class Process:
         absmax: float,
         exponent: int,
     ) -> Outcome:
-        """A whole collective, as far as it goes by itself.
+        """A whole collective, until it is complete or needs help.
 
         :param values: Address of the float32 values.
         :param out: Address of the sums, which may be the same.
-        :param absmax: A magnitude that the status is to count with besides the values'.
+        :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         bits = _bits(absmax) if absmax else 0
         outcome: int = self._reduce(
@@ -125,9 +125,7 @@ class Process:
         return _OUTCOMES[outcome]
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
-        """What follows when all results are stored: the status is read, and the sums are turned
-        into floats.
-        """
+        """Finish when all results are stored: read the status, and turn the sums into floats."""
         outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
@@ -137,7 +135,7 @@ class Process:
 
     @property
     def seen(self) -> int:
-        """The exponent that the last status has shown."""
+        """The exponent in the last status."""
         return int(self._native.seen)
 
     @property
@@ -169,7 +167,7 @@ class Process:
 
     @property
     def refused(self) -> int:
-        """Results that were not what their check said."""
+        """Number of results that failed their check."""
         return int(self._native.refused)
 
     @property
