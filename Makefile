@@ -11,12 +11,12 @@ SUDO := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=$(KEPT))
 .PHONY: help setup apt venv bpf demo check test clean
 .DELETE_ON_ERROR:
 
-help:  ## this list
+help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
-setup: apt venv bpf  ## apt packages, virtual environment, BPF objects (run again at will)
+setup: apt venv bpf  ## apt packages, virtual environment, BPF objects; safe to run again
 
-apt:  ## the packages that packages.apt names
+apt:  ## install the packages listed in packages.apt
 	@./setup/apt.sh packages.apt
 
 venv: $(STAMP)  ## the virtual environment, with pinned Python packages
@@ -29,20 +29,20 @@ $(STAMP): requirements.txt pyproject.toml | apt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-bpf: venv  ## BPF objects and native libraries; what is compiled already stays
+bpf: venv  ## BPF objects and native libraries, unless already compiled
 	@$(PYTHON) -m testbed.kernel
 	@$(PYTHON) -m testbed.native >/dev/null
 
 demo: setup  ## train on four hosts, in-kernel beside sockets, and report
 	@$(SUDO) $(VENV)/bin/testbed run scenarios/ddp_debian.toml --out $(DEMO)
 
-check: setup  ## lint, types, and the tests that touch no kernel
+check: setup  ## lint, types, and the tests that need no kernel features
 	@$(VENV)/bin/tox run -e lint,types,pure
 
 test: setup  ## lint, types, and all tests that this machine can run
 	@$(SUDO) $(VENV)/bin/tox run
 
-clean:  ## stopped testbeds' remains, build outputs and caches; keeps runs/ and the virtual environment
+clean:  ## remove what stopped testbeds left behind, build outputs and caches; keeps runs/ and .venv
 	@test ! -x $(VENV)/bin/testbed || $(SUDO) $(VENV)/bin/testbed clean
 	@rm -rf build .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,5 +1,5 @@
-"""Which room may import which: the floors of the house, from the ground up. docs/architecture.md
-says what each is for.
+"""The layers of packages, from the bottom up: a package imports only from layers below it.
+docs/architecture.md describes each package.
 """
 
 import ast
@@ -89,7 +89,7 @@ def is_for_types(node: ast.AST) -> bool:
 def imports(path: Path, types: bool = True) -> Iterator[str]:
     """Modules of the package that a file imports, wherever in it.
 
-    :param types: Whether what is imported for annotations alone counts.
+    :param types: Whether imports that are only for annotations count.
     """
     tree = ast.parse(path.read_text())
     if not types:
@@ -126,7 +126,9 @@ def test_no_room_imports_one_above(room: str) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Within a room annotations may name one another's classes."""
+    """There are no import cycles, except that annotations within a package may refer to each
+    other's classes.
+    """
     graph = {module: set(imports(path, types=False)) - {module} for module, path in MODULES.items()}
     for (
         module,

@@ -1,5 +1,5 @@
 """The package as others install it: a wheel in a fresh virtual environment, used from an empty
-folder. All paths have a space, the temporary folder's as well.
+folder. All paths contain a space, including that of the temporary folder.
 """
 
 import os

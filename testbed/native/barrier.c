@@ -1,12 +1,12 @@
-/* The waiting of testbed/bench/barrier.py: in Python, a look at the other ranks takes as long as a
- * small collective's hop. */
+/* The waiting loop of testbed/bench/barrier.py, in C because in Python one look at the other ranks
+ * takes as long as a hop of a small collective. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdint.h>
 #include <time.h>
 
-/* Wait until the first `ranks` slots, `stride` numbers apart, have reached `mine`. 0: they have; 1:
- * slot `ranks` says that the barrier is broken; 2: time is up.
+/* Wait until the first `ranks` slots, `stride` numbers apart, have reached `mine`. Returns 0 if
+ * they have, 1 if slot `ranks` says that the barrier is broken, 2 if the time is up.
  */
 int barrier_wait(const int64_t *slots, uint32_t ranks, uint32_t stride, int64_t mine,
 		 double seconds)

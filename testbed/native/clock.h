@@ -1,4 +1,4 @@
-/* The clock of all native code: that of bpf_ktime_get_ns(), too. */
+/* The clock of all native code, which is also that of bpf_ktime_get_ns(). */
 #pragma once
 
 #include <stdint.h>

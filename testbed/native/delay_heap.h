@@ -1,5 +1,5 @@
-/* Frames by the time at which they leave: a binary heap that knows where each frame stands, so that
- * one can be moved. */
+/* Frames ordered by departure time: a binary heap that knows the place of each frame, so that
+ * frames can be moved. */
 #pragma once
 
 #include <stdbool.h>
@@ -7,7 +7,7 @@
 
 struct heap_entry {
 	uint64_t when;	   /* ns, CLOCK_MONOTONIC */
-	uint32_t sequence; /* of equal times, who came first leaves first */
+	uint32_t sequence; /* at equal times, the first to arrive leaves first */
 	uint32_t frame;
 };
 
@@ -53,7 +53,7 @@ static inline void heap_push(struct heap *heap, uint32_t frame, uint64_t when)
 	heap_settle(heap, heap->size++, entry);
 }
 
-/* Another time for a frame that is in the heap. */
+/* Change the time of a frame in the heap. */
 static inline void heap_move(struct heap *heap, uint32_t frame, uint64_t when)
 {
 	struct heap_entry entry = heap->entries[heap->places[frame]];

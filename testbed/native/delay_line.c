@@ -5,8 +5,9 @@
  *
  * Descriptors: a packet socket on `delay1`, the memory of struct delay_line, the map `links` and
  * the ring buffer `wakeups` (-1: none, and no frame waits for another), the map `flooding` (-1:
- * none, and the switch never floods). What comes in begins as bpf/shared/delay_header_abi.h says. A
- * byte on stdout tells that all is set up; the end of stdin is the end of the process, too.
+ * none, and the switch never floods). Incoming frames begin with the header of
+ * bpf/shared/delay_header_abi.h. A byte on stdout signals that the process is ready; the process
+ * exits at the end of stdin.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -27,12 +28,12 @@
 
 #define BATCH 64
 
-static int packets; /* the socket, for both ways: each message that is sent names its port */
+static int packets; /* the socket, for both directions: each message sent names its port */
 static struct wakeups wakeups;
 /* not 0: the switch has lost its table; NULL: it never does */
 static const volatile uint64_t *flooding;
 
-/* Read what has come, at most a batch; returns whether there may be more. */
+/* Read at most a batch of frames; returns whether there may be more. */
 static bool receive(void)
 {
 	static struct delay_header surplus;
@@ -65,12 +66,12 @@ static bool receive(void)
 		if (!keep(taken[i], messages[i].msg_len, now))
 			spare[spares++] = taken[i];
 	if (waits)
-		release(now); /* what they wait for may have passed while they came here */
+		release(now); /* the frames that they wait for may already have passed */
 	return count == (int)room;
 }
 
-/* What a switch that floods does besides: the frame leaves by all other ports, too. Counted is what
- * leaves by its own. */
+/* On a switch that floods, the frame also leaves through all other ports. Only the copy through its
+ * own port is counted. */
 static void send_to_others(const struct delay_header *header, uint32_t length)
 {
 	for (int i = 0; i < SWITCH_MAX_PORTS && line->port[i]; i++) {
@@ -82,7 +83,7 @@ static void send_to_others(const struct delay_header *header, uint32_t length)
 	}
 }
 
-/* Send what is due, at most a batch. */
+/* Send at most a batch of the frames that are due. */
 static void send_due(uint64_t now)
 {
 	struct mmsghdr messages[BATCH] = {};
@@ -128,9 +129,9 @@ static void send_due(uint64_t now)
 static void run(void)
 {
 	struct pollfd events[] = {
-		{ .fd = STDIN_FILENO }, /* only its hang-up is of interest */
+		{ .fd = STDIN_FILENO }, /* only its hang-up matters */
 		{ .fd = packets, .events = POLLIN },
-		{ .fd = wakeups.fd, .events = POLLIN }, /* ppoll leaves negative ones out */
+		{ .fd = wakeups.fd, .events = POLLIN }, /* ppoll ignores negative ones */
 	};
 
 	while (!events[0].revents) {
@@ -152,12 +153,12 @@ static void run(void)
 		if (ppoll(events, 3, heap.size ? &timeout : NULL, NULL) < 0)
 			err(1, "ppoll");
 	}
-	while (receive()) /* what has come, but was not read */
+	while (receive()) /* frames that have arrived but were not read */
 		;
 	store_close();
 }
 
-/* For punctuality only: without the right to it frames leave later, and are counted so. */
+/* For punctuality only: without this permission, frames leave later and are counted as late. */
 static void hurry(void)
 {
 	struct sched_param priority = { .sched_priority = 1 };

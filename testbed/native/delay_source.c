@@ -1,5 +1,4 @@
-/* Traffic for a delay line without the programs that hold frames: what testbed/bench/delay_line.py
- * measures with. */
+/* Traffic for a delay line without the fault programs, for testbed/bench/delay_line.py. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -19,10 +18,10 @@ static __u64 mix(__u64 z)
 	return z ^ (z >> 31);
 }
 
-/* Send `count` frames into a packet socket bound to `delay0`, one each `interval` ns (several at
- * once where it is behind), each due `delay` ns after it was sent, give or take up to `jitter`.
- * `frame` holds struct delay_header, one copy, and what follows: `size` bytes in all. Returns how
- * many were sent, or a negative errno.
+/* Send `count` frames into a packet socket bound to `delay0`, one every `interval` ns (several at
+ * once when it is behind), each due `delay` ± `jitter` ns after it was sent. `frame` is struct
+ * delay_header for one copy and the frame itself, `size` bytes in all. Returns the number of frames
+ * sent, or a negative errno.
  */
 long delay_source(int fd, const void *frame, unsigned long size, long count, __u64 interval,
 		  __u64 delay, __u64 jitter)

@@ -24,7 +24,7 @@ static struct delay_line *line;
 static struct heap heap;
 static struct frame *frames;
 static char *memory; /* `room` bytes a frame */
-/* frames that are free; the last to come is the next to go: its memory is in the cache */
+/* free frames; the last one freed is used next, because its memory is in the cache */
 static uint32_t *spare, spares;
 static uint32_t *waiting, waits;
 static char *links;
@@ -39,7 +39,7 @@ static void *map(size_t size, int fd, int protection, off_t offset)
 	return address;
 }
 
-/* Make room for the frames, and map the links, where there are any. */
+/* Allocate memory for the frames, and map the links, if there are any. */
 static void store_open(int links_fd)
 {
 	uint32_t capacity = line->capacity;
@@ -66,7 +66,7 @@ static struct delay_link *link_of(const struct delay_header *header)
 	return (struct delay_link *)(links + header->link * line->link_stride);
 }
 
-/* It waits for other frames no longer. */
+/* The frame no longer waits for other frames. */
 static void stop_waiting(uint32_t frame)
 {
 	uint32_t last = waiting[--waits];
@@ -82,10 +82,10 @@ static bool released(const struct delay_header *header)
 	return __atomic_load_n(&link_of(header)->passed, __ATOMIC_ACQUIRE) >= header->release;
 }
 
-/* Let go of the frames whose link has moved on far enough. */
+/* Release the frames for which enough others of their link have passed. */
 static void release(uint64_t now)
 {
-	/* downwards: the last one takes the place of one that goes */
+	/* downwards, because the last one takes the place of one that is released */
 	for (uint32_t i = waits; i--;) {
 		uint32_t frame = waiting[i];
 		const struct delay_header *header = header_of(frame);
@@ -104,7 +104,8 @@ static bool valid(const struct delay_header *header, uint32_t size)
 	       (!header->release || (links && header->link < line->links));
 }
 
-/* Keep one that has been read, of `size` bytes in all; returns whether its memory is taken. */
+/* Keep a frame that has been read, of `size` bytes in all; returns whether its memory is now in
+ * use. */
 static bool keep(uint32_t frame, uint32_t size, uint64_t now)
 {
 	struct delay_header *header = header_of(frame);
@@ -128,13 +129,13 @@ static bool keep(uint32_t frame, uint32_t size, uint64_t now)
 		frames[frame].waiting = waits;
 		heap_push(&heap, frame, MAX(header->due[0], header->latest));
 	} else {
-		/* a time that is over, too: it is late, then */
+		/* even if the time has passed: then the frame is late */
 		heap_push(&heap, frame, header->due[0] ? header->due[0] : now);
 	}
 	return true;
 }
 
-/* A frame for which there is no memory: its header tells what is lost. */
+/* Drop a frame for which there is no memory: its header says how many copies are lost. */
 static void refuse(const struct delay_header *header, uint32_t size)
 {
 	line->received++;
@@ -147,7 +148,7 @@ static void refuse(const struct delay_header *header, uint32_t size)
 		__atomic_fetch_sub(&link_of(header)->holding, 1, __ATOMIC_RELAXED);
 }
 
-/* Take the copy that leaves next off the heap; returns whether it was its frame's last. */
+/* Remove the copy that leaves next from the heap; returns whether it was its frame's last. */
 static bool take(struct heap_entry entry)
 {
 	struct frame *frame = &frames[entry.frame];
@@ -163,7 +164,7 @@ static bool take(struct heap_entry entry)
 	return false;
 }
 
-/* Count what is still waiting as dropped. */
+/* Count the frames still waiting as dropped. */
 static void store_close(void)
 {
 	for (uint32_t i = 0; i < heap.size; i++) {

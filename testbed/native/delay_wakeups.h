@@ -1,4 +1,5 @@
-/* The consumer's side of a BPF ring buffer (Documentation/bpf/ringbuf.rst) whose records only wake.
+/* The consumer's side of a BPF ring buffer (Documentation/bpf/ringbuf.rst) whose records are only
+ * wake-ups.
  */
 #pragma once
 
@@ -13,7 +14,7 @@ struct wakeups {
 	int fd; /* -1: none */
 	uint64_t size;
 	unsigned long *consumer, *producer;
-	char *data; /* mapped twice in a row, so that no record is in two pieces */
+	char *data; /* mapped twice in a row, so that every record is contiguous */
 };
 
 static inline struct wakeups wakeups_open(int fd, uint64_t size)
@@ -29,7 +30,7 @@ static inline struct wakeups wakeups_open(int fd, uint64_t size)
 	return ring;
 }
 
-/* Take all records out. */
+/* Consume all records. */
 static inline void wakeups_drain(struct wakeups *ring)
 {
 	unsigned long consumer = *ring->consumer;

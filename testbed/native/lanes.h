@@ -1,5 +1,5 @@
-/* Quantize, sum up and dequantize in one pass over cache-sized pieces. Reference model:
- * testbed/protocol/lanes.py, which says what the numbers mean and is what the tests compare with.
+/* Quantize, sum and dequantize in one pass over cache-sized pieces. Reference model:
+ * testbed/protocol/lanes.py, which explains the numbers.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
-/* The largest magnitude as the bits of a float: for those, integer order is float order, with
+/* The largest magnitude as the bits of a float, whose integer order is their float order, with
  * infinity and NaN on top. */
 static inline uint32_t lanes_absmax(const float *x, size_t n)
 {
@@ -55,8 +55,8 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 	return n;
 }
 
-/* Rounding is to nearest, ties to even. Values beyond the limit are clamped, NaN is taken for the
- * limit, so that no lane can carry: the caller learns of both by the magnitude.
+/* Rounding is to nearest, ties to even. Values beyond the limit are clamped, and NaN becomes the
+ * limit, so that no lane can carry: the magnitude tells the caller about both.
  */
 #define QUANTIZE(name, lane)                                                               \
 	static inline uint32_t name(const float *restrict x, size_t n, lane *restrict out, \
@@ -81,9 +81,9 @@ static inline size_t lanes_find_nonfinite(const float *x, size_t n)
 QUANTIZE(quantize16, uint16_t)
 QUANTIZE(quantize32, uint32_t)
 
-/* The sum of a chunk's halves of words, each times the weight of its place, modulo 2^64:
- * testbed/protocol/check_weights.py says what it sees. Like the lanes it is summed over ranks by a
- * plain add: lanes never carry from one half to the next.
+/* The sum of a chunk's half words, each times the weight of its position, modulo 2^64:
+ * testbed/protocol/check_weights.py says which errors it detects. A plain add sums it over ranks
+ * like the lanes, because lanes never carry from one half to the next.
  */
 static inline uint64_t weigh(const uint32_t *halves, size_t n)
 {
@@ -95,8 +95,8 @@ static inline uint64_t weigh(const uint32_t *halves, size_t n)
 }
 
 /* Write a chunk's check, its last word, and its checksum for the programs. A plain sum of words,
- * which is what those can afford, does not see two errors that cancel out, nor words that have
- * changed places. The check does, and is looked at where the results are read.
+ * which is all that programs can afford, misses errors that cancel out and words that have changed
+ * places. The check detects them, and is verified where the results are read.
  */
 static inline void lanes_seal(char *chunk, size_t bytes, struct ring_chunk *record)
 {
@@ -108,7 +108,7 @@ static inline void lanes_seal(char *chunk, size_t bytes, struct ring_chunk *reco
 	record->input_sum = sum + words[bytes / 8 - 1];
 }
 
-/* Is a sum of chunks what its check says? */
+/* Does a sum of chunks match its check? */
 static inline int lanes_verify(const char *chunk, size_t bytes)
 {
 	return weigh((const uint32_t *)chunk, bytes / 4 - 2) ==
@@ -116,8 +116,8 @@ static inline int lanes_verify(const char *chunk, size_t bytes)
 }
 
 /* Quantize `n` values from `x` on into the chunks from `out` on, `per_chunk` in each and a word for
- * the check; the last may be filled in part, and then is left without its seal. Returns the largest
- * magnitude, as lanes_absmax.
+ * the check; the last may be partly filled, and is then not sealed. Returns the largest magnitude,
+ * as lanes_absmax.
  */
 static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x, size_t n,
 				      void *out, size_t per_chunk, struct ring_chunk *records,
@@ -145,8 +145,8 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 	return most;
 }
 
-/* x = (lane - bias) * step. Large outputs go past the cache: they would only push out what the ring
- * is working on. The caller fences. */
+/* x = (lane - bias) * step. Large outputs bypass the cache, where they would only evict what the
+ * ring is working on. The caller fences. */
 #define DEQUANTIZE(name, lane, widen)                                                              \
 	static inline void name(const lane *restrict lanes, size_t n, float *restrict x,           \
 				float step, int32_t bias, int stream)                              \
@@ -177,13 +177,13 @@ static inline uint32_t lanes_quantize(const struct lanes *lanes, const float *x,
 DEQUANTIZE(dequantize16, uint16_t, WIDEN16)
 DEQUANTIZE(dequantize32, uint32_t, WIDEN32)
 
-/* Of chunks as lanes_quantize lays them out. Where one is not what its check says, stop: the number
- * of chunks that are is returned. */
+/* Dequantize chunks as laid out by lanes_quantize. Stop at the first chunk that fails its check,
+ * and return the number of chunks before it. */
 static inline size_t lanes_dequantize(const struct lanes *lanes, const void *sums, size_t n,
 				      size_t per_chunk, float *x, int exponent)
 {
 	float step = ldexpf(1.0f, exponent - lanes->fraction_bits);
-	/* Of 32-bit lanes this wraps; the subtraction wraps back. */
+	/* For 32-bit lanes this wraps; the subtraction wraps back. */
 	int32_t bias = (uint32_t)lanes->bias * lanes->ranks;
 
 	size_t stride = per_chunk * lanes->bytes + 8, done = 0;

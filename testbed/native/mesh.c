@@ -117,7 +117,7 @@ static int send_some(struct mesh *m, struct mesh_peer *p, const char *x)
 	return MESH_FINE;
 }
 
-// Numbers of vertices to positions of rows.
+// Translate numbers of vertices to positions of rows.
 static int look_up(const struct mesh *m, struct mesh_peer *p)
 {
 	for (uint64_t i = 0; i < p->serves; i++) {
@@ -150,7 +150,7 @@ static int receive(struct mesh *m, struct mesh_peer *p, int flags)
 	}
 	message = rest_of(parts, &in->header, in->done, into + at, due - at);
 	bytes = recvmsg(p->fd, &message, flags);
-	if (bytes < 0 && errno == EINTR) // also after SIGCONT, where there is a timeout: signal(7)
+	if (bytes < 0 && errno == EINTR) // with a timeout, also after SIGCONT: signal(7)
 		return MESH_FINE;
 	if (bytes < 0 && errno == EAGAIN)
 		return flags & MSG_DONTWAIT ? MESH_FINE : MESH_SILENT;
@@ -187,8 +187,8 @@ static int wait_and_receive(struct mesh *m)
 	for (uint32_t i = 0; i < m->peers; i++) {
 		struct mesh_peer *p = &m->peer[i];
 
-		// Who is done may be in the next exchange already. Who is not sends nothing but
-		// what is due, or a note.
+		// A peer that is done may already be in the next exchange. One that is not sends
+		// only what is due, or a note.
 		fds[i] = (struct pollfd){ unfinished(p) ? p->fd : -1,
 					  has_to_send(p) ? POLLIN | POLLOUT : POLLIN, 0 };
 	}
@@ -233,7 +233,7 @@ static int receive_rest(struct mesh *m)
 	return MESH_FINE;
 }
 
-// Do one exchange of the rows of `x`. Returns an outcome; errno says more if a peer is gone.
+// Do one exchange of the rows of `x`. Returns an outcome; errno has the reason if a peer is gone.
 int mesh_exchange(struct mesh *m, const char *x);
 
 int mesh_exchange(struct mesh *m, const char *x)

@@ -24,7 +24,7 @@ int pinch_kick(struct pinch *p)
 	return sendmmsg(p->doorbell, messages, p->kick_count, 0) < 0 ? errno : 0;
 }
 
-/* Have handshakes sent to all partners. Returns 0 or an errno. */
+/* Make the programs send handshakes to all partners. Returns 0 or an errno. */
 static int kick_handshakes(const struct pinch *p)
 {
 	return send(p->doorbell, p->handshake_kick, p->handshake_kick_length, 0) < 0 ? errno : 0;
@@ -61,7 +61,7 @@ static void forget(struct pinch *p, uint32_t before, uint32_t seq)
 			p->sent[i].seq = 0;
 }
 
-/* Accept frames of a sequence number from here on; there is nothing to send yet.
+/* From here on, accept frames of a sequence number; there is nothing to send yet.
  *
  * All frames of the exchange before have arrived and are acknowledged, so its counts are no longer
  * needed. Frames of this one count from the moment that `progress` names it, so all counts are
@@ -79,8 +79,8 @@ void pinch_open(struct pinch *p, uint32_t seq)
 	if (before >> 30 != seq >> 30)
 		forget(p, before, seq);
 	c->copies = PINCH_UNKNOWN;
-	c->unfit = 0;	      /* sequence numbers come again */
-	c->taken = c->handed; /* what has been dropped in between is not waited for any more */
+	c->unfit = 0;	      /* sequence numbers repeat */
+	c->taken = c->handed; /* frames that were dropped in between will not arrive any more */
 	c->acked = c->received = c->owed = c->queued = c->served = 0;
 	for (uint32_t i = 0; i < p->ranks; i++)
 		p->peers[i].received = p->peers[i].acked = 0;
@@ -137,7 +137,7 @@ int pinch_send(struct pinch *p, const float *x, const int32_t *order, const int6
 	filled = now_ns();
 	__atomic_store_n(&p->control->progress, word_of(seq_of(p->control->progress), frames),
 			 __ATOMIC_SEQ_CST);
-	/* The last handshake is a kick, too, and arrives after this look. */
+	/* Otherwise the last handshake, which is also a kick, arrives after this check. */
 	if (frames && seq_of(__atomic_load_n(&p->control->met, __ATOMIC_SEQ_CST)) ==
 			      seq_of(p->control->progress))
 		error = pinch_kick(p);

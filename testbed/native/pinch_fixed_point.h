@@ -1,5 +1,5 @@
-/* Embeddings from floats to payloads, aggregates from accumulators to floats. Reference model:
- * testbed/exchange/pinch/fixed_point.py, which says what the numbers mean.
+/* Convert embeddings from floats to payloads, and aggregates from accumulators to floats. Reference
+ * model: testbed/exchange/pinch/fixed_point.py, which explains the numbers.
  */
 #pragma once
 
@@ -41,8 +41,8 @@ static void quantize_row32(int32_t *restrict out, const float *restrict x, size_
 	}
 }
 
-/* The row of a vertex: its lanes, or with `last` the differences to the lanes there, which are
- * updated. */
+/* Write the row of a vertex: its lanes, or with `last` the differences from the lanes there, which
+ * are updated. */
 static void write_row(const struct pinch_format *f, void *out, const float *x, double factor,
 		      int32_t *last)
 {
@@ -68,7 +68,7 @@ static void write_row(const struct pinch_format *f, void *out, const float *x, d
 
 /* Write the payloads of frames `from` to `to` and their checks. Bundle b has the vertices
  * order[starts[b]] to order[starts[b + 1] - 1], and takes `parts` frames. `last`: NULL, or dim
- * lanes a position.
+ * lanes per position.
  */
 void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *order,
 		const int64_t *starts, uint32_t from, uint32_t to, char *payloads,
@@ -110,9 +110,9 @@ void pinch_fill(const struct pinch_format *f, const float *x, const int32_t *ord
 	}
 }
 
-/* Of `n` positions, those whose lanes differ by more than `bound` from the last that were sent; or
- * at all, if they were left out `staleness`
- * - 1 times in a row, which `age` says. Returns their number.
+/* Select those of `n` positions whose lanes differ by more than `bound` from those last sent, or
+ * differ at all if they were left out `staleness` - 1 times in a row, as counted by `age`. Returns
+ * their number.
  */
 uint32_t pinch_changed(const struct pinch_format *f, const float *x, const int32_t *positions,
 		       uint32_t n, double factor, const int32_t *last, int64_t bound,
@@ -169,8 +169,8 @@ static inline void collect_sum16(uint64_t *const *banks, uint32_t count, size_t 
 	size_t i = 0;
 
 	for (; i < words; i += 4) {
-		/* Words come in pairs: where the last pair stands alone, the other half is none of
-		 * this row's. */
+		/* Words come in pairs: if the last pair is alone, the other half does not belong to
+		 * this row. */
 		const __m256i mask = words - i >= 4 ? _mm256_set1_epi64x(-1)
 						    : _mm256_set_epi64x(0, 0, -1, -1);
 		__m256i sum = _mm256_setzero_si256();

@@ -21,7 +21,7 @@
 #include "clock.h"
 #include "shared/tcp_ring_native_abi.h"
 
-// A place in one of the two streams.
+// A position in one of the two streams.
 struct cursor {
 	uint64_t first, length; // the slice: its first element, its elements
 	uint64_t turn;		// steps of all slices so far
@@ -48,8 +48,7 @@ static void enter_slice(struct cursor *c, const struct tcp_ring *r, uint64_t cou
 	c->finished = c->length == 0;
 }
 
-// Step over finished (and empty) blocks. `lead` is 0 for the sending stream, 1 for the receiving
-// one.
+// Skip finished (and empty) blocks. `lead` is 0 for the sending stream, 1 for the receiving one.
 static void advance(struct cursor *c, const struct tcp_ring *r, uint64_t count, uint32_t lead)
 {
 	uint32_t n = r->ranks;
@@ -121,8 +120,8 @@ static uint64_t sendable(const struct tcp_ring *r, const struct cursor *tx, cons
 	return ready - tx->done;
 }
 
-// Where the next bytes go, and how many may come: 0 while the scratch block still holds what is not
-// sent.
+// Where the next bytes go, and how many may be received: 0 while the scratch block still holds
+// unsent data.
 static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx,
 			   const struct cursor *rx, float *out, char **to)
 {
@@ -157,7 +156,7 @@ static uint64_t receivable(const struct tcp_ring *r, const struct cursor *tx,
 	return room < segment ? room : segment;
 }
 
-// Add the tensor's part to the `got` bytes that have come to `at`.
+// Add the tensor's part to the `got` bytes received at `at`.
 static void reduce(const struct tcp_ring *r, const struct cursor *rx, const float *in, float *out,
 		   char *at, uint64_t got)
 {
@@ -176,8 +175,8 @@ static int again(void)
 	return errno == EAGAIN || errno == EINTR;
 }
 
-// Sum `in` over all ranks into `out` (which may be `in`). Returns an outcome; errno says more about
-// the failed ones.
+// Sum `in` over all ranks into `out` (which may be `in`). Returns an outcome; errno has the reason
+// of a failure.
 int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_t count);
 
 int tcp_ring_all_reduce(struct tcp_ring *r, const float *in, float *out, uint64_t count)

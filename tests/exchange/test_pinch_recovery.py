@@ -1,4 +1,4 @@
-"""How long a rank stays for others when it closes, on a clock that only its waiting moves."""
+"""How long a rank lingers when it closes, on a clock that only its waiting advances."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

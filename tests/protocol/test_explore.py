@@ -1,5 +1,5 @@
-"""All that can happen to small rings: exact sums, an end once faults end, nobody innocent accused.
-And mutants without a rule.
+"""Everything that can happen to small rings: sums are exact, collectives end once faults end, and
+no healthy rank is accused. And mutants that lack a rule are detected.
 
 ``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some
 seconds. Larger scenes are visited breadth first, so all that needs few moves has been seen.

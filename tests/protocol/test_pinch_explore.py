@@ -1,5 +1,5 @@
-"""All states of small exchanges, whatever is lost, late, twice, damaged, misled or dead; and what
-shows without each rule.
+"""All states of small exchanges, whatever is lost, late, duplicated, damaged, misdelivered or dead;
+and what goes wrong without each rule.
 
 ``TESTBED_EXPLORE`` sets how many states of each of the larger ones are visited at most; several
 minutes and gigabytes with 5,000,000. Without it, few of each, breadth first.

@@ -1,4 +1,4 @@
-"""Scenarios are functions of seed and number, and each is one that can be played."""
+"""Scenarios are functions of seed and number, and each can be run."""
 
 import re
 from collections import Counter

@@ -1,1 +1,1 @@
-"""All-reduce inside the kernel: the process of a rank, beside its programs (docs/ring.md)."""
+"""All-reduce inside the kernel: the process of a rank (docs/ring.md)."""

@@ -1,9 +1,10 @@
-"""How a tensor lies in chunks: its lanes, zeros, and the status at the end of the last frame.
+"""How a tensor is laid out in chunks: its lanes, zeros, and the status at the end of the last
+frame.
 
 So tensors that take as many frames of the same length have their statuses in the same place, and
 ranks find out by their sum that they reduce different ones.
 
-The last word of each chunk is its check, which the lanes and the status pass over (`weigh` of
+The last word of each chunk is its check, which the lanes and the status skip (`weigh` of
 ``testbed/native/lanes.h``).
 """
 
@@ -24,19 +25,19 @@ from testbed.protocol.wire import BLOCK, FRAME_BYTES, MAX_PAYLOAD
 __all__ = ["BLOCKS", "CHECK_BYTES", "LEAST_BLOCK", "Layout", "chunk_bytes_for", "chunks_for"]
 
 BLOCKS = 8
-"""Parts that a large tensor is quantized in, each sent while the next is worked on: the bound of
-doorbells a collective.
+"""Parts in which a large tensor is quantized, each sent while the next is quantized: the maximum
+number of kicks per collective.
 """
 
 CHECK_BYTES = constant("RING_CHECK_BYTES")
-"""What a chunk's check takes of it."""
+"""Bytes of a chunk's check."""
 
 LEAST_BLOCK = 1 << 20
-"""Bytes of lanes below which a tensor is not split: ringing costs more than waiting."""
+"""Bytes of lanes below which a tensor is not split, because a kick costs more than waiting."""
 
 
 def chunk_bytes_for(mtu: int) -> int:
-    """Payload of a frame: the most whole blocks that an IP packet of ``mtu`` bytes has room for."""
+    """Payload of a frame: as many whole blocks as fit into an IP packet of ``mtu`` bytes."""
     overhead = FRAME_BYTES - 14
     return min((mtu - overhead) // BLOCK * BLOCK, MAX_PAYLOAD)
 
@@ -45,7 +46,7 @@ def chunk_bytes_for(mtu: int) -> int:
 class Layout:
     """``struct ring_layout``.
 
-    A tensor of one chunk travels in a frame as short as it can be; of more chunks every frame is
+    A tensor of one chunk is sent in the shortest possible frame; with more chunks every frame is
     full, because a frame that becomes the next chunk may have no room to grow.
 
     :param count: Values.
@@ -71,15 +72,15 @@ class Layout:
 
     @cached_property
     def address(self) -> int:
-        """Of the struct, as C takes it; it lives as long as this object."""
+        """The address of the struct, for C; valid as long as this object lives."""
         return self._native.address
 
     @classmethod
     def plan(cls, size: int, lanes: Lanes, chunk_bytes: int, count: int | None = None) -> Self:
         """Lay out the values of a tensor in chunks of at most ``chunk_bytes``.
 
-        :param size: Of the tensor, elements.
-        :param count: Of these, how many are laid out: all, or 0 for the status alone.
+        :param size: Elements of the tensor.
+        :param count: How many of these are laid out: all, or 0 for the status alone.
         """
         count = size if count is None else count
         status = status_bytes(lanes.ranks)

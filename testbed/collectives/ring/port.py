@@ -33,23 +33,23 @@ from testbed.protocol.wire import FRAME_BYTES, MAX_CHUNKS, Frame, Header, Kind, 
 __all__ = ["Outcome", "Peer", "RingPort"]
 
 _NACK_HOLDOFF_US = 50
-"""Between two requests for a frame, the first time: two round trips on a quiet machine.
+"""The time between the first two nacks for a frame: two round trips on an idle machine.
 
 Goodput at 10 % loss, of the lossless one (4 ranks, 16 MiB): 200 us 0.17 to 0.28, 100 us 0.21, 50 us
 0.40 to 0.48, 25 us 0.44.
 """
 _MOST_TOKENS = 192
-"""Frames under way at most, whatever the window: a veth's queue has 256 places, and drops what it
-has no room for.
+"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 places, and drops
+frames beyond that.
 """
 _RETRANSMIT_SLOTS = 8
-"""Slots for partial sums, for each frame under way."""
+"""Slots for partial sums per frame in flight."""
 _SLICE_NS = 100_000_000
-"""How long `reduce` waits before it leaves it to the recovery to find out who is there."""
+"""How long `reduce` waits before it lets the recovery find out which ranks are alive."""
 
 
 class Outcome(IntEnum):
-    """What became of a collective: ``enum ring_outcome``."""
+    """How a collective ended: ``enum ring_outcome``."""
 
     DONE = constant("RING_DONE")
     LATE = constant("RING_LATE")
@@ -64,7 +64,9 @@ _OUTCOMES = tuple(Outcome)
 
 @dataclass(frozen=True)
 class Peer:
-    """What another rank has said of itself last: `testbed.protocol.ring.liveness.PeerState`."""
+    """The latest state that another rank has reported:
+    `testbed.protocol.ring.liveness.PeerState`.
+    """
 
     seq: int
     verified: int
@@ -74,7 +76,7 @@ class Peer:
 
 
 class RingPort(Closing):
-    """Programs of ``bpf/ring.bpf.c`` for one group, and every way to talk to them."""
+    """The programs of ``bpf/ring.bpf.c`` for one group, and all access to them."""
 
     def __init__(self, dispatcher: Dispatcher, spec: GroupSpec, lanes: Lanes) -> None:
         self.spec = spec
@@ -88,9 +90,7 @@ class RingPort(Closing):
             )
         cpus = sorted(os.sched_getaffinity(1))
         if cpus != list(range(len(cpus))):
-            cpus = [
-                0
-            ]  # the program takes them for 0..n-1: without spreading it is slower, not wrong
+            cpus = [0]  # the program assumes CPUs 0..n-1: without spreading it is slower, not wrong
         self.window = max(1, min(spec.window, _MOST_TOKENS // spec.size))
         retransmit_slots = 1 << (_RETRANSMIT_SLOTS * self.window * spec.size - 1).bit_length()
         config = Struct(
@@ -128,7 +128,7 @@ class RingPort(Closing):
             self._connect(doorbell, lanes, len(cpus))
             ends = (self._object.programs[f"ring_{end}"] for end in ("link", "doorbell", "execute"))
             dispatcher.add(spec.group_id, *ends)
-            # The group's frames belong to nobody from then on.
+            # From then on, the group's frames count as foreign.
             stack.callback(dispatcher.remove, spec.group_id)
             self._open = stack.pop_all()
 
@@ -161,7 +161,7 @@ class RingPort(Closing):
         kick = encode(Frame(Header(Kind.DOORBELL, self.spec.group_id, self.spec.cookie, prev=0)))
         kick = kick.ljust(
             FRAME_BYTES + self.chunk_bytes, b"\0"
-        )  # as long as what it becomes, so that it need not grow
+        )  # as long as the frame that it becomes, so that it need not grow
         self._kick = ctypes.create_string_buffer(kick, len(kick))
         self._quiet = np.zeros(cpus, dtype("ring_quiet"))
         self._native = Struct(
@@ -221,11 +221,11 @@ class RingPort(Closing):
         absmax: float,
         exponent: int,
     ) -> Outcome:
-        """A whole collective, as far as it goes by itself.
+        """A whole collective, until it is complete or needs help.
 
         :param values: Address of the float32 values.
         :param out: Address of the sums, which may be the same.
-        :param absmax: A magnitude that the status is to count with besides the values'.
+        :param absmax: A magnitude that the status counts in addition to those of the values.
         """
         bits = _bits(absmax) if absmax else 0
         outcome: int = self._reduce(
@@ -236,9 +236,7 @@ class RingPort(Closing):
         return _OUTCOMES[outcome]
 
     def complete(self, layout: Layout, out: int, exponent: int) -> Outcome:
-        """What follows when all results are stored: the status is read, and the sums are turned
-        into floats.
-        """
+        """Finish when all results are stored: read the status, and turn the sums into floats."""
         outcome: int = self._complete(self._ring, layout.address, out, exponent)
         return _OUTCOMES[outcome]
 
@@ -248,11 +246,11 @@ class RingPort(Closing):
 
     @property
     def seen(self) -> int:
-        """The exponent that the last status has shown."""
+        """The exponent in the last status."""
         return int(self._native.seen)
 
     def status_bytes(self, layout: Layout) -> bytes:
-        """The whole status that has come back."""
+        """The whole reduced status."""
         return layout.status_in(self.results, self.chunk_bytes)
 
     @property
@@ -283,18 +281,18 @@ class RingPort(Closing):
         return bool(result)
 
     def moved(self) -> int:
-        """Frames that have brought something new, since the start."""
+        """Number of frames with new content, since the start."""
         return int(self.streams["progress"].sum())
 
     def heard(self) -> NDArray[np.uint64]:
-        """Frames from each rank, since the start."""
+        """Number of frames from each rank, since the start."""
         found: NDArray[np.uint64] = self.streams["heard"].sum(axis=0, dtype=np.uint64)[
             : self.spec.size
         ]
         return found
 
     def peers(self) -> list[Peer]:
-        """What each rank has said of itself last; zeros: nothing."""
+        """The latest state that each rank has reported; zeros: none."""
         return [
             Peer(
                 *(
@@ -315,7 +313,7 @@ class RingPort(Closing):
         self.control.ended = end.word
 
     def forget(self, seq: int) -> None:
-        """Reset what is stored of collectives before ``seq``, so that it does not pass for future
+        """Reset the state of collectives before ``seq``, so that it does not pass for future
         results when numbers wrap.
         """
         for name in ("reduced", "result"):
@@ -329,7 +327,7 @@ class RingPort(Closing):
 
     @property
     def refused(self) -> int:
-        """Results that were not what their check said."""
+        """Number of results that failed their check."""
         return int(self._native.refused)
 
     @property
@@ -338,7 +336,9 @@ class RingPort(Closing):
         return int(self._native.syscalls)
 
     def close(self) -> None:
-        """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
+        """Unregister from the dispatcher, so that the group's frames count as foreign, and
+        unload.
+        """
         self._open.close()
 
 

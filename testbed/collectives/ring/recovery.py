@@ -1,8 +1,8 @@
-"""What a rank does beside waiting: meets the others, finds out who is gone, gives up with a name,
-stays while it is needed.
+"""What a rank does besides waiting for results: it connects to the others, detects silent ranks,
+names them in errors, and lingers while it is needed.
 
-Missing frames are recovered without it: by the programs, and by ``testbed/native/ring_wait.h``
-while the process waits.
+It does not recover missing frames: programs do, and ``testbed/native/ring_wait.h`` while the
+process waits.
 """
 
 from __future__ import annotations
@@ -28,35 +28,32 @@ from testbed.protocol.ring.memory import WrKind
 __all__ = ["Recovery"]
 
 FIRST = 1
-"""The sequence number in which ranks meet."""
+"""The sequence number of the barrier when a group opens."""
 NEVER = 0xFFFFFFFF
 """More results than there ever are."""
 _LOOKS = 40
-"""Probes of every rank within the group's timeout: what has answered none of them is gone, whatever
+"""Probes of every rank within the group's timeout: a rank that has answered none is gone, whatever
 the loss.
 """
 _SILENT = 0.5
-"""Part of the timeout for which nothing of a rank has been seen, of those that are called silent.
-"""
+"""Part of the timeout after which a rank that has sent nothing is called silent."""
 _MOST_PAUSE = 0.05  # seconds
-_PAUSE = 0.005  # seconds between probes, while ranks meet or part
+_PAUSE = 0.005  # seconds between probes while ranks connect or close
 _NAMED = 4
-"""Chunks that an error names, for which ranks wait."""
+"""Maximum number of chunks that an error names."""
 _QUIET = 0.2
-"""Seconds for which a rank must not have been heard to be taken for gone, if all that it may need
-is an acknowledgement.
-"""
+"""Seconds of silence after which a rank that needs at most an acknowledgement is taken for gone."""
 _PARTING = 1.0
 """Seconds for which a rank that has given up stays at most, to say so."""
 _LEAST_LOOKS = 10
-"""Times that a rank has looked in vain before a timeout is over."""
+"""Minimum number of looks without progress before a timeout expires."""
 
 
 class _AwakeClock:
-    """Seconds for which this process has been awake to look.
+    """A clock of the seconds in which this process was able to look.
 
     A process that was stopped for longer than a timeout has seen nothing meanwhile, and must not
-    blame the others: between two looks, no more than a part of the timeout counts.
+    blame the others, so at most a part of the timeout counts between two looks.
     """
 
     def __init__(self, clock: Callable[[], float], timeout: float) -> None:
@@ -71,7 +68,7 @@ class _AwakeClock:
 
 
 class Recovery:
-    """The patience of one rank of one group.
+    """How one rank of one group waits.
 
     :param clock: Seconds; tests bring their own.
     """
@@ -119,8 +116,8 @@ class Recovery:
                 self._probe(self._others)
 
     def meet(self) -> None:
-        """Until every rank of the group has its programs in place. It is the first sequence number,
-        with nothing to reduce.
+        """Wait until every rank of the group has attached its programs. This is the first sequence
+        number, which reduces nothing.
 
         :raises CollectiveError: Some have not within the group's timeout; the text names them.
         """
@@ -138,19 +135,19 @@ class Recovery:
         port.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
-        """Stay until no rank needs what this one holds of its last collective, and who waits for
-        this one knows it is done.
+        """Linger until no rank needs data of this rank's last collective, and ranks that wait for
+        this one know that it is done.
 
-        A rank that needs something may be stopped, or cut off, and come back: it is waited for
-        until it has said nothing new of itself for the group's timeout, as it would have given up
-        by then. A rank that only waits to be told may have left before it could say so, and soon
-        nobody waits for it.
+        A rank that needs something may be stopped or cut off, and come back: this rank waits until
+        it has reported nothing new for the group's timeout, because it would have given up by then.
+        A rank that only needs to be told may have closed before it could say so, so this rank waits
+        only briefly for it.
 
-        :param seq: The last collective, which this rank is done with.
+        :param seq: The last collective, which this rank has finished.
         """
         port, spec = self.port, self.port.spec
-        # A sum shows that all ranks have met. The first sequence number has none, so others may not
-        # have seen this rank.
+        # A sum proves that all ranks have connected. The first sequence number has none, so others
+        # may not have seen this rank.
         upstream = spec.recovery == "upstream" and seq != FIRST
         askers = [(spec.rank + 1) % spec.size] if upstream else self._others
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
@@ -216,23 +213,25 @@ class Recovery:
 
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            self._probes += 1  # each is an attempt of its own: a fault may go by what a frame says
+            self._probes += (
+                1  # each has its own attempt, because a fault rule may match on header fields
+            )
             self.port.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
         self.port.flush()
 
     def _mismatched(self) -> int:
-        """Frames of other tensors that have come, in all collectives; ranks that wait for each
-        other go on sending them.
+        """Number of frames of other tensors, in all collectives; ranks that wait for each other
+        keep sending them.
         """
         return self.port.counters()["bad_tensor"]
 
     def _verdict(
         self, seq: int, quiet: Sequence[int], mismatched: bool, peers: Sequence[Peer]
     ) -> End:
-        """Why a collective does not go on, as far as this rank can tell.
+        """Why a collective makes no progress, as far as this rank can tell.
 
-        :param quiet: Ranks of which nothing has been seen.
-        :param mismatched: Frames of other tensors have come meanwhile.
+        :param quiet: Ranks from which nothing has arrived.
+        :param mismatched: Frames of other tensors have arrived meanwhile.
         """
         if quiet:
             return End(Reason.SILENT, tuple(to_blame(quiet, seq, peers)))
@@ -275,7 +274,7 @@ class Recovery:
         return f"another rank has given up: {why}"
 
     def _behind(self, ranks: Sequence[int], peers: Sequence[Peer]) -> str:
-        """What is missing here, and what the ranks wait for that are not done either."""
+        """What is missing here, and what the other unfinished ranks are waiting for."""
         by_chunk: dict[int, list[str]] = {}
         for rank in ranks:
             by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)

@@ -1,8 +1,8 @@
 """Ring all-reduce inside the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
 
-The process quantizes into memory that it shares with the kernel, rings, sleeps, and dequantizes;
-everything between is ``bpf/ring.bpf.c``. System calls a collective: a doorbell a block of input (at
-most `BLOCKS`), and one sleep.
+The process quantizes into memory that it shares with the kernel, kicks the doorbell, sleeps, and
+dequantizes; everything in between is ``bpf/ring.bpf.c``. System calls per collective: a kick per
+block of input (at most `BLOCKS`), and one sleep.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class XdpRing(Backend):
         self.tensors: dict[int, _Tensor] = {}
         self.port: RingPort | None = None
         self._failed: str | None = None
-        self._together = False  # all ranks have met, and this one is in no collective
+        self._together = False  # all ranks are connected, and this one is in no collective
 
     def connect(self) -> None:
         """See `Backend.connect`."""
@@ -97,7 +97,7 @@ class XdpRing(Backend):
             exponent = guess.exponent
             outcome = self._pass(kind, values, out, exponent)
             if outcome is Outcome.FAULTY:
-                # All ranks see the same faults, so all come here, and all go on or give up
+                # All ranks see the same faults, so all get here, and all continue or give up
                 # together.
                 status = decode(self.spec.size, self.port.status_bytes(kind.layout))
                 self._compare(kind.layout.identity, status)
@@ -174,14 +174,15 @@ class XdpRing(Backend):
             raise CollectiveError(self._failed)
 
     def _agree(self, tensor: Tensor) -> int:
-        """A collective of the status alone, for tensors of a size that nothing is known about yet.
+        """A collective of the status alone, for the first tensor of a size, whose exponent is
+        unknown.
 
         :returns: The exponent of the group's largest finite magnitude.
         """
         assert self.port is not None
         absmax = self._native.absmax(tensor.ctypes.data, tensor.size)
         if not math.isfinite(absmax):
-            # The pass to come reports it; this one only has to tell the exponent of the rest.
+            # The next pass reports it; this one only determines the exponent of the other values.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
         kind = _Tensor(tensor.size, self.lanes, self.port.chunk_bytes, 0)
@@ -220,8 +221,8 @@ class XdpRing(Backend):
         )
 
     def _limit(self, kind: _Tensor, out: Tensor, exponent: int) -> None:
-        """Sums beyond float32: an error, or the largest float32. The latter, too, where only
-        rounding has taken them there.
+        """Sums beyond float32: an error, or the largest float32. It is always the latter if only
+        rounding caused the overflow.
 
         :raises CollectiveError: ``on_overflow`` is "error"; the text names the index.
         """
@@ -295,8 +296,8 @@ class _Tensor:
         self._tags: dict[int, int] = {}
 
     def tag(self, exponent: int) -> int:
-        """What ranks must agree on besides the number of chunks, in 16 bits: most tensors that
-        differ are found by the first frame. The status finds all.
+        """What ranks must agree on besides the number of chunks, in 16 bits: the first frame
+        reveals most tensors that differ. The status reveals all.
         """
         if exponent not in self._tags:
             self._tags[exponent] = (

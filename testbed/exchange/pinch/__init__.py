@@ -1,3 +1,1 @@
-"""Neighbourhood aggregation inside the kernel: the process of a rank, beside its programs
-(docs/pinch.md).
-"""
+"""Neighbourhood aggregation inside the kernel: the process of a rank (docs/pinch.md)."""

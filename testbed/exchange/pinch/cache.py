@@ -1,9 +1,9 @@
-"""What a sender remembers, so that it need not send vertices that have hardly changed.
+"""What a sender remembers, so that it does not send vertices that have hardly changed.
 
-Receivers keep their accumulators from one exchange to the next, and frames carry by how much a
-vertex has changed since it was last sent: integers, so that no error builds up. That needs one
-scale for all differences; when magnitudes have outgrown it, or have become so small that it wastes
-bits, all ranks start over.
+Receivers keep their accumulators from one exchange to the next, and frames carry the change of a
+vertex since it was last sent, as integers, so that no error accumulates. This needs one scale for
+all differences; when magnitudes outgrow it, or become so small that it wastes bits, all ranks start
+over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cache:
         self._bound = spec.bound
         self._staleness = spec.staleness
         self._outgoing = outgoing
-        #: int32, shape (owned, dim): lanes as others have them.
+        #: int32, shape (owned, dim): the lanes last sent to others.
         self.last = np.zeros((spec.halo.num_owned, spec.dim), np.int32)
         self._age = np.zeros(spec.halo.num_owned, np.uint32)
         self._copies = np.zeros(spec.halo.num_owned, np.int64)
@@ -42,19 +42,19 @@ class Cache:
         self.hits = self.lookups = self.copies_saved = 0
 
     def forget(self) -> None:
-        """Forget everything: with a new scale, what others hold is worthless."""
+        """Forget everything: with a new scale, what others hold is invalid."""
         self.last[:] = 0
         self._age[:] = 0
 
     def choose(self, x: Embeddings, exponent: int) -> NDArray[np.bool_]:
-        """Which of the outgoing vertices to send."""
+        """Choose which of the outgoing vertices to send."""
         self._chosen = self._numbers.changed(
             x, self._outgoing, exponent, self.last, self._bound, self._age, self._staleness
         )
         return self._chosen
 
     def commit(self) -> None:
-        """The vertices that were chosen last have been sent."""
+        """Record that the vertices chosen last have been sent."""
         kept = self._outgoing[~self._chosen]
         self._age[self._outgoing] += 1
         self._age[self._outgoing[self._chosen]] = 0

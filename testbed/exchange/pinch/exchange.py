@@ -1,8 +1,7 @@
-"""``pinch``: embeddings broadcast by a TC program and summed up by an XDP program; see
-docs/pinch.md.
+"""``pinch``: a TC program broadcasts embeddings and an XDP program sums them; see docs/pinch.md.
 
 The process quantizes what others need into memory that it shares with the kernel, kicks, sleeps,
-and reads the sums; everything between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
+and reads the sums; everything in between is ``bpf/broadcast.bpf.c`` and ``bpf/aggregate.bpf.c``.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class Pinch(Exchange):
             self._recovery.wait()
             return self.spec.exponent
         while (exponent := self._try(x, own)) is None:
-            # All ranks get here, because all know the same, and none has sent anything.
+            # All ranks get here, because all have the same handshakes, and none has sent anything.
             assert self.port is not None
             if self._cache:
                 self._cache.forget()
@@ -188,7 +187,7 @@ class Pinch(Exchange):
         """Exchange with the predicted scale.
 
         :param own: This rank's largest exponent; None: it has values that are not finite.
-        :returns: It; None: it does not hold, and another is known.
+        :returns: The scale; None: it does not fit, and another is known.
         """
         guess, port = self._scale.exponent, self.port
         assert port is not None
@@ -219,7 +218,9 @@ class Pinch(Exchange):
         self.port.sending.send(x, self._bundles, self._numbers.factor(exponent), last)
 
     def _too_large(self, own: int | None, exponent: int) -> CollectiveError:
-        """Tell all other ranks, which would wait for frames that this rank cannot send."""
+        """Tell all other ranks, which would otherwise wait for frames that this rank cannot
+        send.
+        """
         assert self.port is not None
         group = self.spec.group
         self.port.handshakes.end(nonfinite=[group.rank])
@@ -233,7 +234,7 @@ class Pinch(Exchange):
         )
 
     def _choose(self, x: Embeddings, cache: Cache, exponent: int) -> None:
-        """Which vertices are sent this time."""
+        """The vertices to send in this exchange."""
         with self._timed("quantize"):
             chosen = cache.choose(x, exponent)
             self._address(
@@ -260,8 +261,8 @@ class Pinch(Exchange):
         )
 
     def error_bound(self, absmax: float) -> NDArray[np.float64]:
-        """Largest error of each vertex's aggregate where no embedding's element exceeds `absmax`;
-        see `Numbers.error_bound`.
+        """Largest error of each vertex's aggregate if no embedding's element exceeds `absmax`; see
+        `Numbers.error_bound`.
 
         :returns: float64 of shape (owned vertices, 1).
         """

@@ -1,4 +1,4 @@
-"""Embeddings as integers: what lanes and accumulators mean, and the C that converts them
+"""Embeddings as integers: the meaning of lanes and accumulators, and the C code that converts them
 (``testbed/native/pinch.c``).
 
 A lane is ``rint(x * limit / 2**exponent)``, where every rank's magnitudes are below
@@ -28,7 +28,7 @@ LEAST_EXPONENT = -149
 EXPONENTS = range(LEAST_EXPONENT, 129)
 """Of all finite float32."""
 SLACK = 1
-"""Bits of precision that the scale of an exchange may waste, so that it need not change whenever
+"""Bits of precision that the scale of an exchange may waste, so that it does not change whenever
 magnitudes do.
 """
 
@@ -43,7 +43,7 @@ class Numbers:
 
     :param scale: Of weights; see `Tables`.
     :param halved: Lanes carry differences of two values, and so have half the range.
-    :param slack: Bits by which exponents may be higher than magnitudes need.
+    :param slack: Bits by which exponents may exceed what magnitudes need.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Numbers:
         )
 
     def factor(self, exponent: int) -> float:
-        """What values are multiplied by."""
+        """The factor that values are multiplied by."""
         return self.limit / 2.0**exponent
 
     def absmax(self, x: Embeddings, positions: NDArray[np.int32]) -> float:
@@ -137,7 +137,7 @@ class Numbers:
         return float(np.uint32(most).view(np.float32))
 
     def reset(self, accumulators: NDArray[np.uint64]) -> None:
-        """Have nothing received."""
+        """Reset all accumulators."""
         if not self.none:
             accumulators[:] = 0
         elif self.layout.bits == 32:
@@ -158,8 +158,8 @@ class Numbers:
     ) -> None:
         """Write payloads of frames `first` to `end`, their lengths and checks.
 
-        :param last: int32, shape (owned, dim): what was sent last; lanes are then by how much it
-            has changed, and it is brought up to date.
+        :param last: int32, shape (owned, dim): what was sent last; lanes are then differences from
+            it, and it is updated.
         """
         self._fill(
             self._address,
@@ -228,10 +228,10 @@ class Numbers:
         """Largest error of each owned vertex's aggregate, shape (n, 1), where no element exceeds
         `absmax` in magnitude.
 
-        Half a step a summand, since a lane is rounded to nearest (a maximum: half a step), of a
-        scale that may be `slack` bits higher than it need be; with weights also half a step of the
-        weight; with a cache also `bound` a summand; and the rounding of the result to float32,
-        whose steps below its normal range are coarse.
+        It is half a step per summand, since a lane is rounded to nearest (a maximum: half a step in
+        all), of a scale that may be `slack` bits higher than necessary; with weights also half a
+        step of the weight; with a cache also `bound` per summand; and the rounding of the result to
+        float32, whose steps below its normal range are coarse.
         """
         degree = np.diff(halo.indptr).astype(np.float64)[:, None]
         step = 2.0 ** (math.frexp(absmax)[1] + self.slack) / self.limit if absmax else 0.0

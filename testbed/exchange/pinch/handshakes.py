@@ -1,4 +1,4 @@
-"""What ranks tell each other about an exchange before it, and when there will be none any more."""
+"""What ranks tell each other before an exchange, and when exchanges have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Handshakes"]
 
 
 class Handshakes:
-    """Those of one rank, and of others with it."""
+    """The handshakes that one rank sends and receives."""
 
     def __init__(self, group: GroupSpec, maps: Maps, process: Process) -> None:
         self._group, self._maps, self._process = group, maps, process
@@ -27,8 +27,7 @@ class Handshakes:
         frames it has for each.
 
         :param exponent: None: it has values that are not finite.
-        :param holds: Range of the group's largest exponent in which payloads can be sent as they
-            will be filled.
+        :param holds: Range of the group's largest exponent for which the payloads will be valid.
         """
         said = NOT_FINITE if exponent is None else exponent - LEAST_EXPONENT
         lowest, highest = (
@@ -46,7 +45,7 @@ class Handshakes:
 
     @property
     def highest(self) -> int | None:
-        """The largest exponent of all ranks' values, after all have entered; None: some are not
+        """The largest exponent of all ranks' values, once all have entered; None: some are not
         finite.
         """
         said = self._process.highest()

@@ -17,7 +17,7 @@ def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
     """Return a frame from a host's process to its own programs, sealed like any other.
 
     :param size: Bytes, as many as the frame that it becomes, so that it need not grow.
-    :param fields: Others of the header.
+    :param fields: Further header fields.
     """
     header = Header(
         kind, group.group_id, group.cookie, sender=group.rank, receiver=group.rank, **fields
@@ -28,7 +28,7 @@ def make_kick(kind: PinchKind, group: GroupSpec, size: int = LEAST_BYTES, **fiel
 
 
 class Kicks:
-    """All kicks that there are, and the doorbell that they go to.
+    """All kinds of kicks, and the doorbell to which they go.
 
     :param flows: The CPUs of the flows.
     :param size: Bytes of a full frame.
@@ -45,10 +45,10 @@ class Kicks:
             b"".join(make_kick(PinchKind.DOORBELL, group, self.size, stream=flow) for flow in flows)
         )
         self.count = len(flows)
-        #: Has queued hubs added.
+        #: Makes the programs add queued hubs.
         self.work = make_kick(PinchKind.WORK, group)
         kick = make_kick(PinchKind.SEND_HANDSHAKES, group)
-        #: Has this rank's programs send its handshakes.
+        #: Makes this rank's programs send its handshakes.
         self.handshake = ctypes.create_string_buffer(kick, len(kick))
 
     def add_hubs(self) -> None:
@@ -59,11 +59,10 @@ class Kicks:
         self.doorbell.send(self.work)
 
     def send_handshakes(self, attempt: int) -> None:
-        """Have handshakes repeated to partners from which something is missing, or the end to ranks
-        that do not know it.
+        """Repeat handshakes to partners from which something is missing, or the end of exchanges to
+        ranks that do not know it.
 
-        :param attempt: 1 or more. The header's is different each time, because fault rules match
-            on it.
+        :param attempt: 1 or more. It differs each time, because fault rules match on it.
         :raises CollectiveError: The doorbell is gone.
         """
         attempt = (attempt - 1) % 255 + 1

@@ -1,8 +1,9 @@
-"""How embeddings stand in frames, and which vertices share one. Pure.
+"""How embeddings are laid out in frames, and which vertices share a frame. Pure.
 
 A frame's payload is words of 64 bits: the vertices' positions at their owner, 32 bits each, padded
-to a word, then a row of words for each vertex. An embedding that does not fit one frame is cut into
-parts of equal length, one a frame; then the first word's upper half is the number of the part.
+to a word, then a row of words for each vertex. An embedding that does not fit into a frame is split
+into parts of equal length, one per frame; then the first word's upper half is the number of the
+part.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class RowLayout:
     :param bits: Of a lane: 16 or 32.
     :param words: Of a vertex in a frame.
     :param parts: Frames that an embedding takes.
-    :param rows: Vertices in a full frame; 1 where `parts` is more than 1.
+    :param rows: Vertices in a full frame; 1 if `parts` is more than 1.
     """
 
     dim: int
@@ -58,7 +59,7 @@ class RowLayout:
         return cls(dim, bits, -(-words // parts), parts, 1)
 
     def length(self, rows: int) -> int:
-        """Bytes of a payload with so many vertices."""
+        """Bytes of a payload with this many vertices."""
         return 8 * ((rows + 1) // 2 + rows * self.words)
 
     @property
@@ -78,7 +79,7 @@ class Bundles:
 
     :param order: int32, shape (m,): positions of the vertices, bundle after bundle.
     :param starts: int64, shape (b + 1,): where each bundle begins in `order`.
-    :param to: uint32, shape (b,): the ranks that each bundle goes to, a bit each.
+    :param to: uint32, shape (b,): the ranks that each bundle goes to, one bit each.
     """
 
     order: NDArray[np.int32]
@@ -89,11 +90,11 @@ class Bundles:
 def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int) -> Bundles:
     """Put vertices into frames of at most `rows`: those for the same ranks together.
 
-    What does not fill a frame shares one with leftovers for other ranks, and goes to all of them:
-    that costs bytes, a frame of its own would cost more.
+    Vertices that do not fill a frame share one with the remainders for other ranks, and that frame
+    goes to all of them: this costs bytes, but separate frames would cost more.
 
     :param positions: Shape (m,), of the vertices to send.
-    :param masks: uint32, shape (m,): the ranks that need each, a bit each; none is 0.
+    :param masks: uint32, shape (m,): the ranks that need each, one bit each; none is 0.
     """
     order = np.argsort(masks, kind="stable")
     sorted_masks = masks[order]
@@ -112,5 +113,5 @@ def bundle(positions: NDArray[np.integer], masks: NDArray[np.uint32], rows: int)
 
 
 def bundle_bound(vertices: int, rows: int) -> int:
-    """Bundles that any choice among so many vertices can make: all are full but the last."""
+    """Maximum number of bundles for any subset of this many vertices: all but the last are full."""
     return -(-vertices // rows)

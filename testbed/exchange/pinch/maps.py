@@ -31,7 +31,7 @@ class Maps(Closing):
     """``bpf/aggregate.bpf.c`` and ``bpf/broadcast.bpf.c``, loaded for one exchange, and views of
     what they share with its process.
 
-    :param tables: What is received from whom, and what for.
+    :param tables: What is received from which rank, and for which vertices.
     :raises KernelError: The kernel refused a program or map.
     """
 
@@ -52,7 +52,7 @@ class Maps(Closing):
                 "pinch_accumulators": 8 * layout.wide,
             }
             receive = self._open.enter_context(BpfObject("aggregate", config, sizes, values))
-            #: All that there are, by their names in C.
+            #: All maps, by their names in C.
             self.by_name = {
                 name: found for name, found in receive.maps.items() if not name.startswith(".")
             }
@@ -157,10 +157,10 @@ class Maps(Closing):
         return self._schedule[flow * self.capacity :][: self.capacity]
 
     def attach(self, dispatcher: Dispatcher) -> None:
-        """Have the programs get the group's frames, until `close`."""
+        """Register the programs with the dispatcher, until `close`."""
         ends = (self.programs[f"pinch_{end}"] for end in ("link", "doorbell", "execute", "send"))
         dispatcher.add(self._group.group_id, *ends)
-        # The group's frames belong to nobody from then on.
+        # From then on, the group's frames count as foreign.
         self._open.callback(dispatcher.remove, self._group.group_id)
 
     def counters(self) -> dict[str, int]:
@@ -170,5 +170,7 @@ class Maps(Closing):
         return dict(zip(COUNTERS, sums.tolist(), strict=True))
 
     def close(self) -> None:
-        """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
+        """Unregister from the dispatcher, so that the group's frames count as foreign, and
+        unload.
+        """
         self._open.close()

@@ -12,7 +12,8 @@ from testbed.protocol.pinch.packet import ANYWHERE
 __all__ = ["Placement"]
 
 _MOST_BANKS = 8
-"""CPUs that may each have accumulators of their own; with more, one CPU aggregates a host's frames.
+"""Maximum number of CPUs with accumulators of their own; with more CPUs, one aggregates a host's
+frames.
 """
 _MAX_FLOWS = constant("PINCH_MAX_FLOWS")
 
@@ -44,7 +45,7 @@ class Placement:
 
     @property
     def flows(self) -> list[int]:
-        """The flows that there are, ascending."""
+        """All flows, ascending."""
         return sorted(set(self.homes))
 
     @property
@@ -53,5 +54,5 @@ class Placement:
         return max(self.homes) + 1
 
     def ranks_of(self, flow: int) -> int:
-        """The ranks of a flow, a bit each."""
+        """The ranks of a flow, one bit each."""
         return sum(1 << rank for rank, home in enumerate(self.homes) if home == flow)

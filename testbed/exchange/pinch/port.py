@@ -29,9 +29,9 @@ __all__ = ["PinchPort"]
 
 
 class PinchPort(Closing):
-    """The parts of one rank's end, and what needs several of them.
+    """The parts of one rank's end, and operations that need several of them.
 
-    :param tables: What is received from whom, and what for.
+    :param tables: What is received from which rank, and for which vertices.
     :raises KernelError: The kernel refused a program or map.
     """
 
@@ -60,7 +60,7 @@ class PinchPort(Closing):
             self._open = stack.pop_all()
 
     def seen(self) -> Seen:
-        """The state that `Policy` decides on."""
+        """The state on which `Policy` bases its decisions."""
         control, seq = self.maps.control, self.process.seq
         partners, peers = int(control.partners), self.maps.peers.copy()
         counts = {
@@ -98,5 +98,7 @@ class PinchPort(Closing):
         self.process.kick()
 
     def close(self) -> None:
-        """Leave the group's frames to the dispatcher's counter of strangers, and unload."""
+        """Unregister from the dispatcher, so that the group's frames count as foreign, and
+        unload.
+        """
         self._open.close()

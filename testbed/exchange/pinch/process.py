@@ -21,7 +21,7 @@ __all__ = ["Process", "Waited"]
 
 
 class Waited(IntEnum):
-    """How `Process.wait` has ended: ``enum pinch_waited``."""
+    """The result of `Process.wait`: ``enum pinch_waited``."""
 
     TIME_UP = constant("PINCH_TIME_UP")
     COMPLETE = constant("PINCH_COMPLETE")
@@ -75,7 +75,7 @@ class Process:
             events=maps.events.fd,
         )
         self._address = self._native.address
-        self._memory = maps, kicks  # which native code has addresses in
+        self._memory = maps, kicks  # kept alive because native code has addresses in them
         library = load("pinch")
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
         rows = [pointer, pointer, pointer]
@@ -102,7 +102,7 @@ class Process:
         return int(self._library.pinch_highest(self._address))
 
     def end(self, nonfinite: int, gone: int, late: int) -> None:
-        """Tell all ranks that exchanges have ended: ranks, a bit each."""
+        """Tell all ranks that exchanges have ended; arguments are ranks, one bit each."""
         self._doorbell.check(self._library.pinch_end(self._address, nonfinite, gone, late))
 
     def send(
@@ -119,7 +119,7 @@ class Process:
         )
 
     def kick(self) -> None:
-        """Kick every flow with a system call, which may carry frames for a while."""
+        """Kick every flow with a system call, which may process frames for a while."""
         self._doorbell.check(self._library.pinch_kick(self._address))
 
     def wait(self, seconds: float) -> Waited:

@@ -17,17 +17,17 @@ from testbed.protocol.rto import RetransmissionTimer
 __all__ = ["Recovery"]
 
 _MOST_PATIENCE = 0.05  # seconds
-_TELL = 1.0  # seconds: how long a rank tells others that exchanges have ended
-_FAREWELL = 10  # round trips without a question after which nobody lacks this rank's last word
-_DOUBT = 1.5  # times the timeout: how long a rank waits until it knows which ranks to name
+_TELL = 1.0  # seconds for which a rank tells others that exchanges have ended
+_FAREWELL = 10  # round trips without an ask after which no rank lacks this one's last handshake
+_DOUBT = 1.5  # how long a rank waits until it knows which ranks to name, in units of the timeout
 
 
 class Recovery:
     """How one rank waits.
 
-    What this rank has sent is acknowledged by kernels, so a timer for round trips (RFC 6298) says
-    when to ask for it. What others have to send may take them longer, as they compute before: they
-    are asked for it when it takes longer than usual.
+    Kernels acknowledge what this rank has sent, so a round-trip timer (RFC 6298) determines when to
+    ask about it. Others may take longer to send, because they compute first, so they are asked only
+    when it takes longer than usual.
     """
 
     def __init__(self, port: PinchPort) -> None:
@@ -101,10 +101,11 @@ class Recovery:
         )
 
     def linger(self) -> None:
-        """Linger until all ranks are past their exchanges, or know that exchanges have ended.
+        """Linger until all ranks have finished their exchanges, or know that exchanges have ended.
 
-        Till then one of them may lack this one's last handshake or acknowledgement, and ask for it.
-        It may have been stopped, or cut off: if it is not back by the timeout, it gives up itself.
+        Until then, one of them may lack this rank's last handshake or acknowledgement, and ask for
+        it. It may have been stopped or cut off; if it is not back by the timeout, it gives up by
+        itself.
         """
         port, attempt, timeout = self.port, 0, self.port.group.timeout
         deadline = time.monotonic() + (
@@ -127,10 +128,10 @@ class Recovery:
             self._fall_silent(deadline)
 
     def _fall_silent(self, deadline: float) -> None:
-        """Stay until nobody has asked for some round trips: the programs answer meanwhile.
+        """Stay until no rank has asked for some round trips: the programs answer meanwhile.
 
-        A rank that lacks this one's last handshake asks for it once a round trip. If nobody
-        answered, it would linger until its timeout.
+        A rank that lacks this one's last handshake asks for it once per round trip. Without an
+        answer, it would linger until its timeout.
         """
         heard, quiet = self.port.seen().heard, 0
         while quiet < _FAREWELL and time.monotonic() < deadline:
@@ -139,7 +140,7 @@ class Recovery:
             quiet = quiet + 1 if heard == before else 0
 
     def _measure(self) -> None:
-        """Take over the round trips that the programs have measured."""
+        """Read the round trips that the programs have measured."""
         control = self.port.maps.control
         samples, total = int(control.rtt_samples), int(control.rtt_sum_us)
         if samples != self._samples:

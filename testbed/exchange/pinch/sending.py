@@ -1,4 +1,4 @@
-"""What one rank sends in an exchange: frames, to whom, and which of them again."""
+"""What one rank sends in an exchange: its frames, their receivers, and retransmissions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Sending"]
 
 _ACK_EVERY = 8
 _MOST_IN_FLIGHT = 192
-"""Copies of frames in flight at most: the ring of a veth's queue has 256 places, and drops what it
-has no room for.
+"""Maximum number of copies of frames in flight: the ring of a veth's queue has 256 places, and
+drops frames beyond that.
 """
 
 
@@ -47,7 +47,7 @@ class Sending:
         window = min(self._group.window * peers, _MOST_IN_FLIGHT)
         every = max(1, min(_ACK_EVERY, window // (4 * peers)))
         ask = np.zeros(len(to), np.uint32)
-        # Before late acknowledgements find the new bitmaps.
+        # This must come before late acknowledgements find the new bitmaps.
         maps.acked[:] = np.uint64(self._process.seq << 32)
         maps.wanted[:] = 0
         frames_to[:] = 0
@@ -58,7 +58,7 @@ class Sending:
                 asked = np.zeros(len(mine), bool)
                 asked[every - 1 :: every] = True
                 asked[-1] = True
-                # An acknowledgement reaches so far back.
+                # This is how far back an acknowledgement reaches.
                 asked[:-1] |= np.diff(mine // 32) > max(ACK_BEHIND // every, 1)
                 ask[mine[asked]] |= np.uint32(1 << rank)
                 np.bitwise_or.at(

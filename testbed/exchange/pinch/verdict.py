@@ -11,7 +11,7 @@ from testbed.protocol.sequence import is_before
 __all__ = ["Words"]
 
 _NAMED = 4
-"""Ranks for which an error says what is missing, at most."""
+"""Maximum number of ranks for which an error says what is missing."""
 
 
 class Words:
@@ -25,7 +25,7 @@ class Words:
         self.rank, self.names, self.timeout = rank, names, timeout
 
     def gave_up(self, seen: Seen, verdict: Verdict, copies: int, seconds: float) -> str:
-        """This rank has waited in vain.
+        """The error of a rank that has waited in vain.
 
         :param copies: Frames that it has to send, a copy for each rank.
         :param seconds: For how long.

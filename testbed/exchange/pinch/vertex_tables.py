@@ -1,5 +1,5 @@
-"""From a halo to the tables that programs read: neighbours of other ranks' vertices, and receivers
-of own ones. Pure.
+"""From a halo to the tables that programs read: the neighbours of other ranks' vertices, and the
+receivers of this rank's. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from testbed.protocol.wire import MAX_RANKS
 __all__ = ["SLICE_WORDS", "Tables", "make_tables", "weight_scale"]
 
 SLICE_WORDS = 1 << 13
-"""Accumulator words that a program adds to for one vertex in one run: some 10 microseconds. More is
-a hub, added by slices.
+"""Accumulator words to which a program adds for one vertex in one run, which takes some 10
+microseconds. A vertex with more is a hub, added in slices.
 """
 
 
@@ -30,17 +30,17 @@ class Tables:
     """What stays the same from one exchange to the next.
 
     :param outgoing: int32: positions of the vertices that other ranks need, ascending.
-    :param masks: uint32: the ranks that need each, a bit each.
+    :param masks: uint32: the ranks that need each, one bit each.
     :param vertices: `VERTEX`, one for every vertex of every other rank, by rank and position there.
     :param edges: `EDGE`: accumulators of neighbours here.
     :param targets: int32: the position that each accumulator is for. Only vertices with neighbours
-        on other ranks have one, in the order in which frames come to them, for the sake of the
-        CPU's caches: most have few.
+        on other ranks have one, in the order in which frames reach them, for the sake of the CPU's
+        caches, since most have few neighbours.
     :param hubs: Slots that the parts of vertices with many neighbours take.
-    :param slice: Neighbours that one run adds a vertex to.
+    :param slice: Neighbours to which one run adds a vertex.
     :param sources: Where each rank's vertices and frames begin.
-    :param seen: Words of the bitmaps of frames that have come.
-    :param scale: What a weight of 1 is as an integer; 1 without weights.
+    :param seen: Words of the bitmaps of received frames.
+    :param scale: The integer that stands for a weight of 1; 1 without weights.
     """
 
     outgoing: NDArray[np.int32]
@@ -119,12 +119,12 @@ def make_tables(halo: Halo, layout: RowLayout, aggregation: Aggregation) -> Tabl
 
 
 def weight_scale(halo: Halo, bits: int) -> float:
-    """What to multiply weights by before rounding, so that no vertex's sum can overflow its
+    """The factor for weights before rounding, such that no vertex's sum can overflow its
     accumulator.
 
     A lane's magnitude is below ``2**(bits - 1)`` and its accumulator's below ``2**(2 * bits - 1)``:
-    the integer weights of a vertex may come to ``2**bits`` in magnitude, of which rounding may take
-    half an edge; and one is 32 bits with its sign.
+    the integer weights of a vertex may add up to ``2**bits`` in magnitude, and rounding may add
+    half of one per edge; and a weight has 32 bits with its sign.
     """
     assert halo.weights is not None
     magnitude = np.abs(halo.weights.astype(np.float64))
