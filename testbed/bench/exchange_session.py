@@ -17,6 +17,7 @@ from testbed.collectives.registry import check_mtu
 from testbed.comm.backend import Counters
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
+from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError, SpecError, TestbedError
 from testbed.datapath import set_datapath
 from testbed.exchange.halo import Halo
@@ -172,7 +173,7 @@ def _mean(counts: Sequence[int] | None, ranks: Sequence[int]) -> float | None:
     return None if counts is None else round(sum(counts[rank] for rank in ranks) / len(ranks), 1)
 
 
-class Session:
+class Session(Stacked):
     """A fabric on which cases are measured. A context manager.
 
     :ivar environment: What the results depend on, after entering.
@@ -183,26 +184,18 @@ class Session:
         self.environment: dict[str, object] = {}
         self._groups = self._ranks = 0
 
-    def __enter__(self) -> "Session":
+    def _enter(self, stack: ExitStack) -> None:
         load, options = load_average(), self.options
-        with ExitStack() as stack:
-            self._fabric = stack.enter_context(Fabric(options.plan))
-            modules = [calls.__name__, *modules_of(options.exchanges)]
-            self._workers = stack.enter_context(
-                Workers(self._fabric, options.terms.affinity, modules)
-            )
-            shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
-            self.environment = {
-                **describe(load),
-                **options.plan.summary(),
-                **options.terms.model_dump(),
-                **shown,
-            }
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
+        self._fabric = stack.enter_context(Fabric(options.plan))
+        modules = [calls.__name__, *modules_of(options.exchanges)]
+        self._workers = stack.enter_context(Workers(self._fabric, options.terms.affinity, modules))
+        shown = {name: getattr(options, name) for name in ("iterations", "warmup", "seed")}
+        self.environment = {
+            **describe(load),
+            **options.plan.summary(),
+            **options.terms.model_dump(),
+            **shown,
+        }
 
     def run(
         self, case: Case, progress: Callable[[str], None] = lambda text: None

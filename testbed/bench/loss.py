@@ -16,6 +16,7 @@ from testbed.collectives.registry import BACKENDS, check_mtu, modules_of
 from testbed.comm.backend import Counters
 from testbed.comm.group import make_groups
 from testbed.comm.options import CollectiveOptions
+from testbed.core.closing import Stacked
 from testbed.core.errors import CollectiveError, SpecError, WorkerTimeout
 from testbed.datapath import set_datapath
 from testbed.fabric import Fabric
@@ -112,7 +113,7 @@ class _Progress:
     failure: str | None = None
 
 
-class Session:
+class Session(Stacked):
     """A fabric on which cells are measured. A context manager.
 
     :ivar environment: What the results depend on, after entering.
@@ -125,30 +126,24 @@ class Session:
         self._open: set[str] = set()
         self._absmax: float | None = None
 
-    def __enter__(self) -> "Session":
+    def _enter(self, stack: ExitStack) -> None:
         load, options = load_average(), self.options
-        with ExitStack() as stack:
-            self._fabric = stack.enter_context(Fabric(options.plan))
-            modules = {
-                calls.__name__,
-                attach.__name__,
-                *modules_of(VARIANTS[name][0] for name in options.variants),
-            }
-            self._workers = stack.enter_context(
-                Workers(self._fabric, options.collective.affinity, sorted(modules))
-            )
-            shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
-            self.environment = {
-                **describe(load),
-                **options.plan.summary(),
-                **options.collective.model_dump(),
-                **shown,
-            }
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
+        self._fabric = stack.enter_context(Fabric(options.plan))
+        modules = {
+            calls.__name__,
+            attach.__name__,
+            *modules_of(VARIANTS[name][0] for name in options.variants),
+        }
+        self._workers = stack.enter_context(
+            Workers(self._fabric, options.collective.affinity, sorted(modules))
+        )
+        shown = {name: getattr(options, name) for name in ("seed", "iterations", "budget")}
+        self.environment = {
+            **describe(load),
+            **options.plan.summary(),
+            **options.collective.model_dump(),
+            **shown,
+        }
 
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Cell]:
         """Measure: yields the cells of a rate of loss when it is done, those without the fault

@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal, NoReturn, Self
+from types import FrameType
+from typing import Any, Literal, NoReturn
 
+from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError
 from testbed.fabric.namespace import FEATURES
 from testbed.fabric.nodes import START_TIMEOUT, Bridge, Host, NamespaceNode, SilentIntf, VethLink
@@ -36,7 +37,7 @@ Datapath = Literal["xdp", "sockets"]
 _ARRAY = 2  # BPF_MAP_TYPE_ARRAY
 
 
-class Fabric:
+class Fabric(Stacked):
     """Hosts, links and switches, which exist while the context is entered.
 
     While it is up, SIGTERM and SIGHUP raise ``SystemExit`` in the main thread, as SIGINT raises
@@ -74,38 +75,27 @@ class Fabric:
         self._flooding: dict[str, Map] = {}
         self._flooding_lock = threading.Lock()  # the timeline's thread calls it, too
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         require_root()
-        with ExitStack() as stack:
-            self._turn_signals_into_exceptions(stack)
-            pid = os.getpid()
-            controller = ProcessEntry("controller", pid, start_time(pid) or 0)
-            state = State(
-                self.run_id,
-                controller,
-                self.plan.to_dict(),
-                directories=[str(self.directory)],
-                kept=self._kept,
-                results=str(self._results.resolve()) if self._results else None,
-            )
-            with signals_later():  # each resource is on the stack before a signal can interrupt
-                self.state.create(state)
-                stack.callback(self.state.remove)
-                self.directory.mkdir(mode=0o700)
-                stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
-            self._write_hosts_file()
-            stack.callback(self._terminate)
-            self._build()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+        self._turn_signals_into_exceptions(stack)
+        pid = os.getpid()
+        controller = ProcessEntry("controller", pid, start_time(pid) or 0)
+        state = State(
+            self.run_id,
+            controller,
+            self.plan.to_dict(),
+            directories=[str(self.directory)],
+            kept=self._kept,
+            results=str(self._results.resolve()) if self._results else None,
+        )
+        with signals_later():  # each resource is on the stack before a signal can interrupt
+            self.state.create(state)
+            stack.callback(self.state.remove)
+            self.directory.mkdir(mode=0o700)
+            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        self._write_hosts_file()
+        stack.callback(self._terminate)
+        self._build()
 
     @property
     def nodes(self) -> Mapping[str, NamespaceNode]:

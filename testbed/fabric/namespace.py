@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 from pyroute2.netlink.exceptions import NetlinkError
 
+from testbed.core.closing import Stacked
 from testbed.core.errors import KernelError
 
 __all__ = ["FEATURES", "NetworkNamespace"]
@@ -34,7 +34,7 @@ FEATURES = {
 }
 
 
-class NetworkNamespace:
+class NetworkNamespace(Stacked):
     """Sockets in the network namespace of process ``pid``. A context manager.
 
     A socket belongs to the namespace in which it was created, wherever it is used later.
@@ -43,25 +43,14 @@ class NetworkNamespace:
     def __init__(self, pid: int) -> None:
         self._path = f"/proc/{pid}/ns/net"
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, self.fd)
-            # IPRoute(netns=...) would fork the controller for this.
-            netlink = inside(self.fd, netlink_socket)
-            self.route = stack.enter_context(IPRoute(fileno=netlink.detach()))  # takes ownership
-            self._ethtool = inside(self.fd, IoctlEthtool)
-            stack.callback(self._ethtool.close)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+    def _enter(self, stack: ExitStack) -> None:
+        self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, self.fd)
+        # IPRoute(netns=...) would fork the controller for this.
+        netlink = inside(self.fd, netlink_socket)
+        self.route = stack.enter_context(IPRoute(fileno=netlink.detach()))  # takes ownership
+        self._ethtool = inside(self.fd, IoctlEthtool)
+        stack.callback(self._ethtool.close)
 
     def request(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """A call of pyroute2's IPRoute.

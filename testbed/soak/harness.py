@@ -1,4 +1,4 @@
-"""A fabric on which scenarios are played one after the other, each with all its checks."""
+"""A fabric on which scenarios run one after the other, each with all its checks."""
 
 import itertools
 import os
@@ -14,6 +14,7 @@ from testbed.collectives.registry import BACKENDS
 from testbed.comm.backend import Counters, Datapath
 from testbed.comm.group import MAX_GROUP_ID, GroupSpec, make_groups
 from testbed.comm.options import GroupOptions
+from testbed.core.closing import Stacked
 from testbed.core.errors import FaultError, WorkerDied
 from testbed.datapath import set_datapath
 from testbed.exchange import registry as exchanges
@@ -43,7 +44,7 @@ OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
 # others may keep the machine busy
 DEADLINE, DEADLINE_EACH = 120.0, 0.25
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
-GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
+GRACE = 10.0  # maximum number of seconds that closing takes beyond the timeout
 MOST_RECORDS = (
     100_000  # of the faults' log are judged again, evenly spaced: some three seconds' work
 )
@@ -52,7 +53,7 @@ MOST_RECORDS = (
 AnyTask = TypeVar("AnyTask", Group, Exchange)
 
 
-class Harness:
+class Harness(Stacked):
     """A fabric with workers, from entering the context until leaving it.
 
     :param run_id: The fabric's; a random one where not given.
@@ -72,7 +73,7 @@ class Harness:
         self._baseline: dict[Datapath, dict[str, Holdings]] = {}
         self._loaded: set[str] = set()
 
-    def __enter__(self) -> "Harness":
+    def _enter(self, stack: ExitStack) -> None:
         modules = (
             calls.__name__,
             tap.__name__,
@@ -80,19 +81,13 @@ class Harness:
             *backends.modules_of(self.backends),
             *exchanges.modules_of(["pinch"]),
         )
-        with ExitStack() as stack:
-            stack.enter_context(self.fabric)
-            self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
-            self._workers.call_all(calls.prepare, list(self._workers))
-            for switch in self.fabric.switches:
-                # Made, and mapped, when it is first asked for, and then it lasts: before anything
-                # is compared.
-                self.fabric.flooding(switch).view()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
+        stack.enter_context(self.fabric)
+        self._workers = stack.enter_context(Workers(self.fabric, modules=modules))
+        self._workers.call_all(calls.prepare, list(self._workers))
+        for switch in self.fabric.switches:
+            # Made, and mapped, when it is first asked for, and then it lasts: before anything
+            # is compared.
+            self.fabric.flooding(switch).view()
 
     def play(self, scenario: Scenario) -> Report:
         """Play a scenario.
@@ -109,9 +104,9 @@ class Harness:
         return report
 
     def _play(self, scenario: Scenario, report: Report) -> frozenset[Object]:
-        """Play a scenario until it holds nothing any more.
+        """Run a scenario until it holds no more resources.
 
-        :returns: BPF objects that processes held when all was open.
+        :returns: BPF objects that processes held when everything was open.
         """
         set_datapath(self.fabric, BACKENDS[scenario.backend].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
@@ -217,12 +212,12 @@ class Harness:
     def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
         """Look for resources that a scenario should have released.
 
-        A datapath holds what it needs, and what works for the first time loads what it needs:
-        scenarios are compared with the first on the same datapath since then.
+        A datapath keeps what it needs, and so does code that runs for the first time: scenarios are
+        compared with the first one on the same datapath since then.
 
         :param objects: BPF objects that processes held in between.
-        :returns: Bytes by which a process has grown at most.
-        :raises Finding: Something is held that was not before.
+        :returns: The largest growth of a process, bytes.
+        :raises Finding: Something is held that was not held before.
         """
         self._workers.call_all(calls.trim, self._alive, timeout=GRACE)
         trim()
@@ -255,7 +250,9 @@ class Phase:
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
 
     def open(self) -> None:
-        """Open all that is opened once, on all hosts; hand out what the others need."""
+        """Open everything that is opened only once, on all hosts; distribute what the others
+        need.
+        """
         scenario, hosts = self.scenario, self.harness.fabric.plan.hosts
         specs: dict[str, dict[int, list[Spec]]] = {name: {} for name in self.names}
         for index, task in enumerate(scenario.tasks):
@@ -350,13 +347,13 @@ class Phase:
         report.collectives[task.kind] += min(done)
 
     def _check_error(self, who: str, name: str, names: Sequence[str], error: str) -> None:
-        """Was there a reason to give up, and is it the one that the error names?"""
+        """Was there a reason to give up, and does the error name it?"""
         innocent = accused(error) - {self._victim}
         if self._victim not in names:
             blamed = f", and {', '.join(sorted(innocent))} not gone" if innocent else ""
             raise Finding(f"{who} gave up, but nothing lasting was in its way{blamed}: {error}")
         if name == self._victim:
-            return  # cut off: to it, the others seem silent
+            return  # cut off: to this host, the others seem silent
         if innocent:
             raise Finding(f"{who} accuses {', '.join(sorted(innocent))}, who is innocent: {error}")
         if f"({self._victim})" not in error:
@@ -364,7 +361,7 @@ class Phase:
 
     @property
     def _victim(self) -> str | None:
-        """The host that is killed or cut off for good."""
+        """The host that is killed or cut off permanently."""
         if self.scenario.ending == "whole":
             return None
         event = events_of([parse_fault(self.scenario.faults[-1])])[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from testbed.core.closing import Stacked
 from testbed.faults.events import Partition, check_events
 from testbed.faults.injector import Injector
 from testbed.faults.spec import events_of, format_fault, limits_of, parse_fault, rules_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FaultsInForce"]
 
 
-class FaultsInForce:
+class FaultsInForce(Stacked):
     """Rules, limits and events that are in force while the context is entered; times of events
     count from its start.
 
@@ -47,32 +47,21 @@ class FaultsInForce:
         self.timeline: Timeline | None = None
         self._limited: Callable[[], int] = int
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         from testbed.faults.partition import Blockade
         from testbed.faults.shaper import limited
         from testbed.faults.timeline import Timeline  # Mininet
 
         fabric = self._fabric
         workers = Workers.of(fabric)
-        with ExitStack() as stack:
-            stack.enter_context(self.injector)
-            partitions = any(isinstance(event, Partition) for event in self._events)
-            blockade = stack.enter_context(Blockade(fabric)) if partitions else None
-            if self._limits:
-                self._limited = stack.enter_context(limited(fabric, self._limits, self.injector))
-                stack.callback(self._keep_count)
-            self.timeline = Timeline(fabric, workers, self._events, blockade)
-            stack.enter_context(self.timeline)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        stack.enter_context(self.injector)
+        partitions = any(isinstance(event, Partition) for event in self._events)
+        blockade = stack.enter_context(Blockade(fabric)) if partitions else None
+        if self._limits:
+            self._limited = stack.enter_context(limited(fabric, self._limits, self.injector))
+            stack.callback(self._keep_count)
+        self.timeline = Timeline(fabric, workers, self._events, blockade)
+        stack.enter_context(self.timeline)
 
     def fired(self) -> dict[str, int]:
         """How often faults have happened, by action: frames that met a rule or a full queue, events

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from testbed import native
+from testbed.core.closing import Stacked
 from testbed.core.errors import FabricError, SpecError, WorkerDied, WorkerTimeout
 from testbed.host.machine import Affinity
 from testbed.kernel.compile import compile_all
@@ -35,7 +35,7 @@ MODULES = ("testbed.datapath.switch", "testbed.collectives.ring.xdp_ring")
 _OPEN: "WeakKeyDictionary[Fabric, Workers]" = WeakKeyDictionary()
 
 
-class Workers(Mapping[str, Worker]):
+class Workers(Mapping[str, Worker], Stacked):
     """All workers of a fabric, by name. A context manager; for one thread at a time.
 
     Workers are killed when the thread that entered the context exits (PR_SET_PDEATHSIG), so enter
@@ -78,38 +78,27 @@ class Workers(Mapping[str, Worker]):
     def __len__(self) -> int:
         return len(self._workers)
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: ExitStack) -> None:
         if Workers.find(self.fabric):
             raise FabricError("this fabric has workers already")
         # Compile now: a rank that compiled later would keep others waiting beyond their timeouts.
         compile_all()
         native.compile_all()
-        with ExitStack() as stack:
-            self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            # Only root can access the directory. The key keeps out workers of an earlier run with
-            # the same id.
-            self._key_path.write_bytes(self._key)
-            stack.callback(self._key_path.unlink)
-            self._listener.bind(str(self.path))
-            stack.callback(self.path.unlink)
-            self._listener.listen(socket.SOMAXCONN)
-            forkserver = stack.enter_context(Forkserver(self.fabric, self.path, self._modules))
-            stack.callback(self._stop)
-            for name in self.fabric.nodes:
-                self._workers[name] = self._start(forkserver, name)
-            self._accept(set(self._workers), START_TIMEOUT)
-            self._stack = stack.pop_all()
+        self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        # Only root can access the directory. The key keeps out workers of an earlier run with
+        # the same id.
+        self._key_path.write_bytes(self._key)
+        stack.callback(self._key_path.unlink)
+        self._listener.bind(str(self.path))
+        stack.callback(self.path.unlink)
+        self._listener.listen(socket.SOMAXCONN)
+        forkserver = stack.enter_context(Forkserver(self.fabric, self.path, self._modules))
+        stack.callback(self._stop)
+        for name in self.fabric.nodes:
+            self._workers[name] = self._start(forkserver, name)
+        self._accept(set(self._workers), START_TIMEOUT)
         _OPEN[self.fabric] = self
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _OPEN.pop(self.fabric, None)
-        self._stack.close()
+        stack.callback(_OPEN.pop, self.fabric, None)
 
     @staticmethod
     def find(fabric: "Fabric") -> "Workers | None":

@@ -1,5 +1,5 @@
-"""What a rank says when nothing moves, whom it waits for when ranks meet, and for whom it stays
-when they part.
+"""What a rank's error says when there is no progress, for which ranks it waits when a group opens,
+and for which ones it lingers when it closes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,4 @@
-"""What is in a fabric cannot be reached from outside of it, nor from another one with the same
-addresses.
-"""
+"""A fabric cannot be reached from outside, nor from another one with the same addresses."""
 
 import socket
 from collections.abc import Callable, Iterator

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from testbed.protocol.pinch.memory import Sent
 from testbed.protocol.pinch.packet import (
+    ASK,
     BATCH,
     KICK_ALL,
     LEAST_WORDS,
@@ -181,5 +182,11 @@ class Sender(Work):
         return self._copies(head._replace(body=head.body[:LEAST_WORDS]), to, 0, 0)
 
     def _copies(self, head: Packet, to: int, ask: int, length: int) -> list[Packet]:
-        ranks = [rank for rank in range(self.config.ranks) if to >> rank & 1]
-        return [self._address(head._replace(flags=ask >> rank & 1), rank, length) for rank in ranks]
+        flags = {
+            rank: ASK if ask >> rank & 1 else 0
+            for rank in range(self.config.ranks)
+            if to >> rank & 1
+        }
+        return [
+            self._address(head._replace(flags=flag), rank, length) for rank, flag in flags.items()
+        ]
