@@ -1,5 +1,5 @@
-"""What all tests share: skips in the doctor's words, and the check that a session leaves nothing
-behind.
+"""What all tests share: skips with the doctor's messages, and the check that a session leaves
+nothing behind.
 
 ``TESTBED_REQUIRE`` names tiers and capabilities (``kernel,net,BCC``) whose tests must run: what
 would be a skip is a failure then, so that a machine known to be able cannot pass by skipping.

@@ -1,4 +1,4 @@
-"""The base of what closes itself."""
+"""The base class of objects that close themselves."""
 
 from contextlib import ExitStack, suppress
 

@@ -1,6 +1,4 @@
-"""Estimates of memory: upper bounds, not far from what is measured, and refused where there is
-less.
-"""
+"""Memory estimates: upper bounds, close to measurements, and errors if there is less memory."""
 
 import io
 import json

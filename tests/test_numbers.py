@@ -1,4 +1,4 @@
-"""Numbers as users write them: what is taken, and what is said of the rest."""
+"""Numbers as users write them: what is accepted, and the errors for the rest."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""Names: the testbed's own, installed packages', and any object's ``module:attribute``; what is
-none is said in a line.
+"""Names: the testbed's own, installed packages', and any object's ``module:attribute``; for others,
+the error is one line.
 """
 
 from importlib.metadata import EntryPoint

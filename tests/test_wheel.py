@@ -1,5 +1,5 @@
 """The package as others install it: a wheel in a fresh virtual environment, used from an empty
-folder. All paths have a space, the temporary folder's as well.
+folder. All paths contain a space, including that of the temporary folder.
 """
 
 import os
@@ -103,6 +103,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return run
 
 
+@pytest.mark.deep
 def test_the_package_is_the_installed_one(installed: Command) -> None:
     done = installed(
         "python",

@@ -21,4 +21,4 @@ TOPOLOGIES: "Registry[type[Topo]]" = Registry(
     },
     group="testbed.topologies",
 )
-"""Imported when they are asked for."""
+"""Imported on first use."""

@@ -23,8 +23,7 @@ class LeafSpine(Topo):  # type: ignore[misc]  # Mininet has no types
         :param hosts: Number of hosts.
         :param k: Number of leaves and of spines.
         """
-        # Where no dpid is given, Mininet takes the digits of the name: leaf1 and spine1 would
-        # clash.
+        # Without a dpid, Mininet uses the digits of the name: leaf1 and spine1 would clash.
         leaves = [self.addSwitch(f"leaf{number}", dpid=f"{number:x}") for number in range(1, k + 1)]
         spines = [
             self.addSwitch(f"spine{number}", dpid=f"{k + number:x}") for number in range(1, k + 1)

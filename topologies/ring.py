@@ -17,8 +17,7 @@ class Ring(Topo):  # type: ignore[misc]  # Mininet has no types
     """Host ``h<i>`` on port 1 of switch ``s<i>``; ``s<i>`` is joined to ``s<i+1>``, the last one to
     ``s1``.
 
-    Two switches are joined once, not twice: a second link would carry nothing under shortest-path
-    forwarding.
+    Two switches have one link, not two, because shortest-path forwarding would not use the second.
     """
 
     def build(self, hosts: int = 4, **_: Any) -> None:

@@ -1,8 +1,8 @@
-"""``testbed bench aggregate``: one host adds up the vertices that others send. What is measured,
-and its text. Pure.
+"""``testbed bench aggregate``: one host adds up the vertices that others send. The measurements and
+their text. Pure.
 
-Every vertex that arrives is added into as many of the first rank's vertices as the degree says.
-Over tcp-push that is receiving into a matrix and then a sparse product, in user space.
+Every vertex that arrives is added into `degree` of the first rank's vertices. With tcp-push this
+means receiving into a matrix and then a sparse product, in user space.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Row:
         return self.arrived * self.degree
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The row as it goes into the JSON file."""
+        """The row for the JSON file."""
         values = {
             "dim": self.dim,
             "degree": self.degree,
@@ -78,7 +78,7 @@ class Row:
 
 
 def check_grid(dims: Sequence[int], degrees: Sequence[int], vertices: int, hosts: int) -> None:
-    """Check what is to be measured.
+    """Check the options.
 
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
@@ -114,7 +114,7 @@ def make_case(dim: int, degree: int, vertices: int, hosts: int, seed: int) -> Ca
 
 
 def header_lines() -> list[str]:
-    """What columns mean that does not go without saying; names and units."""
+    """An explanation of the columns that need one; names and units."""
     return [
         (
             "# min, median, p99: from the first sender's call until the receiver has all sums,"

@@ -40,7 +40,7 @@ class Options:
     :param iterations: Timed all-reduces of each backend at each size.
     :param warmup: Untimed ones before each turn.
     :param check: Whether results are compared with the reference.
-    :param collective: The terms of all backends.
+    :param collective: The options of all backends.
     :raises SpecError: A value is not allowed; the text names the command's option.
     """
 
@@ -64,14 +64,14 @@ class Options:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What each row of the JSON file repeats."""
+        """The options that each row of the JSON file repeats."""
         fabric = self.plan.summary()
         kept = {key: fabric[key] for key in ("mtu", "offload", "topology")}
         return {**kept, **self.collective.model_dump(), "seed": self.seed}
 
     @property
     def turns(self) -> list[int]:
-        """Iterations of each turn: as equal as can be."""
+        """Iterations of each turn, as equal as possible."""
         turns = min(self.iterations, MAX_TURNS)
         return [
             self.iterations * (i + 1) // turns - self.iterations * i // turns for i in range(turns)
@@ -82,7 +82,7 @@ class Session:
     """A fabric with all backends of a bench open on it. A context manager.
 
     :ivar environment: What the results depend on, after entering.
-    :ivar down_seconds: How long the fabric took to go away, after leaving.
+    :ivar down_seconds: How long the fabric took to be removed, after leaving.
     """
 
     def __init__(self, options: Options) -> None:
@@ -123,7 +123,9 @@ class Session:
         self.down_seconds = time.monotonic() - self._fabric_leaving
 
     def _note_leaving(self) -> None:
-        self._fabric_leaving = time.monotonic()  # workers are gone by now, and the fabric goes next
+        self._fabric_leaving = (
+            time.monotonic()
+        )  # workers have exited by now, and the fabric is removed next
 
     def _open(self, stack: ExitStack, name: str, group: int) -> None:
         options, directory = self.options, self._fabric.directory
@@ -150,8 +152,8 @@ class Session:
         name: str,
         arguments: Mapping[str, Any] | list[dict[str, Any]],
     ) -> list[Any]:
-        """Call a function in all ranks of a backend, with the same arguments or a list of each
-        one's.
+        """Call a function in all ranks of a backend, with the same arguments or a list with those
+        of each rank.
         """
         workers = self._names[name]
         each = (
@@ -162,7 +164,7 @@ class Session:
         by_worker = dict(zip(workers, each, strict=True))
         answers = self._workers.call_all(function, by_worker, timeout=TURN_TIMEOUT, errors="return")
         failures = [answer for answer in answers.values() if isinstance(answer, Exception)]
-        # A rank that only heard of another's failure has nothing to tell.
+        # The error of a rank that only reports another's failure is not informative.
         for failure in sorted(failures, key=lambda error: isinstance(error, BarrierBroken)):
             raise failure
         return list(answers.values())
@@ -170,9 +172,9 @@ class Session:
     def run(self, progress: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
         """Measure: yields the rows of a size when it is done.
 
-        Backends take turns inside a size, so that a drift of the machine meets all alike. What
-        comes before a turn, attaching and detaching the switches' programs and the warm-up, is not
-        timed.
+        Backends take turns within a size, so that a drift in the machine's speed affects all alike.
+        What comes before a turn (attaching and detaching the switches' programs, and the warm-up)
+        is not timed.
 
         :param progress: Told what is going on.
         """
@@ -195,8 +197,8 @@ class Session:
                 yield make_row(name, size, turns[name], self._syscalls(name))
 
     def _prepare(self, size: int, progress: Callable[[str], None]) -> float | None:
-        """Make inputs and the reference; returns the largest magnitude of any element, None without
-        check.
+        """Make the inputs and the reference; returns the largest magnitude of any element, None
+        without the check.
         """
         path = self._fabric.directory / "reference"
         path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""A barrier over processes of one machine, in shared memory: no packets, and no sleep to wake up
-from.
+"""A barrier for the processes of one machine, in shared memory: it sends no packets and does not
+sleep.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ _STRIDE = 8  # int64 numbers between two slots: a cache line each
 
 
 class BarrierBroken(CollectiveError):
-    """Another rank has given up; its own error says why."""
+    """Another rank has given up; that rank's error says why."""
 
 
 class Barrier:
-    """Counts each rank's arrivals; a rank goes on when all have come as often as it has. A context
-    manager.
+    """Counts each rank's arrivals; a rank continues when all have arrived as often as it has. A
+    context manager.
 
-    Waiting ranks give their turn away (sched_yield), so that more ranks than CPUs can wait.
+    Waiting ranks yield the CPU (sched_yield), so that more ranks than CPUs can wait.
 
-    :param path: The shared file: zeros, or not there yet.
+    :param path: The shared file: full of zeros, or not yet created.
     :param rank: This rank.
     :param ranks: How many there are.
     :param timeout: Seconds until a wait ends with `BarrierBroken`.
@@ -58,7 +58,7 @@ class Barrier:
     def wait(self) -> None:
         """Arrive, and wait for all others.
 
-        :raises BarrierBroken: A rank broke the barrier or did not come.
+        :raises BarrierBroken: A rank broke the barrier or did not arrive.
         """
         slots, broken = self._slots, self._ranks * _STRIDE
         mine = slots[self._rank * _STRIDE] + 1

@@ -1,8 +1,9 @@
-"""``testbed bench broadcast``: one host sends the same message to others. What is measured, and its
-text. Pure.
+"""``testbed bench broadcast``: one host sends the same message to others. The measurements and
+their text. Pure.
 
 The message is the embeddings of the first rank's vertices; every other rank needs all of them, each
-for one vertex of its own. Over tcp-push that is a send a receiver, on connections that stay open.
+for one vertex of its own. With tcp-push this is one send per receiver, on connections that stay
+open.
 """
 
 from collections.abc import Sequence
@@ -59,11 +60,13 @@ class Row:
 
     @property
     def goodput(self) -> float:
-        """Bytes that all receivers together have got, over the median time, in GB/s (1e9 bytes)."""
+        """Bytes that all receivers together have received, over the median time, in GB/s (1e9
+        bytes).
+        """
         return self.size * self.receivers / self.measured.median / 1e9
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The row as it goes into the JSON file."""
+        """The row for the JSON file."""
         values = {
             "receivers": self.receivers,
             "size_bytes": self.size,
@@ -73,7 +76,7 @@ class Row:
 
 
 def check_receivers(receivers: Sequence[int]) -> Sequence[int]:
-    """Return numbers of receivers that can be.
+    """Check the numbers of receivers, and return them.
 
     :raises SpecError: One cannot, or there is none.
     """
@@ -110,7 +113,7 @@ def make_case(size: int, receivers: int) -> Case:
 
 
 def header_lines() -> list[str]:
-    """What columns mean that does not go without saying; names and units."""
+    """An explanation of the columns that need one; names and units."""
     return [
         (
             "# min, median, p99: from the sender's call until the last receiver has the message,"

@@ -23,7 +23,7 @@ from testbed.worker import WorkerContext
 
 __all__ = ["close_rank", "count_syscalls", "make_input", "open_rank", "prepare_size", "run_turn"]
 
-BLOCK = 1 << 16  # elements that one draw of the generator makes
+BLOCK = 1 << 16  # elements per draw of the generator
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Benches(dict[str, Bench]):
 
 
 def make_input(seed: int, rank: int, first: int, count: int) -> Tensor:
-    """Draw a part of a rank's tensor: standard normal, the same values however it is cut.
+    """Draw a part of a rank's tensor: standard normal, the same values however it is divided.
 
     :param first: First element, a multiple of `BLOCK`.
     """
@@ -150,7 +150,7 @@ def run_turn(
             starts.append(clock())
             all_reduce(bench.buffer, bench.buffer)
             ends.append(clock())
-        barrier.wait()  # what the last to finish has sent is counted
+        barrier.wait()  # so that everything the last rank has sent is counted
         sent = bench.backend.counters() - before
     wrong = 0 if absmax is None else _wrong(bench, bench.backend.error_bound(absmax))
     return Turn(tuple(starts), tuple(ends), sent, wrong)

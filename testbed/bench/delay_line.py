@@ -1,5 +1,5 @@
-"""How punctual a delay line is: frames are sent straight into its entrance, at steady rates, and
-leave by a switch's port.
+"""How punctual a delay line is: frames are sent straight to its ingress device, at steady rates,
+and leave through a switch's port.
 
 Lateness is the time at which the system call that sent a frame returned, less the time at which the
 frame was due: an upper bound of what a fault's delay is too long by.

@@ -38,7 +38,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def header_lines() -> list[str]:
-    """What columns mean that does not go without saying; names and units."""
+    """An explanation of the columns that need one; names and units."""
     return [
         (
             "# goodput: bytes of the tensor over the median time. ratio: to the same backend's at 0"
@@ -67,7 +67,7 @@ def header_lines() -> list[str]:
 
 
 def row_line(cell: Cell, lossless: Cell | None) -> str:
-    """One row; where fewer iterations than asked for were done, the reason behind it."""
+    """One row; if there were fewer iterations than requested, the reason follows it."""
     values = [
         cell.backend,
         str(cell.hosts),
@@ -86,7 +86,7 @@ def row_line(cell: Cell, lossless: Cell | None) -> str:
 
 
 def requirement_lines(cells: Sequence[Cell]) -> list[str]:
-    """Say whether the ring keeps what it has to at 1 % loss, wherever that was measured."""
+    """Say whether the ring meets its requirement at 1 % loss, wherever that was measured."""
     lines = []
     for cell in cells:
         if cell.loss != REQUIRED_LOSS or not cell.backend.startswith("xdp-ring"):

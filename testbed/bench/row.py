@@ -31,7 +31,7 @@ def busbw(size: int, seconds: float, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one rank brings home from a turn of several iterations.
+    """One rank's results of a turn of several iterations.
 
     :param starts: CLOCK_MONOTONIC at the start of each iteration, seconds.
     :param ends: At its end.
@@ -72,7 +72,7 @@ class Row:
         return float(np.percentile(self.times, 99))
 
     def to_dict(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The row as it goes into the JSON file."""
+        """The row for the JSON file."""
         return {
             "backend": self.backend,
             "hosts": self.hosts,

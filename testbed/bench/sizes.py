@@ -1,4 +1,4 @@
-"""Message sizes as nccl-tests takes them: ``-b 64K -e 64M -f 4``."""
+"""Message sizes in the syntax of nccl-tests: ``-b 64K -e 64M -f 4``."""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def parse_size(text: str, flag: str) -> int:
 
 
 def size_series(first: int, last: int, factor: int) -> list[int]:
-    """List the sizes from `first` to at most `last`, each `factor` times the one before.
+    """List the sizes from `first` to at most `last`, each `factor` times the previous one.
 
     :raises SpecError: The series would be empty or endless.
     """

@@ -1,6 +1,4 @@
-"""The data sets by name: what a scenario says of each, and the folder that all workers map into
-memory.
-"""
+"""The data sets by name: their scenario keys, and the folder that all workers map into memory."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -14,7 +12,7 @@ from testbed.host import estimates
 
 __all__ = ["DATASETS", "PATH", "Dataset", "SplitDataset"]
 
-PATH = r"^[^\x00]+$"  # what the kernel takes for a path
+PATH = r"^[^\x00]+$"  # what the kernel accepts as a path
 
 
 class Dataset(Table):
@@ -24,10 +22,10 @@ class Dataset(Table):
 
     @abstractmethod
     def prepare(self) -> Path:
-        """Parse or draw the graph where that is not done yet; return its folder
+        """Parse or generate the graph if that is not done yet; return its folder
         (`testbed.gnn.graph.GraphData.load`).
 
-        :raises SpecError: The data are not there or cannot be read.
+        :raises SpecError: The data do not exist or cannot be read.
         :raises StorageError: The cache cannot be read or written.
         """
 
@@ -37,12 +35,12 @@ class Dataset(Table):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that the graph's size depends on."""
+        """The keys that determine the graph's size."""
         return ()
 
     def estimate(self) -> tuple[estimates.Graph, int] | None:
-        """Return the sizes of the graph and the number of its labels; None where they are known
-        only once it is read.
+        """Return the sizes of the graph and the number of its labels; None if they are only known
+        once it is read.
         """
         return None
 

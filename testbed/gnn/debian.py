@@ -1,13 +1,13 @@
-"""Debian's package graph, parsed from the APT lists of this box.
+"""Debian's package graph, parsed from the APT lists of this machine.
 
 Vertices are binary packages, one per name: if several lists or architectures have it, the highest
 version counts. Edges are the relations Depends, Pre-Depends, Recommends and Suggests (Debian
-Policy, section 7.2), each alternative of a relation an edge of its own; the adjacency holds both
-directions. A relation on a name that no package has but that packages provide (Policy, section 7.5)
-stands for its providers: it is an edge to each of them. A relation on a name that is also a
-package's is an edge to that package alone. Names that nobody has or provides are counted and left
-out. Labels are sections without their archive area (``contrib/utils`` is ``utils``); features are
-the hashed words of the description's first line, all that the lists hold of it.
+Policy, section 7.2), with one edge for each alternative of a relation; the adjacency holds both
+directions. A relation on a virtual package (Policy, section 7.5) is an edge to each of its
+providers. A relation on a name that is also a real package is an edge to that package alone. Names
+that no package has or provides are counted and left out. Labels are sections without their archive
+area (``contrib/utils`` is ``utils``); features are the hashed words of the description's first
+line, which is all that the lists contain of it.
 """
 
 import glob
@@ -35,13 +35,13 @@ from testbed.host import estimates
 
 __all__ = ["DebianSpec", "debian_graph", "package_lists", "parse_packages"]
 
-APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT stores them in
+APT_HELPER = "/usr/lib/apt/apt-helper"  # reads lists in any compression that APT uses
 RELATIONS = ("pre-depends", "depends", "recommends", "suggests")
 log = logging.getLogger(__name__)
 
 
 class DebianSpec(SplitDataset):
-    """Debian's package graph, from this box's APT lists."""
+    """Debian's package graph, from this machine's APT lists."""
 
     name: Literal["debian"]
     lists: str = Field(
@@ -72,8 +72,8 @@ def package_lists(folder: Path) -> list[Path]:
 
 
 def debian_graph(spec: DebianSpec) -> Path:
-    """Return the cached folder of the package graph, parsing the lists first where they are new
-    (about 10 s).
+    """Return the cached folder of the package graph, parsing the lists first if they are new (about
+    10 s).
 
     :raises SpecError: There are no lists, or they cannot be read.
     """
@@ -83,7 +83,7 @@ def debian_graph(spec: DebianSpec) -> Path:
         check_regular(path)
         try:
             with path.open("rb") as file:
-                hashlib.file_digest(file, lambda: digest)  # goes on with what it is given
+                hashlib.file_digest(file, lambda: digest)  # continues the same digest
         except OSError as error:
             raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
     digest.update(
@@ -112,7 +112,7 @@ def parse_packages(stream: IO[bytes], spec: DebianSpec) -> GraphData:
 
     :param stream: The lists, one after another.
     :raises SpecError: There are fewer packages than a split needs, a paragraph is broken, or there
-        is no memory for so many features.
+        is not enough memory for the features.
     """
     try:
         packages = _newest(Packages.iter_paragraphs(stream, use_apt_pkg=False))

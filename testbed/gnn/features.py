@@ -21,11 +21,11 @@ def words(text: str) -> list[str]:
 
 
 def hash_features(texts: Iterable[str], dim: int) -> NDArray[np.float32]:
-    """Hash each text's words into a vector: +1 or -1 at the place that a word's hash says, then
-    length 1.
+    """Hash each text's words into a vector: +1 or -1 at the position given by a word's hash, scaled
+    to length 1.
 
     The sign comes from the hash as well, so that collisions cancel in expectation and inner
-    products stay unbiased. A text without words is the zero vector.
+    products stay unbiased. A text without words becomes the zero vector.
 
     :param texts: n texts.
     :param dim: Length of a vector.

@@ -20,7 +20,7 @@ __all__ = ["GraphData", "cached", "from_edges", "random_split"]
 
 ARRAYS = ("indptr", "indices", "x", "y", "train", "val", "test")
 ELSEWHERE = "set XDG_CACHE_HOME to a folder of your own on a disk with room"
-FORMAT = 1  # part of each cache entry's name: raise it when what is stored changes meaning
+FORMAT = 1  # part of each cache entry's name: increment it when the meaning of stored data changes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GraphData:
     :param name: The data set's name.
     :param indptr: int64, shape (n + 1,): row `v` of the adjacency is ``indices[indptr[v]:indptr[v +
         1]]``.
-    :param indices: int32, shape (m,): the neighbours whose messages a vertex takes in.
+    :param indices: int32, shape (m,): the neighbours whose messages a vertex aggregates.
     :param x: float32, shape (n, d): features.
     :param y: int64, shape (n,): labels, 0..num_classes-1.
     :param train: int64: the vertices of the training set, ascending; `val` and `test` likewise.
@@ -61,11 +61,11 @@ class GraphData:
 
     @property
     def feature_dim(self) -> int:
-        """Number of features a vertex."""
+        """Number of features per vertex."""
         return int(self.x.shape[1])
 
     def save(self, folder: Path) -> None:
-        """Write the graph into a folder: one ``.npy`` an array, and ``graph.json``; atomic."""
+        """Write the graph into a folder: one ``.npy`` per array, and ``graph.json``; atomic."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
             for name in ARRAYS:
@@ -76,7 +76,9 @@ class GraphData:
             try:
                 os.rename(made, folder)
             except OSError:
-                if not folder.is_dir():  # else another process was first, with the same content
+                if (
+                    not folder.is_dir()
+                ):  # otherwise another process was first, with the same content
                     raise
             else:
                 os.mkdir(made)  # TemporaryDirectory removes it
@@ -125,7 +127,7 @@ def random_split(
 
 
 def cached(key: str, make: Callable[[], GraphData], folder: Path | None = None) -> Path:
-    """Return the folder that holds the graph named `key`; make it if it does not exist.
+    """Return the folder that holds the graph named `key`; create it if it does not exist.
 
     :param key: Names everything that the graph depends on.
     :param folder: Where to keep it; without one, ``graphs`` in `testbed.host.paths.cache_folder`.

@@ -1,4 +1,4 @@
-"""Hashes of whole arrays: what is drawn depends on what it is drawn for, not on order."""
+"""Hashes of whole arrays: a draw depends on its purpose, not on the order of draws."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def mix(x: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
 
 
 def mix32(x: NDArray[np.uint32]) -> None:
-    """Mix each number in place by MurmurHash3's 32-bit finalizer (Appleby, 2011), for what needs
-    many hashes fast.
+    """Mix each number in place with MurmurHash3's 32-bit finalizer (Appleby, 2011), where many
+    hashes are needed fast.
     """
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)

@@ -14,15 +14,15 @@ __all__ = ["MODELS", "ModelKind", "parameter_count"]
 
 @dataclass(frozen=True)
 class ModelKind:
-    """Where a model is and what it is.
+    """Where to find a model, and its properties.
 
     :param layer: ``module:class`` of a layer on a rank's part of a graph, as
         `testbed.gnn.full.model` makes them.
-    :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is trained on
-        whole graphs alone.
-    :param matrices: Weight matrices a layer, beside a bias.
-    :param drops_features: Whether there is dropout before the first layer, too.
-    :param decays_first: Whether ``weight_decay`` is of the first layer alone.
+    :param sampled: ``module:class`` of the whole network on sampled blocks; None: it is only
+        trained on whole graphs.
+    :param matrices: Weight matrices per layer, in addition to a bias.
+    :param drops_features: Whether there is also dropout before the first layer.
+    :param decays_first: Whether ``weight_decay`` applies only to the first layer.
     """
 
     layer: str

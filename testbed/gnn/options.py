@@ -1,4 +1,4 @@
-"""What a user may set of models and of training: ``[model]`` and ``[training]`` of a scenario."""
+"""The options of models and of training: ``[model]`` and ``[training]`` of a scenario."""
 
 from typing import Annotated, Literal, Self
 
@@ -47,7 +47,7 @@ class SampledModelSpec(ModelSpec):
 
 
 class TrainingSpec(Table):
-    """``[training]``: how weights are found."""
+    """``[training]``: how weights are optimized."""
 
     epochs: int = Field(default=5, ge=1, le=10_000)
     optimizer: Literal["adam", "sgd"] = "adam"

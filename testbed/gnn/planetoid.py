@@ -30,8 +30,8 @@ __all__ = ["PlanetoidSpec", "planetoid_graph"]
 PARTS: Final = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 LARGEST: Final = (
     256 << 20
-)  # bytes of a file; the largest of the published ones, PubMed's allx, has about 10 MB
-LONGEST_INDEX: Final = 4 << 20  # bytes; of the published ones, PubMed's has 6 KB for 1,000 vertices
+)  # bytes of a file; the largest published one, PubMed's allx, has about 10 MB
+LONGEST_INDEX: Final = 4 << 20  # bytes; PubMed's, for example, has 6 KB for 1,000 vertices
 VALIDATION: Final = 500  # vertices, of the public split
 
 
@@ -43,7 +43,7 @@ class PlanetoidSpec(Dataset):
     graph: Literal["Cora", "CiteSeer", "PubMed"] = "Cora"
 
     def prepare(self) -> Path:
-        """Read it every time, since the folder may have changed, and name it by what was read; see
+        """Read it every time, because the folder may have changed, and name it by its content; see
         `Dataset.prepare`.
         """
         graph = planetoid_graph(self)
@@ -74,8 +74,8 @@ def planetoid_graph(spec: PlanetoidSpec) -> GraphData:
     """Read a graph with its public split and with features scaled to row sum 1, as in the Planetoid
     papers.
 
-    :raises SpecError: Files are missing, and the text lists them; or one is no regular file,
-        broken, holds what no such graph needs, or does not fit the others; the text names it.
+    :raises SpecError: Files are missing, and the text lists them; or one is not a regular file, is
+        damaged, contains unexpected objects, or does not match the others; the text names it.
     """
     raw = Path(spec.path) / spec.graph / "raw"
     files = {part: raw / f"ind.{spec.graph.lower()}.{part}" for part in PARTS}
@@ -154,7 +154,7 @@ def _unpickled(path: Path) -> Any:
 
 
 def _features(path: Path) -> csr_matrix:
-    """Read a matrix of features: float32, a row per vertex."""
+    """Read a matrix of features: float32, one row per vertex."""
     matrix = _unpickled(path)
     if not isinstance(matrix, csr_matrix) or not matrix.shape[1]:
         raise SpecError(
@@ -168,7 +168,7 @@ def _features(path: Path) -> csr_matrix:
 
 
 def _labels(path: Path) -> NDArray[Any]:
-    """Read one-hot labels: a row per vertex, a column per label."""
+    """Read one-hot labels: one row per vertex, one column per label."""
     labels = _unpickled(path)
     if (
         not isinstance(labels, np.ndarray)
@@ -200,7 +200,7 @@ def _edges(path: Path) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
             f"{path}: names one list several times: must have a list of its own for each vertex"
         )
     targets = list(chain.from_iterable(neighbours.values()))
-    # Before any is hashed: what is no number may take any time for that.
+    # Checked before any is hashed, because hashing anything but a number may take arbitrarily long.
     strange = [each for each in chain(neighbours, targets) if type(each) is not int]
     vertices = set() if strange else {*neighbours, *targets}
     n = len(vertices)

@@ -1,4 +1,4 @@
-"""`EpochResult`: what one rank has seen of one epoch."""
+"""`EpochResult`: one rank's record of one epoch."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,16 @@ class EpochResult:
     """Times in seconds.
 
     :param loss: Mean cross-entropy over the vertices that this rank has trained on.
-    :param share: Of all ranks' training vertices, those that `loss` is of; shares add up to 1.
-    :param val_correct: Right answers among `val_total`, this rank's share of the validation set.
+    :param share: The share of all ranks' training vertices that `loss` covers; shares add up to 1.
+        :param val_correct: Correct predictions among `val_total`, this rank's share of the
+        validation set.
     :param digest: Hash of the weights at the epoch's end, equal on all ranks.
     :param times: `epoch_time` and its parts, which add up to it; `communication_time` (wall clock
         in collectives), `communication_cpu_time` (CPU time of this process in them);
         `validation_time`, outside of `epoch_time`.
-    :param entered: Shape (collectives,): when this rank entered each, on the box's monotonic clock;
-        `left` likewise.
-    :param counts: What is counted, such as `packets`.
+    :param entered: Shape (collectives,): when this rank entered each, on the machine's monotonic
+        clock; `left` likewise.
+    :param counts: Counts such as `packets`.
     """
 
     epoch: int

@@ -1,10 +1,10 @@
 """Neighbour sampling on a CSR adjacency, vectorised: minibatches as bipartite blocks, one per
 layer.
 
-GraphSAGE's sampling (Hamilton, Ying and Leskovec, NeurIPS 2017): each target takes at most `fanout`
-of its neighbours, drawn without replacement by Floyd's algorithm (Bentley and Floyd, CACM 30(9),
-1987), all targets at once. What is drawn depends on the generator alone: the same seed gives the
-same minibatches.
+GraphSAGE's sampling (Hamilton, Ying and Leskovec, NeurIPS 2017): each target samples at most
+`fanout` of its neighbours, drawn without replacement by Floyd's algorithm (Bentley and Floyd, CACM
+30(9), 1987), all targets at once. Draws depend only on the generator: the same seed gives the same
+minibatches.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class Sampler:
         """Return a minibatch's blocks in the order in which layers use them.
 
         :param seeds: Vertices whose labels are learned, distinct.
-        :param fanout: Neighbours a vertex takes, from the seeds outwards, one per layer.
+        :param fanout: Neighbours sampled per vertex, from the seeds outwards, one number per layer.
         """
         made: list[Block] = []
         targets = seeds
@@ -114,8 +114,8 @@ class Sampler:
 
 
 def shares(vertices: Vertices, world: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Shuffle vertices and deal them out to `world` ranks in equal shares; fewer than `world` are
-    left out.
+    """Shuffle vertices and distribute them over `world` ranks in equal shares; fewer than `world`
+    are left out.
 
     Equal shares give every rank the same steps and batch sizes, so that the mean of the ranks'
     gradients is the gradient of the mean loss over all of their batches.

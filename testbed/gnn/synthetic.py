@@ -1,9 +1,9 @@
 """A labelled R-MAT graph whose features follow its labels.
 
 R-MAT (Chakrabarti, Zhan and Faloutsos, SDM 2004): an edge is drawn by choosing a quadrant of the
-adjacency matrix once a bit, with probabilities a, b, c, d, so that degrees are skewed and
-communities hold communities. Labels are the communities at a coarse level (the leading bits of a
-vertex's number), so that neighbours tend to share them and a graph network has something to learn.
+adjacency matrix once per bit, with probabilities a, b, c, d, so that degrees are skewed and
+communities are nested. Labels are the communities at a coarse level (the leading bits of a vertex's
+number), so that neighbours tend to share them and a graph network has something to learn.
 """
 
 import hashlib
@@ -82,7 +82,7 @@ def crowding(scale: int) -> float:
 def synthetic_graph(spec: SyntheticSpec) -> GraphData:
     """Draw the graph that a scenario describes; the same spec gives the same graph.
 
-    :raises SpecError: There is no memory for so large a graph.
+    :raises SpecError: There is not enough memory for the graph.
     """
     keys = ", ".join(f"dataset.{key} = {getattr(spec, key)}" for key in spec.keys)
     estimates.check(
@@ -95,7 +95,9 @@ def synthetic_graph(spec: SyntheticSpec) -> GraphData:
     centres = rng.standard_normal((spec.classes, spec.feature_dim), np.float32)
     x = rng.standard_normal((n, spec.feature_dim), np.float32)
     x *= np.float32(spec.noise)
-    for label, centre in enumerate(centres):  # not centres[y], which takes as much memory again
+    for label, centre in enumerate(
+        centres
+    ):  # not centres[y], which would need as much memory again
         x[np.searchsorted(y, label) : np.searchsorted(y, label + 1)] += centre
     train, val, test = random_split(n, spec.train_fraction, spec.val_fraction, spec.seed)
     facts = {"edges": len(indices) // 2}

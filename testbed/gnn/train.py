@@ -31,7 +31,7 @@ __all__ = ["OWN_PHASES", "Trainer"]
 
 OWN_PHASES = ("sampling", "forward", "backward", "update")
 
-# What a generator is for, so that no two draws share a stream.
+# The purposes of generators, so that no two draws share a stream.
 SHUFFLE, MINIBATCH, DROPOUT, VALIDATION = range(4)
 
 
@@ -52,7 +52,7 @@ class Trainer:
         world: int,
         seed: int,
     ) -> None:
-        torch.set_num_threads(1)  # ranks share the box's cores
+        torch.set_num_threads(1)  # ranks share the machine's cores
         torch.manual_seed(seed)
         self.graph = graph
         self.spec = model
@@ -83,7 +83,9 @@ class Trainer:
         )
 
     def batches(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return this rank's batches in an epoch; all ranks have as many, of equal sizes."""
+        """Return this rank's batches in an epoch; all ranks have the same number of batches, of
+        equal sizes.
+        """
         share = shares(self.graph.train, self.world, self.rng(SHUFFLE, epoch))[self.rank]
         starts = range(0, len(share), self.training.batch_size)
         return [share[start : start + self.training.batch_size] for start in starts][
@@ -109,10 +111,10 @@ class Trainer:
     def epoch(
         self, backend: Backend, epoch: int, on_step: Callable[[int, int], None] | None = None
     ) -> EpochResult:
-        """Train for one epoch; a collective. Epochs are to be trained in order, 0 first.
+        """Train for one epoch; a collective. Epochs must be trained in order, from 0.
 
         :param backend: Connected, with a capacity of at least the model's parameters.
-        :param on_step: Called after each step with the steps that are done and their number.
+        :param on_step: Called after each step with the number of steps done and the total.
         :raises TestbedError: The loss is not finite.
         :raises CollectiveError: A collective could not complete.
         """
@@ -175,8 +177,8 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, epoch: int) -> tuple[int, int]:
-        """Return right answers and questions of this rank's share of the validation
-        set, sampled.
+        """Return the numbers of correct and of all predictions for this rank's share of the
+        validation set, sampled.
         """
         self.model.eval()
         share = self.graph.val[self.rank :: self.world]
@@ -190,7 +192,7 @@ class Trainer:
         return correct, len(share)
 
     def test_accuracy(self) -> float:
-        """Return the share of right answers on the test set, each from the whole neighbourhood."""
+        """Return the accuracy on the test set, each vertex from its whole neighbourhood."""
         answers = self.model.infer(self.sampler).argmax(1).numpy()
         return float((answers[self.graph.test] == self.graph.y[self.graph.test]).mean())
 

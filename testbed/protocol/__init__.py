@@ -1,3 +1,3 @@
-"""The protocols' rules without any I/O: what the workers, the simulator and the tests' reference
-model all use.
+"""The protocols' rules without I/O, which the workers, the simulator and the tests' reference model
+all use.
 """

@@ -44,7 +44,7 @@ class Lanes:
 
     @cached_property
     def bias(self) -> int:
-        """What makes lanes unsigned; half of a lane's share of the sum."""
+        """The offset that makes lanes unsigned; half of a lane's share of the sum."""
         return int(2**self.bits // (2 * self.ranks))
 
     @cached_property
@@ -68,7 +68,7 @@ class Lanes:
         return self.bits // 8
 
     def scale(self, exponent: int) -> float:
-        """What values are multiplied by: ``2**(h - E)``."""
+        """The factor for values: ``2**(h - E)``."""
         return math.ldexp(1.0, self.fraction_bits - exponent)
 
     def step(self, exponent: int) -> float:
@@ -90,9 +90,9 @@ class Lanes:
         return exponent if round(absmax * self.scale(exponent)) <= self.limit else exponent + 1
 
     def error_bound(self, exponent: int, absmax: float) -> float:
-        """Largest absolute error of an element of the sum where no rank's value exceeds ``absmax``.
+        """Largest absolute error of an element of the sum if no rank's value exceeds ``absmax``.
 
-        Half a step a rank, and half a unit in the last place of the float32 result.
+        Half a step per rank, and half a unit in the last place of the float32 result.
         """
         rounding = self.ranks * self.step(exponent) / 2
         return rounding + (self.ranks * absmax + rounding) * 2.0**-24
@@ -100,8 +100,8 @@ class Lanes:
     def surely_overflows(
         self, sums: NDArray[np.unsignedinteger], exponent: int
     ) -> NDArray[np.bool_]:
-        """Whether a sum exceeds float32 whatever the rounding of its summands, half a step each,
-        has added to it.
+        """Whether a sum exceeds float32 even without the rounding of its summands, of up to half a
+        step each.
         """
         integers = np.abs(sums.astype(np.int64) - self.ranks * self.bias)
         least = (integers - self.ranks / 2) * self.step(exponent)
@@ -113,8 +113,8 @@ class Lanes:
         return self.ranks * math.ldexp(1.0, exponent) > _FLOAT32_MAX
 
     def quantize(self, values: NDArray[np.float32], exponent: int) -> NDArray[np.unsignedinteger]:
-        """float32 to lanes, clamped at the limit, which NaN is taken for; the same shape."""
-        with np.errstate(over="ignore"):  # what is beyond float32 is clamped like the rest
+        """float32 to lanes of the same shape, clamped at the limit; NaN becomes the limit."""
+        with np.errstate(over="ignore"):  # values beyond float32 are clamped like the rest
             scaled = values * np.float32(self.scale(exponent))
         # A float32 cannot hold every limit of 32-bit lanes; the next one below will do, and is what
         # the reference model uses.
@@ -131,6 +131,6 @@ class Lanes:
         return value if int(value) <= self.limit else np.nextafter(value, np.float32(0))
 
     def dequantize(self, sums: NDArray[np.unsignedinteger], exponent: int) -> NDArray[np.float32]:
-        """Sums of lanes of all ranks to float32; the same shape."""
+        """Sums of all ranks' lanes to float32, of the same shape."""
         integers = sums.astype(np.int64) - self.ranks * self.bias
         return integers.astype(np.float32) * np.float32(self.step(exponent))

@@ -1,4 +1,4 @@
-"""When to think that a frame is lost: the adaptive timer of RFC 6298, in seconds."""
+"""When to consider a frame lost: the adaptive timer of RFC 6298, in seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class RetransmissionTimer:
     """Smoothed round-trip time and its variation make the timeout; every expiry without progress
     doubles it.
 
-    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip is tens of
-        microseconds, and what delays it is a rank that waits for a CPU, so a few scheduler ticks.
+    :param floor: Least timeout. RFC 6298 asks for 1 s on the internet; here a round trip takes tens
+        of microseconds, and the main delay is a rank that waits for a CPU, for a few scheduler
+        ticks.
     :param ceiling: Greatest timeout after doubling.
     """
 
@@ -27,7 +28,7 @@ class RetransmissionTimer:
     def sample(self, rtt: float, spread: float | None = None) -> None:
         """A round trip was measured (of a frame sent once: Karn's rule).
 
-        :param spread: How far round trips strayed from ``rtt`` when it stands for many of them.
+        :param spread: How far round trips deviated from ``rtt`` if it stands for many of them.
         """
         if self.smoothed is None:
             self.smoothed, self.variation = rtt, rtt / 2
@@ -38,11 +39,11 @@ class RetransmissionTimer:
             self.variation = max(self.variation, spread / 4)
 
     def expired(self) -> None:
-        """Time was up and nothing had come."""
+        """The timer has expired without progress."""
         self._backoff += 1
 
     def progressed(self) -> None:
-        """Something came: no reason to wait longer than the round trips say."""
+        """There was progress: wait no longer than the round trips suggest."""
         self._backoff = 0
 
     @property

@@ -1,8 +1,8 @@
-"""Which exponent to quantize with: a guess from the collective before, checked by what this one's
-status says.
+"""Which exponent to quantize with: a prediction from the previous collective, checked against this
+one's status.
 
-Every rank sees the same statuses, so all come to the same guess and the same verdict without a word
-more.
+Every rank sees the same statuses, so all make the same prediction and reach the same verdict
+without further messages.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 __all__ = ["PATIENCE", "SLACK", "ScaleGuess"]
 
 SLACK = 2
-"""Bits of precision that a guess may waste before the collective is done again. The error bound
-counts with them.
+"""Bits of precision that a prediction may waste before the collective is repeated. The error bound
+accounts for them.
 """
 
 PATIENCE = 32
-"""Collectives in a row that must have left the guess too high before it is lowered: gradients'
-maxima jitter.
+"""Consecutive collectives for which the prediction must be too high before it is lowered, because
+gradients' maxima fluctuate.
 """
 
 
@@ -26,7 +26,7 @@ maxima jitter.
 class ScaleGuess:
     """The exponent of one kind of tensor from one collective to the next.
 
-    :param exponent: To quantize with; None: nothing is known yet.
+    :param exponent: The exponent to quantize with; None: nothing is known yet.
     :param slack: Bits of precision that it may waste.
     :param patience: See `PATIENCE`; None: it is never lowered while it holds.
     """
@@ -44,7 +44,7 @@ class ScaleGuess:
         return self.exponent is not None and 0 <= self.exponent - seen <= self.slack
 
     def learn(self, seen: int) -> None:
-        """Take note of what a collective has shown."""
+        """Update the prediction with a collective's status."""
         if not self.holds(seen):
             self.exponent, self._calm = seen, 0
             return

@@ -1,5 +1,5 @@
-"""Numbers of collectives: 32 bits that wrap. And words that say what is there of which, and only
-ever go forward.
+"""Sequence numbers of collectives, which have 32 bits and wrap, and words that combine one with 32
+bits of state and only move forward.
 """
 
 __all__ = ["NEWEST", "is_before", "is_forward", "must_forget", "seq_after", "seq_of", "word_of"]
@@ -8,8 +8,8 @@ NEWEST = 0xFFFFFFFF
 
 
 def seq_after(seq: int) -> int:
-    """The next number. 0 means "none", so it is left out, and 1 with it: neighbours differ in their
-    lowest bit.
+    """The next number. 0 means "none", so a wrap skips it. It skips 1 as well, so that consecutive
+    numbers still differ in their lowest bit.
     """
     return 2 if seq == NEWEST else seq + 1
 
@@ -22,9 +22,9 @@ def is_before(seq: int, other: int) -> bool:
 def must_forget(before: int, after: int) -> bool:
     """Whether all that carries a number has to be looked through when ``after`` follows ``before``.
 
-    What has not been used for half of the range passes for something of the future (`is_before`),
-    and for something of this very sequence number when numbers come round. So at each fourth of the
-    range what is of neither ``before`` nor ``after`` is reset.
+    State that has not been used for half of the range looks like state from the future
+    (`is_before`), and after a full wrap like state of the current number. So at each quarter of the
+    range, state of neither ``before`` nor ``after`` is reset.
     """
     return before >> 30 != after >> 30
 
@@ -40,7 +40,7 @@ def word_of(seq: int, lower: int) -> int:
 
 
 def is_forward(before: int, after: int) -> bool:
-    """Would a word go forward? One that is 0 was never written."""
+    """Would this change move a word forward? A word that is 0 was never written."""
     if not before or is_before(seq_of(before), seq_of(after)):
         return True
     return seq_of(before) == seq_of(after) and before < after

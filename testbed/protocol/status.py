@@ -1,10 +1,9 @@
-"""What the ranks tell each other with every collective, in lanes of its own behind the tensor's.
+"""What the ranks tell each other with every collective, in separate lanes after the tensor's.
 
-The status is summed by the same ring as the tensor, which costs no collective of its own. A
-histogram has a byte for each exponent, in which every rank counts itself once: the highest byte
-that is not zero is the exponent of the group's largest magnitude, since what a sum can do, a
-maximum can be made of. Behind it each rank has a record that no other rank writes: what tensor it
-reduces, and what is wrong with its values.
+The same ring sums the status and the tensor, so the status needs no extra collective. A histogram
+has a byte for each exponent, and every rank increments one of them: the highest nonzero byte gives
+the exponent of the group's largest magnitude, so a sum computes a maximum. After it, each rank has
+a record that no other rank writes: which tensor it reduces, and what is wrong with its values.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Kind(IntEnum):
 
     @property
     def noun(self) -> str:
-        """As an error names it."""
+        """Its name in an error."""
         return {"FINE": "a finite value", "NAN": "NaN", "INFINITY": "infinity"}[self.name]
 
 
@@ -123,7 +122,7 @@ def decode(ranks: int, data: bytes) -> Status:
 
 
 def inspect(values: NDArray[np.float32], rank: int) -> Fault | None:
-    """What is wrong with a flat tensor of this rank's, if anything is."""
+    """What is wrong with this rank's flat tensor, if anything."""
     bad = np.flatnonzero(~np.isfinite(values))
     if not bad.size:
         return None

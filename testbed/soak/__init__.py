@@ -1,3 +1,3 @@
-"""Soak tests: random scenarios from the whole space of fabrics, collectives and faults, each with
-an exact check.
+"""Soak tests: random scenarios from the whole space of fabrics, collectives and faults, with exact
+checks.
 """

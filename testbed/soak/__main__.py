@@ -1,5 +1,5 @@
-"""A controller to be killed: ``python -m testbed.soak SEED NUMBER RUN_ID`` plays a scenario over
-and over.
+"""A controller to be killed: ``python -m testbed.soak SEED NUMBER RUN_ID`` runs a scenario over and
+over.
 """
 
 import sys
@@ -9,7 +9,7 @@ from testbed.soak.harness import Harness
 
 
 def main(seed: int, number: int, run_id: str) -> None:
-    """Play until killed."""
+    """Run until killed."""
     scenario = draw(seed, number)
     with Harness(scenario.shape, run_id, [scenario.backend]) as harness:
         while True:

@@ -1,4 +1,4 @@
-"""What a soak may find, and what it keeps of it."""
+"""What a soak may find, and what it keeps of a failure."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _GONE = re.compile(
 
 
 def accused(error: str) -> set[str]:
-    """Names of the hosts that an error says are gone, not of those that are up, but elsewhere or
+    """Names of the hosts that an error calls silent, without those that are up but elsewhere or
     behind.
     """
     return {
@@ -36,7 +36,7 @@ def keep(scenario: Scenario, error: Exception, folder: Path, run: Path) -> None:
     """Keep the remains of a failed scenario: its description, the error, and the logs of its
     fabric.
 
-    :param folder: Where to; what is there of an earlier failure is replaced.
+    :param folder: The target; remains of an earlier failure there are replaced.
     :param run: The fabric's directory.
     """
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A fabric on which scenarios are played one after the other, each with all its checks."""
+"""A fabric on which scenarios run one after the other, each with all its checks."""
 
 import itertools
 import os
@@ -44,7 +44,7 @@ OPEN_DEADLINE = 90.0  # seconds for all ranks to open their groups
 # others may keep the machine busy
 DEADLINE, DEADLINE_EACH = 120.0, 0.25
 CALM_TIMEOUT = 10.0  # of the groups that are formed after a failure
-GRACE = 10.0  # seconds that closing takes beyond the timeout, at most
+GRACE = 10.0  # maximum number of seconds that closing takes beyond the timeout
 MOST_RECORDS = (
     100_000  # of the faults' log are judged again, evenly spaced: some three seconds' work
 )
@@ -104,9 +104,9 @@ class Harness(Stacked):
         return report
 
     def _play(self, scenario: Scenario, report: Report) -> frozenset[Object]:
-        """Play a scenario until it holds nothing any more.
+        """Run a scenario until it holds no more resources.
 
-        :returns: BPF objects that processes held when all was open.
+        :returns: BPF objects that processes held when everything was open.
         """
         set_datapath(self.fabric, BACKENDS[scenario.backend].needs)
         faults = [parse_fault(fault) for fault in scenario.faults]
@@ -212,12 +212,12 @@ class Harness(Stacked):
     def _grown(self, scenario: Scenario, objects: frozenset[Object]) -> int:
         """Look for resources that a scenario should have released.
 
-        A datapath holds what it needs, and what works for the first time loads what it needs:
-        scenarios are compared with the first on the same datapath since then.
+        A datapath keeps what it needs, and so does code that runs for the first time: scenarios are
+        compared with the first one on the same datapath since then.
 
         :param objects: BPF objects that processes held in between.
-        :returns: Bytes by which a process has grown at most.
-        :raises Finding: Something is held that was not before.
+        :returns: The largest growth of a process, bytes.
+        :raises Finding: Something is held that was not held before.
         """
         self._workers.call_all(calls.trim, self._alive, timeout=GRACE)
         trim()
@@ -250,7 +250,9 @@ class Phase:
         self.works: dict[str, Mapping[int, Work] | Exception] = {}
 
     def open(self) -> None:
-        """Open all that is opened once, on all hosts; hand out what the others need."""
+        """Open everything that is opened only once, on all hosts; distribute what the others
+        need.
+        """
         scenario, hosts = self.scenario, self.harness.fabric.plan.hosts
         specs: dict[str, dict[int, list[Spec]]] = {name: {} for name in self.names}
         for index, task in enumerate(scenario.tasks):
@@ -345,13 +347,13 @@ class Phase:
         report.collectives[task.kind] += min(done)
 
     def _check_error(self, who: str, name: str, names: Sequence[str], error: str) -> None:
-        """Was there a reason to give up, and is it the one that the error names?"""
+        """Was there a reason to give up, and does the error name it?"""
         innocent = accused(error) - {self._victim}
         if self._victim not in names:
             blamed = f", and {', '.join(sorted(innocent))} not gone" if innocent else ""
             raise Finding(f"{who} gave up, but nothing lasting was in its way{blamed}: {error}")
         if name == self._victim:
-            return  # cut off: to it, the others seem silent
+            return  # cut off: to this host, the others seem silent
         if innocent:
             raise Finding(f"{who} accuses {', '.join(sorted(innocent))}, who is innocent: {error}")
         if f"({self._victim})" not in error:
@@ -359,7 +361,7 @@ class Phase:
 
     @property
     def _victim(self) -> str | None:
-        """The host that is killed or cut off for good."""
+        """The host that is killed or cut off permanently."""
         if self.scenario.ending == "whole":
             return None
         event = events_of([parse_fault(self.scenario.faults[-1])])[0]

@@ -1,4 +1,4 @@
-"""What a process holds: memory, descriptors, mappings, BPF objects. What it goes on holding when
+"""What a process holds: memory, descriptors, mappings, BPF objects. What it still holds when
 nothing needs it is a leak.
 """
 
@@ -30,9 +30,7 @@ MiB), leaked, are more.
 """
 
 _M_ARENA_MAX = -8  # malloc.h
-_GRACE = (
-    10.0  # seconds until the kernel has freed what nobody holds: it waits for readers on all CPUs
-)
+_GRACE = 10.0  # seconds for the kernel to free objects: it waits for readers on all CPUs
 _PAUSE = 0.05  # seconds between looks
 
 
@@ -108,7 +106,7 @@ def one_arena() -> None:
 
 
 def trim() -> None:
-    """Give back what memory of this process there is to give."""
+    """Return free memory of this process to the kernel."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 

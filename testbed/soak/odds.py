@@ -1,4 +1,4 @@
-"""The mean time that a scenario takes under its faults, so that no draw takes minutes. Pure.
+"""The expected time of a scenario under its faults, so that no draw takes minutes. Pure.
 
 The model is coarse: it counts the hops of a collective that nothing overlaps with, and what a loss
 costs on one of them. Its constants were fitted to what soaks took on the reference machine.
@@ -34,7 +34,7 @@ class Odds:
 
     :param passes: Probability that it is not lost or damaged.
     :param once: The same of all rules that are for a single link: one hop of a phase meets them.
-    :param waits: Seconds that it is held in the mean.
+    :param waits: Seconds that it is delayed on average.
     """
 
     passes: float = 1.0

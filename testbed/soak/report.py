@@ -1,4 +1,4 @@
-"""What scenarios have shown: one `Report` each, and a `Coverage` of all. Pure."""
+"""The results of scenarios: one `Report` each, and a `Coverage` of all. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ class Coverage:
             yield action, self.drawn[action], self.fired[action]
 
     def to_dict(self) -> dict[str, Any]:
-        """The coverage in types that JSON knows."""
+        """The coverage in types that JSON has."""
         return {
             "seconds": round(self.seconds, 1),
             "longest_seconds": round(self.longest, 1),

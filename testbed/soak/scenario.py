@@ -40,8 +40,8 @@ class Shape:
     mtu: int
 
     def plan(self) -> FabricPlan:
-        """The fabric's plan; offloads are off, so that socket baselines send frames as a wire
-        carries them.
+        """The fabric's plan; offloads are off, so that socket baselines send single frames, as on a
+        real wire.
         """
         return plan_fabric(
             self.topology, self.hosts, self.switch, self.mtu, offload=False, k=self.k
@@ -105,9 +105,9 @@ class Exchange:
     """One exchange in the kernel and what it does. See `testbed.exchange.interface.ExchangeSpec`.
 
     :param members: Ranks of its hosts in the fabric, in the exchange's rank order.
-    :param vertices: Of the graph, which is dealt out to the ranks at random.
-    :param entries: Of its adjacency.
-    :param hub: Entries of one vertex besides.
+    :param vertices: Vertices of the graph, which are distributed over the ranks at random.
+    :param entries: Entries of its adjacency.
+    :param hub: Additional entries of one vertex.
     :param known: The largest exponent is known beforehand.
     :param magnitudes: Of one aggregation each: powers of two that embeddings are scaled by.
     :param times: As `Group`'s.
@@ -172,8 +172,7 @@ class Scenario:
     :param timeout: The groups', seconds.
     :param killed_after: Seconds after its start at which the controller is killed; None: it is not.
     :param exchanges: At work at the same time as the groups.
-    :param strays: Frames that come again from somewhere else, per second; see
-        `testbed.soak.strays`.
+    :param strays: Frames that are resent from elsewhere, per second; see `testbed.soak.strays`.
     """
 
     seed: int
@@ -218,7 +217,7 @@ class Scenario:
         return f"group {task}" if task < len(self.groups) else f"exchange {task - len(self.groups)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The scenario in types that JSON knows."""
+        """The scenario in types that JSON has."""
         return {
             name: (
                 [task | {"terms": task["terms"].model_dump()} for task in value]
@@ -281,5 +280,5 @@ def make_embeddings(scenario: Scenario, exchange: int, number: int) -> Tensor:
 
 
 def replay_command(seed: int, number: int, options: Sequence[str] = ()) -> str:
-    """The command that plays one scenario again."""
+    """The command that replays one scenario."""
     return " ".join(["testbed", "soak", "--seed", str(seed), "--only", str(number), *options])

@@ -1,6 +1,4 @@
-"""A soak: one scenario after the other, until the time is over, one fails, or somebody interrupts
-it.
-"""
+"""A soak: one scenario after the other, until the time is up, one fails, or it is interrupted."""
 
 import os
 import subprocess
@@ -28,8 +26,8 @@ GRACE = 10.0  # seconds for what ends with its controller to have ended
 
 
 def leftovers(run_id: str) -> list[str]:
-    """What is still there of a run: processes, files, control groups; within a grace, as killed
-    processes take a moment.
+    """What remains of a run: processes, files, control groups; after a grace period, because killed
+    processes take a moment to exit.
     """
     deadline = time.monotonic() + GRACE
     while True:
@@ -61,7 +59,7 @@ class Soak:
         :param progress: Told of each scenario before it is played.
         :raises TestbedError: One has failed; the text says which and how to play it again.
         """
-        # Not by all ranks at once, in the time that they have to meet.
+        # Otherwise all ranks would do it at once, in the time that they have to connect.
         compile_all()
         for name in names():
             compile_native(name)

@@ -1,8 +1,8 @@
-"""Strays: copies of frames that hosts have received, on the wire again later, from somewhere else,
+"""Strays: copies of frames that hosts have received, which are sent again later, from elsewhere,
 and often damaged.
 
-A fault rule meets a frame where it is sent, and once. A stray comes while its collective goes on or
-when that is over, says that it is of another one, or comes to a host that it was never for.
+A fault rule applies to a frame once, where it is sent. A stray arrives during its collective or
+after it, claims to belong to another one, or reaches a host that it was never meant for.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Herd:
             self._frames[self._random.randrange(self._room)] = frame
 
     def stray(self) -> tuple[str, bytes] | None:
-        """Where a stray comes from, and what it says; None where nothing has been seen.
+        """A stray's origin and content; None if no frame has been seen.
 
         Half of them are made of the latest frames. A third goes to another host than the frame did;
         a quarter has no bit flipped, the others one to three. A switch sends nothing back, so none

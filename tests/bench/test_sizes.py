@@ -1,4 +1,4 @@
-"""Sizes: what -b, -e and -f take, and what they refuse."""
+"""Sizes: what -b, -e and -f accept and refuse."""
 
 import pytest
 from hypothesis import given

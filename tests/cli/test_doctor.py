@@ -1,4 +1,4 @@
-"""``testbed doctor`` as one runs it."""
+"""``testbed doctor`` as a user runs it."""
 
 import json
 import os

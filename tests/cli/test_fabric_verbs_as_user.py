@@ -1,4 +1,6 @@
-"""What builds or enters networks, without root: one line that says what to do, and nothing made."""
+"""Verbs that build or enter networks, without root: they print one line that says what to do, and
+create nothing.
+"""
 
 import os
 import subprocess

@@ -1,6 +1,4 @@
-"""Flags that are made of models: each has its key's default, bounds and help, and is refused by
-name.
-"""
+"""Flags generated from models: each has its key's default, bounds and help, and errors name it."""
 
 from typing import Annotated, Any
 
@@ -29,7 +27,7 @@ itself.
 
 
 class Sizes(Table):
-    """What nobody else has."""
+    """An option that no other model has."""
 
     wide_open: int | None = Field(default=None, ge=2, le=5, description="how wide")
     share: float = Field(default=0.5, gt=0, lt=1, description="how much")

@@ -1,5 +1,5 @@
-"""Each option of each verb that takes numbers refuses what is none, or out of range, before
-anything is built.
+"""Each numeric option of each verb refuses anything that is not a number, or is out of range,
+before anything is built.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""``testbed run``: what it says when it cannot begin, and its exit status."""
+"""``testbed run``: its errors when it cannot start, and its exit status."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Arrays that collectives take, and what is said of others."""
+"""Arrays that collectives accept, and the errors for others."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What collectives in the network have been seen to fail at, a test each.
+"""Failures of collectives that have been observed in the network, one test each.
 
 Some have their tests elsewhere: the same frame on two CPUs at once, stored
 (tests/kernel/test_ring_race.py); 10,000 collectives in a row, and a rank that stops for half a

@@ -1,4 +1,4 @@
-"""How tensors lie in chunks."""
+"""How tensors are laid out in chunks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The in-kernel ring on a real fabric: sums exact against numpy, and what must not disturb them."""
+"""The in-kernel ring on a real fabric: sums equal numpy's exactly, and disturbances do not change
+them.
+"""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Aggregation in user space against the definition: every kind, and dims around what is done in one
-go.
+"""Aggregation in user space against the definition: every kind, and dims around the size of a
+block.
 """
 
 from typing import get_args

@@ -1,4 +1,4 @@
-"""Frames of embeddings: what fits, who gets what, and how many there can be."""
+"""Frames of embeddings: what fits, which rank gets what, and how many there can be."""
 
 import numpy as np
 import pytest

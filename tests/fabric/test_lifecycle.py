@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left, and nothing else is touched."""
+"""However a run ends, nothing of it is left behind, and nothing else is touched."""
 
 import contextlib
 import os
@@ -154,7 +154,7 @@ def test_a_dead_worker_is_named() -> None:
 
 @pytest.fixture
 def foreign_network(tmp_path: Path) -> Iterator[set[str]]:
-    """A namespace, a veth pair and a process that are nobody's business."""
+    """A namespace, a veth pair and a process that belong to no run."""
     name = f"foreign{os.getpid()}"
     ends = f"fo{os.getpid()}a", f"fo{os.getpid()}b"
     subprocess.run(["ip", "netns", "add", name], check=True)

@@ -1,4 +1,4 @@
-"""What becomes of a flooded frame: bounded with one switch in every topology, and told exactly with
+"""Copies of a flooded frame: bounded with one switch in every topology, and predicted exactly with
 several.
 """
 

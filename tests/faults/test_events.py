@@ -1,4 +1,4 @@
-"""Events and faults in words and tables: what is taken, what is refused, and with which text."""
+"""Events and faults as text and tables: what is accepted, what is refused, and with which error."""
 
 from typing import Any
 

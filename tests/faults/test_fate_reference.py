@@ -1,4 +1,6 @@
-"""bpf/include/fate.h and testbed/faults/fate.py judge alike, bit for bit, packet by packet."""
+"""bpf/include/fate.h and testbed/faults/fate.py decide the same fates, bit for bit, packet by
+packet.
+"""
 
 import numpy as np
 import pytest

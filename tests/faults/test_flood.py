@@ -1,5 +1,5 @@
-"""Switches that have lost their tables, on real hosts: who hears what, how often, for how long, and
-what becomes of faults.
+"""Switches that have lost their tables, on real hosts: which hosts receive what, how often, for how
+long, and the effect on faults.
 """
 
 import itertools

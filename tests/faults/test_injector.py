@@ -1,5 +1,5 @@
-"""Faults on a real fabric: on both hooks the same frames meet the same fates, all is counted,
-logged, and undone.
+"""Faults on a real fabric: on both hooks the same frames meet the same fates, and everything is
+counted, logged, and undone.
 """
 
 import signal

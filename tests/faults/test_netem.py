@@ -1,4 +1,6 @@
-"""netem: what of our rules it can do, in tc's words; and what a kernel without it says."""
+"""netem: which of our rules it can carry out, as arguments of tc; and the error of a kernel without
+it.
+"""
 
 import json
 import re

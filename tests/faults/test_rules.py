@@ -1,4 +1,4 @@
-"""Rules and their words: what is taken, and what is said about the rest."""
+"""Rules as text: what is accepted, and the errors for the rest."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The package graph's parser, on a few hand-written packages and on this box's lists."""
+"""The package graph's parser, on a few hand-written packages and on this machine's lists."""
 
 import io
 import os

@@ -1,5 +1,5 @@
-"""The programs on a host's devices: each group's frames to that group's programs, all else to where
-it belongs.
+"""The programs on a host's devices: each group's frames go to that group's programs, and all others
+where they belong.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Frames that somebody else has made, or that something has damaged: counted by reason, dropped,
-and no map changed.
+"""Forged or damaged frames: they are counted by reason and dropped, and change no map.
 
 ``TESTBED_HOSTILE_FRAMES`` is how many mutated frames a rank gets, with each way of recovery; not
 set: 100,000.

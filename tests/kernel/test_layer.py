@@ -1,4 +1,4 @@
-"""The kernel layer itself: errors carry the words of clang, libbpf and the verifier; maps,
+"""The kernel layer itself: errors carry the messages of clang, libbpf and the verifier; maps,
 constants, test runs.
 """
 

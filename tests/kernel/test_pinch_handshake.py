@@ -1,5 +1,5 @@
-"""How ranks enter an exchange, frame by frame: what a handshake is answered with, and when frames
-may be sent.
+"""How ranks enter an exchange, frame by frame: the answer to a handshake, and when frames may be
+sent.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Two CPUs, the same frame at the same time: it is added once, and not a summand is lost."""
+"""Two CPUs process the same frame at the same time: it is added once, and no summand is lost."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Two CPUs, the same frame at the same time: one of them stores it and counts it."""
+"""Two CPUs process the same frame at the same time: only one of them stores and counts it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Native libraries: compiled once by content, errors carry the compiler's words."""
+"""Native libraries: compiled once per content; errors carry the compiler's message."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The probes: what they say where a capability is there, and where it is not."""
+"""The probes: their findings if a capability is available, and if it is not."""
 
 import os
 import resource

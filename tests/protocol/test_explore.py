@@ -1,5 +1,5 @@
-"""All that can happen to small rings: exact sums, an end once faults end, nobody innocent accused.
-And mutants without a rule.
+"""Everything that can happen to small rings: sums are exact, collectives end once faults end, and
+no healthy rank is accused. And mutants that lack a rule are detected.
 
 ``TESTBED_EXPLORE`` sets how many states each test visits at most; without it, what takes some
 seconds. Larger scenes are visited breadth first, so all that needs few moves has been seen.
@@ -59,8 +59,10 @@ LARGE = (
 )
 """These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
 
+DEEP = (*LARGE, "two ranks, two chunks", "two ranks, asking owners", "three ranks, any fault")
 
-@pytest.mark.parametrize("name", deep(SCENES, LARGE))
+
+@pytest.mark.parametrize("name", deep(SCENES, DEEP))
 def test_whatever_happens(name, record_property):
     states = depth(50_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")

@@ -1,5 +1,5 @@
-"""What a process concludes from what its programs have heard: who is silent, who is elsewhere, who
-still needs it.
+"""What a process concludes from what its programs have received: which ranks are silent, elsewhere,
+or still need it.
 """
 
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What programs and process share: who owns which chunks, and how a frame is named."""
+"""What programs and process share: which rank owns which chunks, and how a frame is named."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,6 @@
-"""What a rank does while it waits, and whom it names: by what it sees, without clocks."""
+"""What a rank does while it waits, and which ranks it names, depending on what it sees; without
+clocks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

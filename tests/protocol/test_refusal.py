@@ -1,5 +1,5 @@
-"""Results whose sum is right and whose check is wrong: refused by who looks, and made anew in a
-later round.
+"""Results with a correct sum and a wrong check: each rank that verifies them refuses them, and a
+later round replaces them.
 """
 
 import numpy as np

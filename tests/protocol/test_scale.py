@@ -1,4 +1,4 @@
-"""Guesses of the exponent: never too low for long, seldom too high, and equal on all ranks."""
+"""Predictions of the exponent: never too low for long, rarely too high, and equal on all ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Numbers of collectives: what follows what, and when to forget."""
+"""Sequence numbers: their order, and when to reset old state."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What statuses say when they are summed, as the ring sums them."""
+"""The content of statuses after the ring has summed them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""From ranks' results to rows: who waited for whom, and equal weights."""
+"""From ranks' results to rows: which rank waited for which, and equal weights."""
 
 from typing import Any
 

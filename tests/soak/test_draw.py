@@ -1,4 +1,4 @@
-"""Scenarios are functions of seed and number, and each is one that can be played."""
+"""Scenarios are functions of seed and number, and each can be run."""
 
 import re
 from collections import Counter
@@ -90,6 +90,7 @@ def test_the_whole_space_is_drawn():
     )
 
 
+@pytest.mark.deep
 def test_floods_meet_both_systems_on_both_switches():
     met = Counter(
         (scenario.system, scenario.shape.switch)

@@ -1,4 +1,4 @@
-"""Whom an error accuses: those that it says are gone, not those that it says are up."""
+"""Which ranks an error accuses: those that it calls silent, not those that it says are up."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What processes hold, and what is found when they go on holding it."""
+"""What processes hold, and the finding if they do not release it."""
 
 import os
 from collections import Counter

@@ -1,4 +1,6 @@
-"""What the model says about faults, and that what is drawn keeps within the time that it allows."""
+"""What the model says about faults, and that drawn scenarios stay within the time that it
+allows.
+"""
 
 from dataclasses import replace
 

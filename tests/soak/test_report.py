@@ -1,4 +1,4 @@
-"""What a soak has covered, added up and shown."""
+"""What a soak has covered: totals and tables."""
 
 from collections import Counter
 

@@ -1,5 +1,5 @@
-"""A soak on real fabrics: what passes is counted, what fails stops it, is kept and can be played
-again.
+"""A soak on real fabrics: passed scenarios are counted; a failed one stops it, is kept, and can be
+replayed.
 """
 
 import json

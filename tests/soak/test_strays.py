@@ -1,5 +1,5 @@
-"""Strays: what they are made of, that they arrive, that they change no sum, and that nothing of
-them stays.
+"""Strays: what they are made of, that they arrive, that they change no sum, and that they leave
+nothing behind.
 """
 
 import os

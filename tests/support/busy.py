@@ -1,4 +1,4 @@
-"""A machine that has other things to do."""
+"""A machine that is busy with other work."""
 
 import os
 import subprocess

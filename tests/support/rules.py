@@ -1,4 +1,4 @@
-"""Rules of faults as words, such as ``drop p=0.01 link=h1->h2``, to have many in a line each."""
+"""Fault rules as text, such as ``drop p=0.01 link=h1->h2``, one per line."""
 
 from typing import get_args
 

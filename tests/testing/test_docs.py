@@ -1,4 +1,4 @@
-"""What docs/testing.md shows works as it stands there."""
+"""The examples in docs/testing.md work as they are."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a worker does by itself. Needs no root."""
+"""A worker on its own. Needs no root."""
 
 import subprocess
 import sys

@@ -1,1 +1,3 @@
-"""Full-graph training: every epoch is one step on all vertices, which are dealt out to ranks."""
+"""Full-graph training: every epoch is one step on all vertices, which are distributed over
+ranks.
+"""

@@ -1,5 +1,5 @@
-"""`Neighbours`: the sum over a vertex's neighbours as torch knows functions, wherever the
-neighbours are.
+"""`Neighbours`: the sum over a vertex's neighbours, on any rank, as a function of torch's
+autograd.
 """
 
 import warnings
@@ -22,8 +22,8 @@ Direction = Literal["forward", "backward"]
 class Neighbours(nn.Module):
     """One layer's sum over neighbours: ``A x``, whose gradient is ``Aᵀ g``.
 
-    What neighbours of the same rank contribute is a sparse product here; what those of others do
-    comes from an exchange, one for each direction.
+    The contribution of neighbours on the same rank is a sparse product; that of the others comes
+    from an exchange, one for each direction.
     """
 
     def __init__(self, part: Part, layer: int) -> None:
@@ -35,10 +35,10 @@ class Neighbours(nn.Module):
         )
         self._channel = Channel()
         self._meter = Meter()
-        self._received = torch.empty(0, 0)  # kept, since new memory costs page faults
+        self._received = torch.empty(0, 0)  # kept, because new memory costs page faults
 
     def join(self, channel: Channel, meter: Meter) -> None:
-        """Use these exchanges from now on, and this meter."""
+        """Use these exchanges and this meter from now on."""
         self._channel, self._meter = channel, meter
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,9 +83,7 @@ class _Sum(torch.autograd.Function):
 
 
 def local_adjacency(halo: Halo) -> Tensor:
-    """Return what a rank's own vertices take from each other: a sparse matrix of ones, shape (n,
-    n).
-    """
+    """Return the adjacency among a rank's own vertices: a sparse matrix of ones, shape (n, n)."""
     n, entries = halo.num_owned, len(halo.local_indices)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
@@ -94,5 +92,5 @@ def local_adjacency(halo: Halo) -> Tensor:
             torch.from_numpy(halo.local_indices),
             torch.ones(entries),
             (n, n),
-            check_invariants=False,  # they forbid an edge that is there twice, which sums right
+            check_invariants=False,  # they forbid repeated edges, which are summed correctly
         )

@@ -1,4 +1,4 @@
-"""`Channel`: what a rank reaches the others by, while it is open."""
+"""`Channel`: a rank's open connections to the other ranks."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -37,11 +37,11 @@ def plan_exchanges(
     """Return the exchanges that a model takes, in the order in which all ranks open them, and their
     dimensions.
 
-    The first layer has none backwards where features travel themselves, since they need no
-    gradients.
+    The first layer has no backward exchange if features themselves are exchanged, since they need
+    no gradients.
 
-    :param cached: Exchanges keep what was last sent, so evaluation, which drops nothing, gets
-        exchanges of its own.
+    :param cached: Exchanges keep what was last sent, so evaluation, which has no dropout, gets
+        separate exchanges.
     """
     planned = {}
     for layer, (inputs, outputs) in enumerate(pairwise(spec.widths(feature_dim, num_classes))):
@@ -66,8 +66,8 @@ class Channel:
     exchanges: Mapping[Slot, Exchange] = field(default_factory=dict)
 
     def counters(self) -> Counters:
-        """What this rank has sent so far. On sockets the device counts for all alike, so one
-        counter has it all.
+        """What this rank has sent so far. For sockets, the device counts everything, so one counter
+        suffices.
         """
         if self.backend is None or self.backend.needs == "sockets":
             return self.backend.counters() if self.backend else Counters()
@@ -83,7 +83,7 @@ class Channel:
         }
 
     def measures(self) -> dict[str, float]:
-        """What the exchanges count besides, so far."""
+        """Further counts of the exchanges so far."""
         total: Counter[str] = Counter()
         for exchange in self.exchanges.values():
             total.update(exchange.measures())

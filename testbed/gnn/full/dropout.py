@@ -12,12 +12,12 @@ from testbed.gnn.mix import GOLDEN, mix, mix32
 __all__ = ["Dropout"]
 
 COLUMN = np.uint32(0x9E3779B9)  # as GOLDEN, of 2**32
-BLOCK = 1 << 16  # elements at a time, which stay in a core's cache
+BLOCK = 1 << 16  # elements at a time, so that they stay in a core's cache
 
 
 class Dropout(nn.Module):
     """Inverted dropout (Srivastava et al., JMLR 2014): a hash of seed, epoch, layer, vertex and
-    column says what stays.
+    column decides which elements are kept.
 
     :param p: Share of elements that become 0.
     :param vertices: int64, shape (n,): the numbers in the graph of the rows that `forward` gets.
@@ -31,14 +31,14 @@ class Dropout(nn.Module):
         self._vertices = vertices.astype(np.uint64)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of `x`, float32 of shape (n, d), and scale the others up; in evaluation
-        leave it as it is.
+        """Drop elements of `x`, float32 of shape (n, d), and scale up the others; in evaluation
+        return it unchanged.
         """
         return x * self.mask(x.shape[1]) if self.training and self.p else x
 
     def mask(self, dim: int) -> Tensor:
-        """Return what elements are multiplied by in this epoch: 0 or 1 / (1 - p); float32, shape
-        (n, dim).
+        """Return the factors of the elements in this epoch: 0 or 1 / (1 - p); float32, shape (n,
+        dim).
         """
         stream = mix(np.array([self._stream, self.epoch], np.uint64))
         keys = mix(self._vertices + stream[0] ^ stream[1]).astype(np.uint32)

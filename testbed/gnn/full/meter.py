@@ -1,4 +1,4 @@
-"""`Meter`: when a rank was in collectives, and what they asked of the kernel."""
+"""`Meter`: when a rank was in collectives, and their system calls and page faults."""
 
 import resource
 import time
@@ -13,7 +13,8 @@ __all__ = ["Meter"]
 class Meter:
     """Meters one rank's collectives of one epoch: all-reduce, and `aggregate` of each exchange.
 
-    :param calls: Counts system calls, which slows them down: such an epoch's times say nothing.
+    :param calls: Counts system calls, which slows them down, so that such an epoch's times are
+        meaningless.
     """
 
     def __init__(self, calls: SyscallCounter | None = None) -> None:
@@ -37,7 +38,7 @@ class Meter:
         faults = page_faults() if self.calls else 0
         calls = self.calls.read() if self.calls else 0
         yield
-        if self.calls:  # first what makes no system call itself
+        if self.calls:  # first, because it makes no system call itself
             self.syscalls += self.calls.read() - calls
             self.page_faults += page_faults() - faults
         self.cpu += time.process_time() - cpu

@@ -1,5 +1,5 @@
-"""GCN and GraphSAGE on whole neighbourhoods, written as for one process: what is on other ranks is
-`Neighbours`' concern.
+"""GCN and GraphSAGE on whole neighbourhoods, written as for one process: `Neighbours` handles other
+ranks.
 """
 
 import math
@@ -26,8 +26,8 @@ class Gcn(nn.Module):
     D^-1/2 x W + b``.
 
     The normalisation scales rows before and after a plain sum, and the loop at each vertex is a
-    summand of its own, so all that travels are rows to be summed. Weights begin as Glorot and
-    Bengio's (AISTATS 2010), biases as 0.
+    separate summand, so only rows to be summed are exchanged. Weights are initialized as in Glorot
+    and Bengio (AISTATS 2010), biases with 0.
     """
 
     def __init__(self, inputs: int, outputs: int, part: Part, layer: int) -> None:
@@ -50,7 +50,7 @@ class Sage(nn.Module):
     """A layer of GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017): ``x V
     + b + mean(x) W``.
 
-    The mean is a sum divided by the vertex's degree; of no neighbours it is 0.
+    The mean is a sum divided by the vertex's degree; without neighbours it is 0.
     """
 
     def __init__(self, inputs: int, outputs: int, part: Part, layer: int) -> None:
@@ -77,8 +77,8 @@ class FullModel(nn.Module):
     Each layer but the last is followed by ReLU. Dropout comes before each layer of a GCN, as
     published, and of GraphSAGE before each but the first.
 
-    :param part: Of this rank.
-    :param num_classes: Logits a vertex.
+    :param part: This rank's part.
+    :param num_classes: Logits per vertex.
     """
 
     def __init__(self, spec: ModelSpec, part: Part, num_classes: int, seed: int) -> None:
@@ -103,13 +103,13 @@ class FullModel(nn.Module):
         return x
 
     def join(self, channel: Channel, meter: Meter) -> None:
-        """Reach neighbours on other ranks by a channel, and meter that."""
+        """Use a channel for neighbours on other ranks, and meter its collectives."""
         for module in self.modules():
             if isinstance(module, Neighbours):
                 module.join(channel, meter)
 
     def begin(self, epoch: int) -> None:
-        """Drop from now on what is to be dropped in this epoch."""
+        """From now on, use the dropout masks of this epoch."""
         for dropout in self.dropouts:
             assert isinstance(dropout, Dropout)
             dropout.epoch = epoch

@@ -1,4 +1,4 @@
-"""`Part`: what one rank holds of a graph that is dealt out."""
+"""`Part`: one rank's part of a distributed graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class Part:
 
     :param forward: The rank's rows of the adjacency, along which embeddings go.
     :param backward: Its rows of the transposed adjacency, along which gradients go back; the same
-        where it is symmetric.
+        if the adjacency is symmetric.
     :param degrees: float32, shape (n, 1): neighbours of each vertex, here or elsewhere.
     :param x: float32, shape (n, d): features; `y`: int64, shape (n,): labels.
     :param sets: Positions of this rank's vertices of the sets ``train``, ``val`` and ``test``.
@@ -53,7 +53,7 @@ class Part:
 
 
 def make_part(graph: GraphData, owners: Owners, rank: int, world: int) -> Part:
-    """Take a rank's part out of a graph.
+    """Extract a rank's part of a graph.
 
     :param owners: Shape (n,): the rank that owns each vertex.
     """

@@ -1,9 +1,9 @@
-"""Full-graph training of one rank: forward and backward with the others' vertices, sum gradients
-over ranks, update.
+"""Full-graph training of one rank: forward and backward with the others' vertices, summing
+gradients over ranks, update.
 
-The loss is the mean over all training vertices of the graph, and what is dropped depends on
-vertices alone. So ranks together train as one process with the whole graph would, except for the
-order in which floats are added.
+The loss is the mean over all training vertices of the graph, and dropout depends only on vertices.
+So the ranks together train as one process with the whole graph would, except for the order in which
+floats are added.
 """
 
 import math
@@ -32,7 +32,7 @@ from testbed.kernel.syscalls import SyscallCounter
 __all__ = ["FULL_PHASES", "FullTrainer"]
 
 FULL_PHASES = ("forward", "backward", *PHASES, "all_reduce", "update", "other")
-"""What an epoch's time is split into."""
+"""The parts of an epoch's time."""
 
 
 class FullTrainer:
@@ -46,7 +46,7 @@ class FullTrainer:
     def __init__(
         self, part: Part, num_classes: int, model: ModelSpec, training: TrainingSpec, seed: int
     ) -> None:
-        torch.set_num_threads(1)  # ranks share the box's cores
+        torch.set_num_threads(1)  # ranks share the machine's cores
         self.part = part
         self.training = training
         self.model = FullModel(model, part, num_classes, seed)
@@ -82,11 +82,12 @@ class FullTrainer:
     def epoch(
         self, channel: Channel, epoch: int, calls: SyscallCounter | None = None
     ) -> FullResult:
-        """Train for one epoch, then evaluate; a collective. Epochs are to be trained in order, 0
-        first.
+        """Train for one epoch, then evaluate; a collective. Epochs must be trained in order, from
+        0.
 
-        :param channel: To the other ranks.
-        :param calls: Counts system calls; the result has them then, and times that say nothing.
+        :param channel: The connections to the other ranks.
+        :param calls: Counts system calls; the result then has the counts, but its times are
+            meaningless.
         :raises TestbedError: The loss is not finite.
         :raises CollectiveError: A collective could not complete.
         """
@@ -153,7 +154,7 @@ class FullTrainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, int]:
-        """Return how many of this rank's vertices of each set are classified right, from whole
+        """Return how many of this rank's vertices of each set are classified correctly, from whole
         neighbourhoods; a collective.
         """
         answers = self.model.eval()(self.part.x).argmax(1)
@@ -171,7 +172,7 @@ class FullTrainer:
 
     @contextmanager
     def _timed(self, phase: str, meter: Meter) -> Iterator[None]:
-        """Time a phase, collectives left out."""
+        """Time a phase, without collectives."""
         started, before = time.perf_counter(), meter.seconds
         yield
         self._seconds[phase] = time.perf_counter() - started - (meter.seconds - before)

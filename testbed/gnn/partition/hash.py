@@ -12,7 +12,7 @@ __all__ = ["Hash"]
 
 
 class Hash(Partitioner):
-    """Ignores edges: it cuts a share of 1 - 1/parts of them, and parts are equal in size up to
+    """Ignores edges: it cuts a share of 1 - 1/parts of them, and part sizes differ only by
     chance.
     """
 

@@ -28,7 +28,7 @@ class Metis(Partitioner):
 
         :raises SpecError: These are not all vertices in ascending order.
         """
-        import pymetis  # late: other partitioners do without
+        import pymetis  # imported here because other partitioners do not need it
 
         if not np.array_equal(vertices, np.arange(self.num_vertices)):
             raise SpecError(

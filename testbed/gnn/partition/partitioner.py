@@ -1,5 +1,5 @@
-"""The interface that every partitioner keeps: vertices come in an order, a few or all at a time,
-and each gets a part.
+"""The interface of all partitioners: vertices arrive in some order, a few or all at a time, and
+each is assigned a part.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ Owners = NDArray[np.int32]
 
 
 class Partitioner(ABC):
-    """Made for one graph, it may keep what it has decided so far.
+    """It is created for one graph, and may keep state about earlier decisions.
 
-    :cvar streams: Whether vertices may come a few at a time; else `assign` is called once, with all
-        of them.
-    :param num_vertices: Of the graph.
+    :cvar streams: Whether vertices may arrive a few at a time; otherwise `assign` is called once,
+        with all of them.
+    :param num_vertices: Vertices of the graph.
     :param parts: Number of parts.
     :param seed: Seed of all draws: the same seed and order give the same owners.
     :raises SpecError: There are fewer vertices than parts.
@@ -42,10 +42,10 @@ class Partitioner(ABC):
     def assign(
         self, vertices: NDArray[np.int64], indptr: NDArray[np.int64], indices: NDArray[np.int32]
     ) -> Owners:
-        """Choose the owners of the next vertices, for good.
+        """Choose the final owners of the next vertices.
 
-        :param vertices: Shape (k,); each vertex of the graph comes once.
+        :param vertices: Shape (k,); each vertex of the graph is passed once.
         :param indptr: Shape (k + 1,): the neighbours of ``vertices[i]`` are
-            ``indices[indptr[i]:indptr[i + 1]]``, whether or not they have come.
+            ``indices[indptr[i]:indptr[i + 1]]``, whether or not they have been passed.
         :returns: int32, shape (k,).
         """

@@ -1,4 +1,4 @@
-"""What a partition is worth: how much has to be sent, and how evenly work is dealt out."""
+"""The quality of a partition: how much has to be sent, and how evenly work is distributed."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,9 @@ class Quality:
     :param replication_factor: Mean over vertices of the number of parts that hold it, as its owner
         or as a neighbour of what they own; 1 where nothing is cut (Gonzalez et al., PowerGraph,
         OSDI 2012, section 5).
-    :param vertex_balance: Vertices of the part that has most, divided by the mean.
-    :param edge_balance: The same of adjacency entries, each counted where the vertex is that takes
-        it in.
+    :param vertex_balance: Vertices of the largest part, divided by the mean.
+    :param edge_balance: The same for adjacency entries, each counted at the vertex that aggregates
+        it.
     """
 
     edge_cut: int
@@ -45,7 +45,7 @@ def measure(
     cut = holder != owners[indices]
     copies = len(
         np.unique(holder[cut] * n + indices[cut])
-    )  # pairs of a part and a vertex that it holds of another's
+    )  # pairs of a part and a vertex that it holds but does not own
     return Quality(
         edge_cut=int(cut.sum()) // 2,
         edge_cut_share=float(cut.mean()) if len(cut) else 0.0,

@@ -1,4 +1,4 @@
-"""The partitioners by name, and owners kept beside the graph that they are for."""
+"""The partitioners by name, and the cache of owners, which is kept with the graph."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry(
     },
     group="testbed.partitioners",
 )
-FORMAT = 1  # part of each entry's name: raise it when a partitioner decides otherwise
+FORMAT = 1  # part of each entry's name: increment it when a partitioner's decisions change
 
 
 def make_owners(
@@ -38,9 +38,9 @@ def make_owners(
 
     :param indptr: int64, shape (n + 1,): the neighbours of v are ``indices[indptr[v]:indptr[v +
         1]]``.
-    :param batch: Vertices at a time, where the partitioner takes them so; None: all.
+    :param batch: Vertices at a time, if the partitioner supports that; None: all.
     :raises SpecError: There is no such partitioner, there are fewer vertices than parts, or a part
-        has got no vertex.
+        has no vertex.
     """
     n = len(indptr) - 1
     partitioner = PARTITIONERS[name](n, parts, seed)
@@ -59,11 +59,10 @@ def make_owners(
 
 
 def cached_owners(graph: Path, name: str, parts: int, seed: int = 0) -> Owners:
-    """Return the owners of a cached graph's vertices, partitioning it first where that is not done
-    yet.
+    """Return the owners of a cached graph's vertices, partitioning it first if necessary.
 
-    :param graph: The graph's folder, which the owners are kept in.
-    :raises SpecError: As `make_owners`.
+    :param graph: The graph's folder, which also caches the owners.
+    :raises SpecError: As in `make_owners`.
     :raises StorageError: The folder cannot be read or written.
     """
     path = graph / f"owners-{name}-{parts}-seed{seed}-v{FORMAT}.npy"

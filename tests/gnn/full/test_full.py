@@ -1,4 +1,4 @@
-"""Full-graph training: ranks together are one process, and that is what
+"""Full-graph training: the ranks together compute what one process computes, which is what
 torch-geometric computes.
 """
 

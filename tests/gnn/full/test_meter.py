@@ -1,4 +1,4 @@
-"""What collectives ask of the kernel, in a process of known deeds."""
+"""System calls and page faults of collectives, in a process with known ones."""
 
 import mmap
 import os

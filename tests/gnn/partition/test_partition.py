@@ -1,4 +1,4 @@
-"""Partitioners, what their partitions are worth, and owners kept beside their graph."""
+"""Partitioners, the quality of their partitions, and owners cached with their graph."""
 
 from pathlib import Path
 

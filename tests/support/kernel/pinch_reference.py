@@ -1,4 +1,4 @@
-"""Ranks of an exchange of which all is done twice, by programs and C and by
+"""Ranks of an exchange whose every step is done twice, by programs and C and by
 `testbed.protocol.pinch.rank`, and compared.
 """
 

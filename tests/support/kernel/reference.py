@@ -1,5 +1,5 @@
-"""A rank of which everything is done twice: by the loaded programs and by `testbed.protocol`, and
-compared after every step.
+"""A rank whose every step is done twice, by the loaded programs and by `testbed.protocol`, and
+compared.
 """
 
 import os

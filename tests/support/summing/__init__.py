@@ -1,5 +1,5 @@
-"""A workload of another package: sums of whole numbers, checked, without any training. One folder,
-and nothing else.
+"""A workload of another package: checked sums of whole numbers, without any training. It is one
+folder, with no edit elsewhere.
 """
 
 from typing import Annotated
