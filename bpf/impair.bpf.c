@@ -80,6 +80,47 @@ static __always_inline int fan_out(struct xdp_md *ctx, __u32 length, __u32 copie
 	return bpf_redirect_map(fan, 0, BPF_F_BROADCAST);
 }
 
+/* At both hooks a frame meets the same fate, and only the helpers that reach it differ. */
+static __always_inline int impair_load(void *ctx, bool xdp, __u32 at, void *to, __u32 size)
+{
+	return xdp ? bpf_xdp_load_bytes(ctx, at, to, size) : bpf_skb_load_bytes(ctx, at, to, size);
+}
+
+static __always_inline int impair_store(void *ctx, bool xdp, __u32 at, void *from, __u32 size)
+{
+	return xdp ? bpf_xdp_store_bytes(ctx, at, from, size)
+		   : bpf_skb_store_bytes(ctx, at, from, size, 0);
+}
+
+/* Decide a frame's fate, and flip the bits that it says. */
+static __always_inline enum fault_way impair_decide(void *ctx, bool xdp, struct fault_head *head,
+						    struct fault_packet *packet,
+						    struct fault_link **link,
+						    struct fault_verdict **verdict)
+{
+	enum fault_way way;
+	__u8 byte;
+	__u32 i;
+
+	head->size = fault_head_size(head->length);
+	if (!head->size || impair_load(ctx, xdp, 0, &head->frame, head->size))
+		return FAULT_NONE;
+	way = fault_decide(head, packet, link, verdict);
+	if (way != FAULT_MEET)
+		return way;
+	if (!*verdict || !*link) /* for the verifier */
+		return FAULT_NONE;
+	for (i = 0; i < FATE_MAX_BITS && i < (*verdict)->bits; i++) {
+		__u32 bit = (*verdict)->flips[i];
+
+		if (impair_load(ctx, xdp, bit / 8, &byte, 1))
+			continue;
+		byte ^= 1 << bit % 8;
+		impair_store(ctx, xdp, bit / 8, &byte, 1);
+	}
+	return FAULT_MEET;
+}
+
 SEC("xdp")
 int impair_xdp(struct xdp_md *ctx)
 {
@@ -88,30 +129,15 @@ int impair_xdp(struct xdp_md *ctx)
 	struct switch_destination *to;
 	struct fault_verdict *verdict = NULL;
 	struct fault_link *link = NULL;
-	__u8 byte;
-	__u32 i;
 
 	head.length = bpf_xdp_get_buff_len(ctx);
-	head.size = fault_head_size(head.length);
-	if (!head.size || bpf_xdp_load_bytes(ctx, 0, &head.frame, head.size))
-		return switch_forward(ctx);
-	switch (fault_decide(&head, &packet, &link, &verdict)) {
+	switch (impair_decide(ctx, true, &head, &packet, &link, &verdict)) {
 	case FAULT_NONE:
 		return switch_forward(ctx);
 	case FAULT_LOSE:
 		return XDP_DROP;
 	case FAULT_MEET:
 		break;
-	}
-	if (!verdict || !link)
-		return XDP_ABORTED;
-	for (i = 0; i < FATE_MAX_BITS && i < verdict->bits; i++) {
-		__u32 bit = verdict->flips[i];
-
-		if (bpf_xdp_load_bytes(ctx, bit / 8, &byte, 1))
-			continue;
-		byte ^= 1 << bit % 8;
-		bpf_xdp_store_bytes(ctx, bit / 8, &byte, 1);
 	}
 	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.destination);
 	if (to && must_wait(verdict))
@@ -158,30 +184,16 @@ int impair_tc(struct __sk_buff *skb)
 	struct switch_destination *to;
 	struct fault_verdict *verdict = NULL;
 	struct fault_link *link = NULL;
-	__u8 byte;
 	__u32 i;
 
 	head.length = skb->len;
-	head.size = fault_head_size(head.length);
-	if (!head.size || bpf_skb_load_bytes(skb, 0, &head.frame, head.size))
-		return TC_ACT_UNSPEC;
-	switch (fault_decide(&head, &packet, &link, &verdict)) {
+	switch (impair_decide(skb, false, &head, &packet, &link, &verdict)) {
 	case FAULT_NONE:
 		return TC_ACT_UNSPEC;
 	case FAULT_LOSE:
 		return TC_ACT_SHOT;
 	case FAULT_MEET:
 		break;
-	}
-	if (!verdict || !link)
-		return TC_ACT_UNSPEC;
-	for (i = 0; i < FATE_MAX_BITS && i < verdict->bits; i++) {
-		__u32 bit = verdict->flips[i];
-
-		if (bpf_skb_load_bytes(skb, bit / 8, &byte, 1))
-			continue;
-		byte ^= 1 << bit % 8;
-		bpf_skb_store_bytes(skb, bit / 8, &byte, 1, 0);
 	}
 	to = bpf_map_lookup_elem(&forwarding, head.frame.eth.destination);
 	if (to && must_wait(verdict))

@@ -103,6 +103,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Command:
     return run
 
 
+@pytest.mark.deep
 def test_the_package_is_the_installed_one(installed: Command) -> None:
     done = installed(
         "python",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testbed.collectives.ring.port import Peer
+from testbed.collectives.ring.maps import Peer
 from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.group import GroupSpec, make_groups
 from testbed.core.errors import CollectiveError
@@ -45,6 +45,7 @@ class Port:
         self._heard, self._total = np.array(heard, np.uint64), np.zeros(len(heard), np.uint64)
         self.waits = 0
         self.ended: End | None = None
+        self.maps = self.process = self
         self.probed: list[tuple[int, int]] = []
 
     def end(self, end: End) -> None:
@@ -87,15 +88,15 @@ def spec(ranks: int = 3, **options: Any) -> GroupSpec:
     ("peers", "heard", "before", "meanwhile", "why"),
     [
         ([HERE] * 3, [0, 0, 0], 0, 0, "rank 1 (h2), rank 2 (h3) silent for 0.05 s"),
-        ([HERE] * 3, [0, 1, 0], 0, 1, "rank 2 (h3) silent for 0.05 s"),
+        ([HERE] * 3, [0, 1, 0], 0, 0, "rank 2 (h3) silent for 0.05 s"),
         (
             [HERE, HERE, ELSEWHERE],
             [0, 1, 1],
             0,
-            1,
+            0,
             "rank 2 (h3) up, but not in this all-reduce after 0.05 s",
         ),
-        ([HERE] * 3, [0, 1, 1], 7, 1, "no progress for 0.05 s: the ranks reduce different tensors"),
+        ([HERE] * 3, [0, 1, 0], 7, 1, "the ranks reduce different tensors"),
         (
             [HERE] * 3,
             [0, 1, 1],
@@ -164,7 +165,7 @@ def test_a_rank_that_was_done_and_has_left_is_not_to_blame() -> None:
         (
             End(Reason.TENSORS),
             [0, 1, 1],
-            "no progress for 60 s: the ranks reduce different tensors",
+            "the ranks reduce different tensors",
         ),
         (End(Reason.STUCK), [0, 1, 1], "no progress for 60 s"),
         (
@@ -185,6 +186,15 @@ def test_a_rank_that_is_told_says_what_the_first_one_has_said(end, heard, why) -
     )
     assert port.ended == end
     assert {rank for rank, _ in port.probed} == {1, 2}
+    assert port.waits == 1
+
+
+def test_a_frame_of_another_tensor_ends_the_wait_at_once() -> None:
+    """Else ranks that have seen none would give up first, and say that nothing moves."""
+    port = Port(spec(timeout=60.0), lambda _: [HERE] * 3, [0, 1, 1], meanwhile=1)
+    with pytest.raises(CollectiveError, match="the ranks reduce different tensors"):
+        Recovery(port).wait(SEQ, 9)  # type: ignore[arg-type]
+    assert port.ended == End(Reason.TENSORS)
     assert port.waits == 1
 
 

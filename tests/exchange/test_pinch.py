@@ -22,6 +22,7 @@ from testbed.testing.aggregates import Format, exact, magnitude
 from testbed.testing.graphs import Partitioned, draw_partitioned, embeddings
 from tests.support.exchange.pinch_hosts import WITHIN, PinchHosts, aggregate_in, assert_exact
 
+TIMEOUT = 30.0  # seconds, of an exchange
 pytestmark = [pytest.mark.net, pytest.mark.fabric(hosts=4, datapath="xdp")]
 
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h
@@ -177,11 +178,13 @@ def test_ranks_that_have_nothing_to_agree_on(hosts, faults, lanes, words) -> Non
         Format(16 if lanes == "int16" else 32),
     )
     inputs = [embeddings(turn, graph, 32) for turn in range(10)]
-    with hosts.open(graph, 32, "sum", lanes, exponent=11) as exchange:
+    with hosts.open(graph, 32, "sum", lanes, TIMEOUT, exponent=11) as exchange:
         with faults(*words) as injected:
             results = exchange.aggregate(inputs)
         if words:
             assert_faults_fired(injected)
+        began = time.monotonic()
+    assert time.monotonic() - began < TIMEOUT / 2, "closing waits for nobody"
     for x, of_ranks in zip(inputs, results, strict=True):
         assert magnitude(x) <= 11
         for found, wanted in zip(

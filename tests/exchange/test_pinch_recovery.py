@@ -20,6 +20,7 @@ class Port:
 
     :param back: When the last rank is past its exchanges, seconds from now.
     :param asks: Whether a rank has asked something by a time.
+    :param met: When all have met in the next exchange, as the scale is known.
     :param ended: Whether exchanges have ended, and some rank does not know.
     """
 
@@ -28,7 +29,9 @@ class Port:
         back: float,
         asks: Callable[[float], bool] = lambda now: False,
         ended: bool = False,
+        met: float = 1e9,
     ) -> None:
+        self.met = met
         self.now, self.back, self.asks = 0.0, back, asks
         self.heard = [0, 0, 0]
         self.group = make_groups(plan_fabric("star", 3, "bridge").hosts, timeout=TIMEOUT)[0]
@@ -48,7 +51,7 @@ class Port:
         return Waited.UNFIT if self.handshakes.may_go else Waited.TIME_UP
 
     def seen(self) -> SimpleNamespace:
-        return SimpleNamespace(heard=list(self.heard))
+        return SimpleNamespace(heard=list(self.heard), met=self.met <= self.now)
 
     def send_handshakes(self, attempt: int) -> None:
         pass
@@ -79,6 +82,10 @@ def test_a_rank_that_comes_back_before_the_timeout_is_waited_for(monkeypatch) ->
 
 def test_one_that_does_not_is_waited_for_until_the_timeout(monkeypatch) -> None:
     assert TIMEOUT <= lingers(Port(back=1e9), monkeypatch) < TIMEOUT + 2 * RTT
+
+
+def test_ranks_that_meet_in_the_next_exchange_are_past_the_last(monkeypatch) -> None:
+    assert 3.0 < lingers(Port(back=1e9, met=3.0), monkeypatch) < 3.0 + 20 * RTT
 
 
 def test_when_all_are_done_it_stays_as_long_as_somebody_asks(monkeypatch) -> None:

@@ -59,8 +59,10 @@ LARGE = (
 )
 """These are not visited whole unless ``TESTBED_EXPLORE`` says so."""
 
+DEEP = (*LARGE, "two ranks, two chunks", "two ranks, asking owners", "three ranks, any fault")
 
-@pytest.mark.parametrize("name", deep(SCENES, LARGE))
+
+@pytest.mark.parametrize("name", deep(SCENES, DEEP))
 def test_whatever_happens(name, record_property):
     states = depth(50_000 if name in LARGE else 100_000)
     record_property("explored", f"{name}: {explore(RingSystem(SCENES[name]), states)}")

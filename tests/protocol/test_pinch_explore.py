@@ -65,7 +65,15 @@ SCENES = {
 }
 """Each visited to the last state, so all of them are known to come to an end."""
 
-LARGE = ("a bit flips", "one of a chain dies", "a switch floods")
+LARGE = (
+    "anything goes wrong, but timers",
+    "a bit flips",
+    "a duplicate is claimed late",
+    "hubs",
+    "a rank dies, and a frame is lost",
+    "one of a chain dies",
+    "a switch floods",
+)
 
 DEEP = {
     "anything, twice": Scene([ONE_WAY, ONE_WAY], 2, MOST | {"early"}),
@@ -310,7 +318,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", deep(MUTANTS, ["claims backwards"]))
 def test_what_a_rule_is_for_shows_without_it(name, record_property) -> None:
     mutant = MUTANTS[name]
     with pytest.raises(Counterexample, match=mutant.what) as found:

@@ -20,6 +20,8 @@ from tests.support.protocol.actions import SCRIPTS, act
 from tests.support.protocol.network import Collective, Member, Network, collectives, config
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(600)
 @settings(max_examples=200)
 @given(
     ranks=st.integers(2, 5),
@@ -100,6 +102,7 @@ class Lanes(Network):
         self.emit(member.rank.on_wr(member.process.kick(), self.now_us, cpu))
 
 
+@pytest.mark.deep
 @given(
     ranks=st.integers(2, 6),
     order=st.lists(st.integers(0, 1000), min_size=200, max_size=200),

@@ -92,6 +92,7 @@ class VerifiesLate(Process):
         pass
 
 
+@pytest.mark.deep
 def test_without_early_verification_some_storms_never_end():
     """The deadlock takes too many refused results and losses for an exploration to reach it."""
     endless = 0

@@ -90,6 +90,7 @@ def test_the_whole_space_is_drawn():
     )
 
 
+@pytest.mark.deep
 def test_floods_meet_both_systems_on_both_switches():
     met = Counter(
         (scenario.system, scenario.shape.switch)

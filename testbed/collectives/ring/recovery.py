@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from testbed.collectives.ring.port import Peer, RingPort
+from testbed.collectives.ring.maps import Peer
+from testbed.collectives.ring.port import RingPort
 from testbed.core.errors import CollectiveError
 from testbed.protocol.ring.liveness import (
     End,
@@ -79,6 +80,7 @@ class Recovery:
         spec = port.spec
         self._others = [rank for rank in range(spec.size) if rank != spec.rank]
         self._probes = 0
+        self._mismatches = self._mismatched()
 
     def wait(self, seq: int, total: int) -> None:
         """Until all results of a collective are stored.
@@ -90,25 +92,28 @@ class Recovery:
         pause = min(timeout / _LOOKS, _MOST_PAUSE)
         clock, begun = _AwakeClock(self._clock, timeout), self._clock()
         progressed = probed = clock.now()
-        moved, heard, mismatched = port.moved(), port.heard(), self._mismatched()
+        moved, heard = port.maps.moved(), port.maps.heard()
         seen, ever = np.full(port.spec.size, progressed), np.zeros(port.spec.size, bool)
-        while not port.wait(total, pause):
-            now, latest = clock.now(), port.heard()
+        while not port.process.wait(total, pause):
+            now, latest = clock.now(), port.maps.heard()
             come = latest != heard
             seen[come], ever, heard = now, ever | come, latest
             where = (
-                f"all-reduce {seq}: {int(port.control.stored)} of {total} chunks after"
+                f"all-reduce {seq}: {int(port.maps.control.stored)} of {total} chunks after"
                 f" {self._clock() - begun:.1f} s"
             )
-            if moved != (moved := port.moved()):
+            if moved != (moved := port.maps.moved()):
                 progressed = now
-            if (end := port.ended) is not None:
+            if (end := port.maps.ended) is not None:
                 up = np.flatnonzero(ever & (now - seen < timeout * _SILENT)).tolist()
                 raise self._error(end, self._told(end, up), where)
+            if self._mismatched() > self._mismatches:  # it cannot complete, whatever comes
+                end = End(Reason.TENSORS)
+                raise self._error(end, self._why(end), where)
             if now - progressed > timeout:
-                peers = port.peers()
+                peers = port.maps.peers()
                 quiet = silent(port.spec.rank, (now - seen).tolist(), timeout * _SILENT)
-                end = self._verdict(seq, quiet, self._mismatched() > mismatched, peers)
+                end = self._verdict(seq, quiet, peers)
                 behind = self._behind(unverified(self._others, seq, peers), peers)
                 raise self._error(end, self._why(end, behind), where)
             if now - probed >= timeout / _LOOKS:
@@ -123,16 +128,16 @@ class Recovery:
         """
         port, spec = self.port, self.port.spec
         clock = _AwakeClock(self._clock, spec.timeout)
-        port.begin(FIRST)
-        while missing := absent(spec.rank, FIRST, port.peers()):
+        port.process.begin(FIRST)
+        while missing := absent(spec.rank, FIRST, port.maps.peers()):
             if clock.now() > spec.timeout:
                 raise CollectiveError(
                     f"rank {spec.rank} ({spec.me.name}): no answer from {self._names(missing)}"
                     f" within {spec.timeout:g} s: every member has to open the group"
                 )
             self._probe(missing)
-            port.wait(NEVER, _PAUSE)
-        port.control.verified = FIRST
+            port.process.wait(NEVER, _PAUSE)
+        port.maps.control.verified = FIRST
 
     def linger(self, seq: int) -> None:
         """Linger until no rank needs data of this rank's last collective, and ranks that wait for
@@ -153,9 +158,14 @@ class Recovery:
         askees = [(spec.rank - 1) % spec.size] if upstream else self._others
         stay, quiet = _AwakeClock(self._clock, spec.timeout), _AwakeClock(self._clock, _QUIET)
         changed, seen = [0.0] * spec.size, np.zeros(spec.size)
-        said, heard = port.peers(), port.heard()
+        said, heard = port.maps.peers(), port.maps.heard()
         while True:
-            now, now_quiet, peers, latest = stay.now(), quiet.now(), port.peers(), port.heard()
+            now, now_quiet, peers, latest = (
+                stay.now(),
+                quiet.now(),
+                port.maps.peers(),
+                port.maps.heard(),
+            )
             for rank in self._others:
                 changed[rank] = now if peers[rank] != said[rank] else changed[rank]
             seen[latest != heard] = now_quiet
@@ -173,7 +183,7 @@ class Recovery:
             if not needing and not owing:
                 return
             self._probe({*needing, *owing})
-            port.wait(NEVER, _PAUSE)
+            port.process.wait(NEVER, _PAUSE)
 
     def _error(self, end: End, why: str, where: str) -> CollectiveError:
         """Give up, and say why.
@@ -186,7 +196,7 @@ class Recovery:
 
     def give_up(self, end: End) -> None:
         """Say so to all others, whose collectives cannot go on either."""
-        self.port.end(end)
+        self.port.maps.end(end)
         self._probe(self._others)
 
     def part(self) -> None:
@@ -197,9 +207,9 @@ class Recovery:
         """
         port = self.port
         clock = _AwakeClock(self._clock, _QUIET)
-        seen, heard = np.zeros(port.spec.size), port.heard()
+        seen, heard = np.zeros(port.spec.size), port.maps.heard()
         while (now := clock.now()) <= _PARTING:
-            peers, latest = port.peers(), port.heard()
+            peers, latest = port.maps.peers(), port.maps.heard()
             seen[latest != heard], heard = now, latest
             untold = [
                 rank
@@ -209,36 +219,32 @@ class Recovery:
             if not untold:
                 return
             self._probe(untold)
-            port.wait(NEVER, _PAUSE)
+            port.process.wait(NEVER, _PAUSE)
 
     def _probe(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            self._probes += (
-                1  # each has its own attempt, because a fault rule may match on header fields
-            )
-            self.port.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
-        self.port.flush()
+            # Each has its own attempt, because a fault rule may match on header fields.
+            self._probes += 1
+            self.port.process.post(WrKind.PROBE, 0, rank, self._probes & 0xFFFF)
+        self.port.process.flush()
 
     def _mismatched(self) -> int:
         """Number of frames of other tensors, in all collectives; ranks that wait for each other
         keep sending them.
         """
-        return self.port.counters()["bad_tensor"]
+        return self.port.maps.counters()["bad_tensor"]
 
-    def _verdict(
-        self, seq: int, quiet: Sequence[int], mismatched: bool, peers: Sequence[Peer]
-    ) -> End:
+    def _verdict(self, seq: int, quiet: Sequence[int], peers: Sequence[Peer]) -> End:
         """Why a collective makes no progress, as far as this rank can tell.
 
         :param quiet: Ranks from which nothing has arrived.
-        :param mismatched: Frames of other tensors have arrived meanwhile.
         """
         if quiet:
             return End(Reason.SILENT, tuple(to_blame(quiet, seq, peers)))
         elsewhere = absent(self.port.spec.rank, seq, peers)
         if elsewhere:
             return End(Reason.ABSENT, tuple(elsewhere))
-        return End(Reason.TENSORS if mismatched else Reason.STUCK)
+        return End(Reason.STUCK)
 
     def _why(self, end: End, behind: str = "") -> str:
         """An end as an error says it.
@@ -252,7 +258,7 @@ class Recovery:
             case Reason.ABSENT:
                 return f"{self._names(end.ranks)} up, but not in this all-reduce after {seconds}"
             case Reason.TENSORS:
-                return f"no progress for {seconds}: the ranks reduce different tensors"
+                return "the ranks reduce different tensors"
             case Reason.STUCK:
                 return f"no progress for {seconds}" + (f": {behind}" if behind else "")
             case Reason.DAMAGED:
@@ -278,7 +284,7 @@ class Recovery:
         by_chunk: dict[int, list[str]] = {}
         for rank in ranks:
             by_chunk.setdefault(peers[rank].front, []).append(self.port.spec.members[rank].name)
-        waits = [f"{self._chunk(int(self.port.control.front))} is missing"]
+        waits = [f"{self._chunk(int(self.port.maps.control.front))} is missing"]
         for chunk, names in sorted(by_chunk.items())[:_NAMED]:
             waits.append(
                 f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} up, waiting for"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from testbed.collectives.ring.layout import Layout
-from testbed.collectives.ring.port import Outcome, RingPort
+from testbed.collectives.ring.port import RingPort
+from testbed.collectives.ring.process import Outcome
 from testbed.collectives.ring.recovery import FIRST, Recovery
 from testbed.comm.backend import Backend, Counters, Datapath, Tensor
 from testbed.comm.group import GroupSpec
@@ -73,7 +74,7 @@ class XdpRing(Backend):
     @property
     def phases(self) -> dict[str, float]:
         """See `Backend.phases`."""
-        return super().phases if self.port is None else self.port.seconds
+        return super().phases if self.port is None else self.port.process.seconds
 
     def _all_reduce(self, tensor: Tensor, out: Tensor) -> None:
         if self._failed:
@@ -86,7 +87,7 @@ class XdpRing(Backend):
         kind = self.tensors.get(tensor.size)
         if kind is None:
             kind = self.tensors[tensor.size] = _Tensor(
-                tensor.size, self.lanes, self.port.chunk_bytes
+                tensor.size, self.lanes, self.port.maps.chunk_bytes
             )
         guess = kind.guess
         if guess.exponent is None:
@@ -99,12 +100,12 @@ class XdpRing(Backend):
             if outcome is Outcome.FAULTY:
                 # All ranks see the same faults, so all get here, and all continue or give up
                 # together.
-                status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+                status = decode(self.spec.size, self.port.maps.status_bytes(kind.layout))
                 self._compare(kind.layout.identity, status)
                 values = self._mend(tensor, status)
                 guess.learn(status.exponent)
             else:
-                guess.learn(self.port.seen)
+                guess.learn(self.port.process.seen)
             if outcome is Outcome.DONE:
                 break
             self.redone += 1
@@ -123,26 +124,26 @@ class XdpRing(Backend):
         before, self.seq = self.seq, seq_after(self.seq)
         seq = self.seq
         if must_forget(before, seq):
-            port.forget(before)
+            port.maps.forget(before)
         self._together = False
         target = out.ctypes.data
         source = target if values is out else values.ctypes.data
-        outcome = port.reduce(
+        outcome = port.process.reduce(
             kind.layout, seq, kind.tag(exponent), source, target, absmax, exponent
         )
         if outcome is Outcome.NONFINITE:
             rest = self.lanes.exponent_for(finite_absmax(values))
             fault = inspect(values, self.spec.rank)
             status = encode(self.spec.size, self.spec.rank, rest, kind.layout.identity, fault)
-            port.finish(kind.layout, seq, status)
+            port.process.finish(kind.layout, seq, status)
         fewest, progressed = math.inf, time.monotonic()
         while outcome in (Outcome.NONFINITE, Outcome.LATE):
             try:
                 self._recovery.wait(seq, kind.layout.total)
-                before = port.refused
-                outcome = port.complete(kind.layout, target, exponent)
-                if port.refused - before < fewest:
-                    fewest, progressed = port.refused - before, time.monotonic()
+                before = port.process.refused
+                outcome = port.process.complete(kind.layout, target, exponent)
+                if port.process.refused - before < fewest:
+                    fewest, progressed = port.process.refused - before, time.monotonic()
                 elif time.monotonic() - progressed > self.spec.timeout:
                     self._recovery.give_up(End(Reason.DAMAGED))
                     raise CollectiveError(
@@ -185,13 +186,13 @@ class XdpRing(Backend):
             # The next pass reports it; this one only determines the exponent of the other values.
             absmax = finite_absmax(tensor)
         nothing = tensor[:0]
-        kind = _Tensor(tensor.size, self.lanes, self.port.chunk_bytes, 0)
+        kind = _Tensor(tensor.size, self.lanes, self.port.maps.chunk_bytes, 0)
         outcome = self._pass(kind, nothing, nothing, 0, absmax)
         if outcome is Outcome.FAULTY:
-            status = decode(self.spec.size, self.port.status_bytes(kind.layout))
+            status = decode(self.spec.size, self.port.maps.status_bytes(kind.layout))
             self._compare(kind.layout.identity, status)
         assert outcome is Outcome.DONE
-        return self.port.seen
+        return self.port.process.seen
 
     def _alone(self, tensor: Tensor, out: Tensor) -> None:
         fault = inspect(tensor, 0)
@@ -231,7 +232,7 @@ class XdpRing(Backend):
         if not indices.size:
             return
         sums = kind.layout.lanes_in(
-            self.port.results, self.port.chunk_bytes, indices, self.lanes.dtype
+            self.port.maps.results, self.port.maps.chunk_bytes, indices, self.lanes.dtype
         )
         beyond = indices[self.lanes.surely_overflows(sums, exponent)]
         if beyond.size and self.spec.on_overflow == "error":
@@ -248,7 +249,7 @@ class XdpRing(Backend):
         """See `Backend.counters`."""
         if self.port is None:
             return Counters()
-        table = self.port.counters()
+        table = self.port.maps.counters()
         return Counters(table["sent"], table["sent_bytes"], table["resent"])
 
     def statistics(self) -> dict[str, int]:
@@ -257,7 +258,11 @@ class XdpRing(Backend):
         """
         if self.port is None:
             return {}
-        return {"seq": self.seq, "syscalls": self.port.syscalls, **self.port.counters()}
+        return {
+            "seq": self.seq,
+            "syscalls": self.port.process.syscalls,
+            **self.port.maps.counters(),
+        }
 
     def error_bound(self, absmax: float) -> float:
         """Half a step a rank at the largest exponent that a guess may have; see

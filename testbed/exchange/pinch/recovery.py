@@ -115,7 +115,9 @@ class Recovery:
         if not any(port.handshakes.ended):
             port.maps.control.partners = (1 << port.group.size) - 1
             port.handshakes.enter(LEAST_EXPONENT, range(0))  # nothing is exchanged in it
-        while not port.handshakes.may_go and time.monotonic() < deadline:
+        # With a known scale, ranks enter the next exchange as soon as one is over: when all have
+        # met in it, none waits for anything either.
+        while not (port.handshakes.may_go or port.seen().met) and time.monotonic() < deadline:
             if any(port.handshakes.ended):
                 time.sleep(self.timer.timeout)  # no event wakes this rank
             elif port.process.wait(self.timer.timeout) is Waited.UNFIT:
