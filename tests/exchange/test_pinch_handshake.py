@@ -231,12 +231,12 @@ def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> N
 
 
 def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> None:
-    """Rank 2 leaves. Rank 0, which has nothing to do with it, has waited for rank 1 for its timeout
-    before rank 1 gives up.
+    """Rank 2 closes and, because its timeout is short, is soon gone. Rank 0, which has nothing to do
+    with it, has waited for rank 1 for its timeout before rank 1 gives up.
     """
     graph = chain()
     x = np.clip(embeddings(0, graph, 16), -1, 1).astype(np.float32)
-    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 3.0), turns=(3, 3, 0), exponent=1)
+    found = live(hosts, graph, [x] * 3, timeouts=(2.4, 3.0, 0.3), turns=(3, 3, 0), exponent=1)
     first, second = str(found[0][-1]), str(found[1][-1])
     assert (
         "rank 0 (h1): the others have given up as nothing comes from rank 2 (h3) (exchange "
