@@ -231,7 +231,7 @@ def test_who_dies_while_others_wait_is_named_and_nobody_else(hosts, faults) -> N
 
 
 def test_who_waits_for_one_that_waits_for_another_hears_who_is_gone(hosts) -> None:
-    """Rank 2 closes and, because its timeout is short, is soon gone. Rank 0, which has nothing to do
+    """Rank 2 closes and, as its timeout is short, is soon gone. Rank 0, which has nothing to do
     with it, has waited for rank 1 for its timeout before rank 1 gives up.
     """
     graph = chain()
