@@ -1,9 +1,9 @@
-"""The ring all-reduce of one rank as a state machine without I/O or clocks.
+"""The ring all-reduce of one rank, as a state machine without I/O or clocks.
 
-Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. A frame goes
-in, at most one comes out: `Rank.on_frame` is the program on the link, `Rank.on_wr` the one on the
-doorbell. The process beside it is `testbed.protocol.ring.process`. One rank alone needs no ring:
-ranks are 2..32.
+Reference model of ``bpf/ring.bpf.c``, which the tests compare with it frame by frame. For each
+frame that goes in, at most one comes out: `Rank.on_frame` is the program on the link, `Rank.on_wr`
+the one on the doorbell. The rank's process is in `testbed.protocol.ring.process`. A group has 2 to
+32 ranks, because one rank alone needs no ring.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Rank(Sender):
         """A frame has arrived on the link (``ring_link``).
 
         :param now_us: Microseconds of any clock that does not go back.
-        :param cpu: The CPU, hence the stream, that it has come on and that what it becomes goes out
-            on.
-        :returns: The frame that goes out by the same link, if any; the one passed in is not
-            changed. If `nack_due` is set as well, a copy of it comes back by the doorbell, and is
-            given to `on_wr`.
+        :param cpu: The CPU, hence the stream, on which the frame has arrived, and on which it
+            leaves.
+        :returns: The frame that leaves by the same link, if any; the frame passed in is not
+            changed. If `nack_due` is set as well, a copy of the frame returns from the doorbell,
+            and must be passed to `on_wr`.
         """
         work = self.look(frame, now_us, cpu)
         return None if work is None else self.act(work)
 
     def look(self, frame: Frame, now_us: int = 0, cpu: int = 0) -> Work | None:
-        """The first half of `on_frame`: read all that it needs. None: the frame does not belong to
-        this group.
+        """The first half of `on_frame`: read all that the second half needs. None: the frame does
+        not belong to this group.
         """
         self.nack_due = False
         header = frame.header
@@ -73,7 +73,7 @@ class Rank(Sender):
         return w
 
     def act(self, w: Work) -> Frame | None:
-        """The second half."""
+        """The second half of `on_frame`."""
         out = self._on_frame(w)
         self._note_life(w)
         if self.config.reorder_threshold:
@@ -84,11 +84,12 @@ class Rank(Sender):
         return self._send_due_nack(w)
 
     def on_wr(self, kick: Frame, now_us: int = 0, cpu: int = 0) -> Frame | None:
-        """A copy of a kick has come back: execute the next work request (``ring_execute``).
+        """A copy of a kick has arrived at the doorbell's near end: execute the next work request
+        (``ring_execute``).
 
-        A copy of a frame that has gone on becomes a nack instead.
+        A copy of a frame that left by the link becomes a nack instead.
 
-        :returns: The frame that goes out by the link, if any.
+        :returns: The frame that leaves by the link, if any.
         """
         w = self.look(kick, now_us, cpu)
         if w is None:
@@ -397,7 +398,7 @@ class Rank(Sender):
             if state == ResultState.REFUSED:
                 return self._send_nack(w, (chunk.result >> 8) + 1 & 0xFF, Stage.RESULT)
         if seq_of(chunk.reduced) == w.seq:
-            return self._send_nack(w, 0, Stage.RESULT)  # one of any round will do
+            return self._send_nack(w, 0, Stage.RESULT)  # a result of any round will do
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
@@ -454,11 +455,13 @@ class Rank(Sender):
         return self._on_reduce(w) if self._find_chunk(w) else None
 
     def _reduce(self, w: Work) -> Frame | None:
-        """Reduce-scatter phase, input ready: add it; the last rank of the phase has the sum."""
+        """Reduce-scatter phase, with the input ready: add it. The last rank of the phase has the
+        sum.
+        """
         header, config, chunk = w.frame.header, self.config, self.chunks[w.index]
         mine, last = word_of(w.seq, header.round), header.hop + 1 >= config.ranks
-        # With `origin` the owner restarts a phase that broke further on; the ranks before that
-        # point pass its frames on.
+        # With `origin`, the owner restarts a phase that failed at a later hop, and the ranks before
+        # that hop pass its frames on.
         if config.upstream if w.reduced == mine else not is_forward(w.reduced, mine):
             return self._drop("duplicate")
         expected = self._expected(w) + chunk.input_sum & U64
