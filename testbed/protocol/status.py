@@ -68,7 +68,7 @@ class Status:
 
     :param exponent: Exponent of the group's largest finite magnitude.
     :param identities: What each rank reduces, as `identity_of` encodes it.
-    :param faults: The faults of the ranks that have one, by rank.
+    :param faults: At most one for each rank.
     """
 
     exponent: int
