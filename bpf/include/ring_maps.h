@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* The maps of one rank. Sizes that depend on the group are set before loading. */
+/* The maps of one rank. Sizes that depend on the group are set before the programs load. */
 #pragma once
 
 #include "lib/bpf.h"
@@ -7,7 +7,7 @@
 
 const volatile struct ring_config ring_config = {};
 
-/* Quantized lanes, a chunk an element: written by the process, read here. */
+/* Quantized lanes, one chunk per element: written by the process, read here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -140,7 +140,7 @@ struct {
 	__type(value, __u64[RING_COUNTERS]);
 } ring_counters SEC(".maps");
 
-/* `wake_at` results are stored: the value is the sequence number. */
+/* Wakes the process when `wake_at` results are stored; the value is the sequence number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096);

@@ -20,8 +20,8 @@ static __always_inline bool ring_verify(struct ring_work *w, __u64 *sum)
 }
 
 /* Does the frame, which has this rank's sequence number, fit this rank's tensor? If not, its sender
- * reduces another tensor, or the frame was damaged. Only the former is counted as a bad tensor,
- * because the process draws conclusions from it.
+ * reduces another tensor, or the frame was damaged. Only the former counts as a bad tensor, because
+ * the process fails the collective then.
  */
 static __always_inline bool ring_fits(struct ring_work *w)
 {
@@ -207,9 +207,9 @@ static __always_inline enum ring_verdict ring_on_restart(struct ring_work *w, bo
 	return ring_restart(w, w->frame->round);
 }
 
-/* A nack from the rank after. With `upstream` this rank retransmits; with `origin` it passes the
+/* A nack from the rank after. With `upstream`, this rank retransmits; with `origin`, it passes the
  * nack on to the chunk's owner, which sends the result or starts the reduce-scatter phase over. A
- * frame that this rank has not sent is not lost, so that nack is dropped.
+ * frame that this rank has not sent is not lost, so a nack for it is dropped.
  */
 static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 {
@@ -234,8 +234,8 @@ static __always_inline enum ring_verdict ring_on_nack(struct ring_work *w)
 					direct ? w->chunk->before[RING_STAGE_RESULT]
 					       : w->frame->prev);
 	}
-	/* The result cannot get there before it gets here, but the partial sum of a later round may
-	 * be missing there. */
+	/* The result cannot arrive there before it arrives here, but the rank may lack the partial
+	 * sum of a later round. */
 	if (direct && w->frame->flags & RING_FLAG_RESULT &&
 	    (__u8)word_read(&w->chunk->reduced) <= w->frame->prev)
 		return ring_drop(w, DROP_NOT_HELD);

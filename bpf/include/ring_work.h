@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
-/* One frame in the hands of a ring program: what is known about it, and how it leaves. */
+/* The frame that a ring program works on: what is known about it, and how it leaves. */
 #pragma once
 
 #include "lib/frame.h"
@@ -18,9 +18,9 @@ struct ring_work {
 	__u64 *counters;
 	__u64 progress; /* as read when this frame's work began */
 	__u32 index;	/* of the chunk */
-	__u32 length;	/* of the payload of frames in this sequence number */
+	__u32 length;	/* payload of a frame in this sequence number, bytes */
 	__u32 sender;	/* of the frame that has arrived */
-	bool verified;	/* that frame is what it says, and from whom it says */
+	bool verified;	/* content and sender of that frame have been verified */
 	bool nack_due;	/* a nack is reserved for this frame */
 };
 
@@ -97,14 +97,14 @@ static __always_inline __u32 ring_steps_to(__u32 index, __u32 rank)
 }
 
 /* Hops of a result to a rank, from the rank before the owner, which computes it. To that rank
- * itself it is a full round: it receives a result only after it has refused its own.
+ * itself it takes a full turn of the ring: it receives a result only after it has refused its own.
  */
 static __always_inline __u32 ring_result_steps_to(__u32 index, __u32 rank)
 {
 	return ring_steps_to(index, rank) + 1;
 }
 
-/* Was the chunk retransmitted within the holdoff? With `origin` all ranks that lack it nack it at
+/* Was the chunk retransmitted within the holdoff? With `origin`, all ranks that lack it nack it at
  * once. */
 static __always_inline bool ring_too_soon(struct ring_work *w)
 {
@@ -112,8 +112,8 @@ static __always_inline bool ring_too_soon(struct ring_work *w)
 	       now_us() - w->chunk->resent_us < w->control->nack_holdoff_us;
 }
 
-/* Has this rank's process verified all results of a sequence number? It has if it has entered a
- * later one. */
+/* Has this rank's process verified all results of a sequence number? If it has entered a later one,
+ * it has. */
 static __always_inline bool ring_seq_verified(struct ring_work *w, __u32 seq)
 {
 	return *(volatile __u32 *)&w->control->verified == seq ||
@@ -201,8 +201,8 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	struct ring_frame *f = w->frame;
 
 	to &= RING_MAX_RANKS - 1;
-	/* clang would leave the mask out where it knows the bound by a test that the verifier does
-	 * not connect with it */
+	/* clang would omit the mask where it knows the bound from a check that the verifier does
+	 * not connect with this register */
 	barrier_var(to);
 	frame_address(f, &ring_config.peers[ring_config.rank], &ring_config.peers[to], length);
 	f->sender = ring_config.rank;
@@ -215,13 +215,13 @@ static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to
 	return RING_SEND;
 }
 
-/* The sum that the payload must have, given the header's seal. */
+/* The sum that the payload must have, given the checksum and the header's seal. */
 static __always_inline __u64 ring_payload_expected(struct ring_work *w)
 {
 	return w->frame->checksum - frame_seal(w->frame);
 }
 
-/* Verify the seal of a frame whose payload does not count. */
+/* Verify the seal of a frame whose checksum covers the header alone. */
 static __always_inline bool ring_is_sealed(struct ring_work *w)
 {
 	w->verified = !ring_payload_expected(w);

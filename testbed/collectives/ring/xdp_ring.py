@@ -1,8 +1,8 @@
 """Ring all-reduce in the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
 
 The process quantizes into memory that it shares with the kernel, kicks the doorbell, sleeps, and
-dequantizes; everything in between is ``bpf/ring.bpf.c``. Without losses, a collective takes one
-system call to kick per block of input (at most `BLOCKS`), and one to sleep.
+dequantizes; everything in between is ``bpf/ring.bpf.c``. System calls per collective, without
+losses: one kick per block of input (at most `BLOCKS`), and one sleep.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Process:
         self._library.pinch_open(self._address, seq)
 
     def enter(self, exponent: int, lowest: int, highest: int) -> None:
-        """Send handshakes, as `Handshakes.enter` describes; exponents are encoded as in handshakes."""
+        """See `Handshakes.enter`; here exponents are encoded as in handshakes."""
         self._doorbell.check(self._library.pinch_enter(self._address, exponent, lowest, highest))
 
     def highest(self) -> int:

@@ -127,9 +127,9 @@ class Process:
     def _verify_early(self, end: int) -> None:
         """Verify results before all are stored, each once, from where the last call stopped.
 
-        A verified result serves ranks that have refused theirs. If no rank had one, only those that
-        lack the result would have a reason to start its sum over, and a loss on the way there might
-        never be nacked.
+        A verified result serves ranks that have refused theirs. If no rank had a verified result,
+        only the ranks that lack it would have a reason to start its sum over, and a loss on the way
+        there might never be nacked.
         """
         for _ in range(min(_REACH * self.window * self.memory.config.ranks, end)):
             chunk = self._to_verify if self._to_verify < end else 0
