@@ -272,7 +272,7 @@ static __always_inline void kick_all(struct __sk_buff *skb, struct ring_frame *k
 		bpf_clone_redirect(skb, pinch_config.doorbell, 0);
 }
 
-/* A separate function, because the stack has no room for its variables in addition to the
+/* This is a separate function, because its variables do not fit on the stack together with the
  * program's. */
 static __noinline int send_handshakes(struct __sk_buff *skb, struct pinch_control *c,
 				      struct ring_frame *kick)

@@ -8,9 +8,9 @@
  * the rank that it has reached. So the number of frames in flight stays what it was at the start,
  * no acknowledgement is sent, and no process runs.
  *
- * Each rank makes sure that it receives what the rank before has sent (ring_stream.h), and
- * retransmits what the rank after lacks: its input, a partial sum from the retransmit buffer, or
- * the result. So a chunk resumes at the hop where it was lost. Partial sums live in frames, and
+ * Each rank makes sure that it receives what the previous rank has sent (ring_stream.h), and
+ * retransmits what the next rank lacks: its input, a partial sum from the retransmit buffer, or the
+ * result. So a chunk resumes at the hop where it was lost. Partial sums live in frames, and
  * programs never write inputs, so a reduce-scatter phase can also start over (`round`), if a
  * process has refused the result or no buffer has the partial sum.
  */

@@ -33,7 +33,7 @@ static __always_inline void pinch_set_aside(struct pinch_control *c, const __u64
 	hub->count = vertex->count;
 	hub->part = part;
 	__sync_fetch_and_add(&c->owed, pinch_slices_of(vertex->count));
-	*(volatile __u32 *)&hub->next = 0; /* from here on slices can be claimed */
+	*(volatile __u32 *)&hub->next = 0; /* from now on, slices can be claimed */
 	place = __sync_fetch_and_add(&c->queued, 1);
 	entry = bpf_map_lookup_elem(&pinch_hub_queue, &place);
 	if (entry)

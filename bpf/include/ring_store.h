@@ -170,7 +170,7 @@ static __always_inline void ring_save_partial(struct ring_work *w, __u64 sum)
 	if (owner != mine && seq_of(owner) == seq) {
 		other = owner;
 		chunk = bpf_map_lookup_elem(&ring_chunks, &other);
-		/* If that chunk's result is here, the rank after has received its partial sum. */
+		/* If that chunk's result is here, the next rank has received its partial sum. */
 		if (chunk && seq_of(word_read(&chunk->result)) != seq) {
 			ring_count(w, RING_UNSAVED);
 			return;

@@ -6,7 +6,7 @@
 #include "lib/word.h"
 #include "ring_maps.h"
 
-/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is not needed any more. */
+/* RING_SEND: the frame is ready for the uplink; RING_GONE: it is no longer needed. */
 enum ring_verdict { RING_GONE, RING_SEND };
 
 struct ring_work {
@@ -157,8 +157,7 @@ static __always_inline __u32 ring_item_of(__u32 index, __u8 round, enum ring_sta
 	return index << RING_CHUNK_SHIFT | (__u32)round << RING_ROUND_SHIFT | stage;
 }
 
-/* Set `prev` to the stream's last frame, if that belongs to this collective or to the one before.
- */
+/* Set `prev` to the stream's last frame, if that belongs to this collective or the previous one. */
 static __always_inline void ring_name_latest(struct ring_work *w, __u32 seq)
 {
 	struct ring_frame *f = w->frame;
@@ -193,8 +192,8 @@ static __always_inline void ring_enlist(struct ring_work *w, __u32 seq, __u32 in
 	}
 }
 
-/* Address the frame. Its fields and payload are in place but for the seal; `sum` is that of the
- * payload. */
+/* Address the frame. All its fields but the seal, and its payload, are in place; `sum` is that of
+ * the payload. */
 static __always_inline enum ring_verdict ring_send(struct ring_work *w, __u32 to, __u32 length,
 						   __u64 sum)
 {

@@ -30,7 +30,7 @@ struct ring_config {
 	__u32 chunk_bytes;
 	__u32 chunks;		/* capacity of the maps */
 	__u32 retransmit_slots; /* slots of the retransmit buffer; a power of two */
-	__u32 upstream;		/* which rank retransmits: 0 the chunk's owner, 1 the rank before */
+	__u32 upstream; /* which rank retransmits: 0 the chunk's owner, 1 the previous rank */
 	/* later frames of a stream that must arrive before a missing one is nacked; 0: only the
 	 * timer nacks */
 	__u32 reorder_threshold;
@@ -59,7 +59,7 @@ struct ring_control {
 	__u32 front;	/* first chunk whose result is missing, as far as the process has looked */
 	__u32 pad0[5];
 	__u64 next; /* seq << 32 | next slot to launch; slot s is chunk rank + ranks * s */
-	/* streams, a bit each, whose answers to probes have come from the rank before */
+	/* streams, a bit each, whose answers to probes have come from the previous rank */
 	__u64 flushed;
 	/* enum ring_reason << 32 | ranks that are blamed, a bit each; 0: no rank is known to have
 	 * given up. Programs set it once, to what they hear first. */
@@ -108,7 +108,7 @@ struct ring_retransmit {
 	__u32 pad;
 };
 
-/* The stream of one CPU's frames to the rank after. Only that CPU writes it. */
+/* The stream of one CPU's frames to the next rank. Only that CPU writes it. */
 struct ring_stream {
 	__u32 seq;
 	__u32 prev;	/* latest frame that was not a retransmission, as `prev` encodes it */
@@ -201,7 +201,7 @@ struct ring_early {
 
 /* The first are enum drop_reason. */
 enum ring_counter {
-	RING_SENT = DROP_REASONS, /* frames put on the wire */
+	RING_SENT = DROP_REASONS, /* frames sent */
 	RING_SENT_BYTES,	  /* their bytes from the Ethernet header on */
 	RING_RESENT,		  /* of these, retransmissions and nacks */
 	RING_STORED,

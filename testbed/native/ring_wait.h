@@ -42,7 +42,7 @@ static bool is_lossy(const struct ring_control *c, uint32_t seq)
 	return lossy && seq - lossy < RING_LOSSY_FOR;
 }
 
-/* Does the rank before hold all results? Then it has sent whatever this rank lacks. */
+/* Does the previous rank hold all results? Then it has sent whatever this rank lacks. */
 static bool is_complete(const struct ring *r, uint32_t seq)
 {
 	const struct ring_rank *before = &r->peers[(r->rank + r->ranks - 1) % r->ranks];
@@ -61,8 +61,8 @@ static bool is_lost(const struct ring *r, uint32_t chunk, uint32_t seq)
 			       __ATOMIC_RELAXED) == seq;
 }
 
-/* Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived before the
- * answer is lost. */
+/* Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived before
+ * the answer is lost. */
 void ring_probe(struct ring *r, uint32_t seq, uint32_t cpu)
 {
 	__atomic_fetch_and(&r->control->flushed, ~(1ull << cpu % 64), __ATOMIC_SEQ_CST);
@@ -97,7 +97,7 @@ static void verify_early(struct ring *r, uint32_t total, uint32_t seq)
 
 /* A CPU has made no progress for a while. Launch what should have been launched, and nack what is
  * known to be lost and has not been nacked lately. If no CPU makes progress (`still`) although the
- * rank before has answered on all of them, verify what is stored, and nack a few missing chunks
+ * previous rank has answered on all of them, verify what is stored, and nack a few missing chunks
  * without evidence, because the evidence may have been lost. Each call continues behind the last
  * chunk that was nacked, so that a chunk that no rank can send yet does not block the others.
  */

@@ -31,8 +31,8 @@ Goodput at 10 % loss, relative to the lossless one (4 ranks, 16 MiB): 0.17 to 0.
 with 100 us, 0.40 to 0.48 with 50 us, 0.44 with 25 us.
 """
 _MOST_TOKENS = 192
-"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 places, and drops
-frames beyond that.
+"""Maximum number of frames in flight, whatever the window: a veth's queue has 256 entries, and
+drops frames beyond that.
 """
 _RETRANSMIT_SLOTS = 8
 """Slots for partial sums per frame in flight."""

@@ -121,7 +121,7 @@ class Config:
         `BLOCK`.
     :param chunks: Capacity of the maps.
     :param peers: Addresses of all ranks.
-    :param upstream: The rank before retransmits, not the chunk's owner.
+    :param upstream: The previous rank retransmits, not the chunk's owner.
     :param reorder_threshold: Later frames of the same stream that must arrive before a missing one
         is nacked; 0: only the timer nacks.
     :param retransmit_slots: Slots of the retransmit buffer; a power of two.
@@ -240,7 +240,7 @@ class Memory:
     :param verified: Latest sequence number whose results the process has verified.
     :param front: First chunk whose result is missing, as far as the process has looked.
     :param lossy: Sequence number in which this rank last saw a sign of loss; 0: none yet.
-    :param flushed: Streams, a bit each, whose answers to probes have come from the rank before.
+    :param flushed: Streams, a bit each, whose answers to probes have come from the previous rank.
     :param ended: Why a rank has given up, as `testbed.protocol.ring.liveness.End` packs it; 0: no
         rank is known to have given up.
     :param events: Sequence numbers, each added when the last result that the process waited for is

@@ -163,7 +163,7 @@ class Process:
         """A CPU has made no progress for a while (``ring_stall``).
 
         Launch what should have been launched, and nack what is known to be lost and has not been
-        nacked lately. If no CPU makes progress although the rank before has answered on all of
+        nacked lately. If no CPU makes progress although the previous rank has answered on all of
         them, verify what is stored, and nack a few missing chunks without evidence, because the
         evidence may have been lost. Each call continues behind the last chunk that was nacked, so
         that a chunk that no rank can send yet does not block the others.
@@ -211,7 +211,7 @@ class Process:
         self.stalls += 1
 
     def probe(self, cpu: int) -> None:
-        """Ask the rank before for the last frame that it sent on a CPU. Whatever has not arrived
+        """Ask the previous rank for the last frame that it sent on a CPU. Whatever has not arrived
         before the answer is lost.
         """
         memory, config = self.memory, self.memory.config
@@ -240,7 +240,7 @@ class Process:
         return seq_of(result) == self.memory.seq and is_done(result)
 
     def _is_complete(self) -> bool:
-        """Does the rank before hold all results? Then it has sent whatever this rank lacks."""
+        """Does the previous rank hold all results? Then it has sent whatever this rank lacks."""
         before, seq = self.memory.ranks[self.memory.config.before], self.memory.seq
         return before.verified == seq or (before.seq != 0 and is_before(seq, before.seq))
 

@@ -145,8 +145,8 @@ class Rank(Sender):
     def _fits(self, w: Work) -> bool:
         """Does the frame, which has this rank's sequence number, fit this rank's tensor?
 
-        If not, its sender reduces another tensor, or the frame was damaged. Only the former is
-        counted as a bad tensor, because the process draws conclusions from it.
+        If not, its sender reduces another tensor, or the frame was damaged. Only the former counts
+        as a bad tensor, because the process fails the collective then.
         """
         header, tensor = w.frame.header, self._tensor(w.frame.header.seq)
         if (
@@ -160,11 +160,11 @@ class Rank(Sender):
         return False
 
     def _expected(self, w: Work) -> int:
-        """The sum that the payload must have, given the header's seal."""
+        """The sum that the payload must have, given the checksum and the header's seal."""
         return w.frame.header.checksum - frame_seal(w.frame.header) & U64
 
     def _is_sealed(self, w: Work) -> bool:
-        """Verify the seal of a frame whose payload does not count."""
+        """Verify the seal of a frame whose checksum covers the header alone."""
         w.verified = not self._expected(w)
         return w.verified or self._refuse("bad_checksum")
 
@@ -239,7 +239,7 @@ class Rank(Sender):
         return self._launch_next(w) if first and hop + 1 == config.ranks else None
 
     def _on_nack(self, w: Work) -> Frame | None:
-        """A nack from the rank after: retransmit, or pass it on to the owner."""
+        """A nack from the next rank: retransmit, or pass it on to the owner."""
         header, config, mine = w.frame.header, self.config, self._is_mine(w.index)
         chunk, direct = self.chunks[w.index], not header.hop
         asker = header.sender if direct else (header.sender + 1) % config.ranks
@@ -259,8 +259,8 @@ class Rank(Sender):
             return self._send_result(
                 w, asker, header.round, chunk.before[Stage.RESULT] if direct else header.prev
             )
-        # The result cannot get there before it gets here, but the partial sum of a later round may
-        # be missing there.
+        # The result cannot arrive there before it arrives here, but the rank may lack the partial
+        # sum of a later round.
         if direct and header.flags & RESULT_FLAG and w.reduced & 0xFF <= header.prev:
             return self._drop("not_held")
         return self._resend_partial(w, mine)
@@ -275,7 +275,7 @@ class Rank(Sender):
         return self._send(w, self._owner(w.index), w.length, 0)
 
     def _resend_partial(self, w: Work, mine: bool) -> Frame | None:
-        """Retransmit the partial sum that the rank after lacks."""
+        """Retransmit the partial sum that the next rank lacks."""
         if w.frame.header.seq != w.seq or seq_of(w.reduced) != w.seq:
             return self._drop("not_held")
         self._note_loss(w)
@@ -325,8 +325,7 @@ class Rank(Sender):
             peer.verified = header.seq
 
     def _tell(self, w: Work, kind: Kind, to: int, flags: int = 0, acked: int = 0) -> Frame:
-        """Send a probe or an answer. An answer to the rank after names the last frame of the
-        stream.
+        """Send a probe or an answer. An answer to the next rank names the last frame of the stream.
 
         :param acked: With ``VERIFIED_ACK``, the sequence number that is acknowledged.
         """
@@ -402,7 +401,7 @@ class Rank(Sender):
         return None if self._is_mine(w.index) else self._send_nack(w, 0, Stage.PARTIAL)
 
     def _restart_wr(self, w: Work, round_: int) -> Frame | None:
-        """The process refused the chunk's result of a round."""
+        """The process has refused the chunk's result of a round."""
         header, tensor = w.frame.header, self._tensor(w.seq)
         if self._is_mine(w.index):
             return self._restart(w, round_ & 0xFF)

@@ -151,8 +151,8 @@ class Sender(Memory):
         header.flags, header.prev, chunk.attempt = 0, chunk.before[Stage.PARTIAL], header.attempt
 
     def _name_latest(self, w: Work, seq: int) -> None:
-        """Set ``prev`` to the stream's last frame, if that belongs to this collective or to the one
-        before.
+        """Set ``prev`` to the stream's last frame, if that belongs to this collective or the
+        previous one.
         """
         stream, header = self.streams[w.cpu], w.frame.header
         header.prev = NOTHING
@@ -355,7 +355,7 @@ class Sender(Memory):
         )
         if slot.owner != mine and seq_of(slot.owner) == w.seq:
             other = slot.owner & U32
-            # If that chunk's result is here, the rank after has received its partial sum.
+            # If that chunk's result is here, the next rank has received its partial sum.
             if seq_of(self.chunks[other].result) != w.seq:
                 self._count("unsaved")
                 return
@@ -397,7 +397,8 @@ class Sender(Memory):
         return self._send(w, self.config.after, w.length, slot.sum)
 
     def _send_restart(self, w: Work, round_: int) -> Frame:
-        """Ask the owner to start the chunk's reduce-scatter phase over, after a round."""
+        """Have the owner start the chunk's reduce-scatter phase over, in a round after ``round_``.
+        """
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
@@ -424,8 +425,8 @@ class Sender(Memory):
         return chunk.attempt & 0xFFFF
 
     def _send(self, w: Work, to: int, length: int, total: int) -> Frame:
-        """Address the frame. Its fields and payload are in place but for the seal; ``total`` is the
-        payload's checksum.
+        """Address the frame. All its fields but the seal, and its payload, are in place; ``total``
+        is the payload's checksum.
         """
         frame, header = w.frame, w.frame.header
         frame.source, frame.destination = self.config.peers[self.config.rank], self.config.peers[to]
