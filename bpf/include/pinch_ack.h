@@ -7,11 +7,11 @@
 
 struct pinch_ack_work {
 	__u64 words[PINCH_ACK_WORDS];
-	__u64 check; /* of the words */
+	__u64 check; /* check of the words */
 	__u32 seq;
-	__u32 first;  /* of the words */
-	__u32 end;    /* of the bitmap */
-	__u32 offset; /* of the bitmap in its map */
+	__u32 first;  /* first of the words */
+	__u32 end;    /* end of the bitmap */
+	__u32 offset; /* offset of the bitmap in its map */
 	__u32 chunk;  /* the frame that asked */
 	__u32 news;   /* frames that no earlier acknowledgement has covered */
 	__u32 holes;

@@ -17,7 +17,7 @@
 struct pinch_row_work {
 	const __u64 *wide; /* the row, lanes at twice the width */
 	__u32 bank;	   /* first accumulator */
-	__u32 first;	   /* of the neighbours, in `pinch_edges` */
+	__u32 first;	   /* first of the neighbours, in `pinch_edges` */
 	__u32 count;
 	__u32 offset; /* words into the accumulator */
 };

@@ -138,7 +138,7 @@ static __always_inline bool pinch_meet(struct pinch_control *c, __u32 seq)
 
 /* The part of a handshake that is the same for all ranks. */
 struct pinch_status {
-	__u32 seq; /* that the sender has entered last */
+	__u32 seq; /* the last that the sender has entered */
 	__u32 waits;
 	__u8 attempt;
 	bool ask; /* the sender wants an answer */

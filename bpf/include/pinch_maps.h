@@ -17,11 +17,11 @@ const volatile struct pinch_config pinch_config = {};
 	} name SEC(".maps")
 
 PINCH_ARRAY(pinch_control, struct pinch_control);
-PINCH_ARRAY(pinch_frames, struct pinch_frame); /* to send, by number */
+PINCH_ARRAY(pinch_frames, struct pinch_frame); /* frames to send, by number */
 PINCH_ARRAY(pinch_flows, struct pinch_flow);
 /* numbers of each flow's frames, ascending: `capacity` per flow */
 PINCH_ARRAY(pinch_schedule, __u64);
-PINCH_ARRAY(pinch_sent, struct pinch_sent); /* by number, `capacity` per flow */
+PINCH_ARRAY(pinch_sent, struct pinch_sent); /* what was sent, by number: `capacity` per flow */
 /* vertices of other ranks, by rank and by number at their owner */
 PINCH_ARRAY(pinch_vertices, struct pinch_vertex);
 PINCH_ARRAY(pinch_edges, struct pinch_edge);

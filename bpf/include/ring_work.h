@@ -17,9 +17,9 @@ struct ring_work {
 	struct ring_stream *stream;
 	__u64 *counters;
 	__u64 progress; /* as read when this frame's work began */
-	__u32 index;	/* of the chunk */
+	__u32 index;	/* number of the chunk */
 	__u32 length;	/* payload of a frame in this sequence number, bytes */
-	__u32 sender;	/* of the frame that has arrived */
+	__u32 sender;	/* sender of the frame that has arrived */
 	bool verified;	/* content and sender of that frame have been verified */
 	bool nack_due;	/* a nack is reserved for this frame */
 };

@@ -84,7 +84,7 @@ enum ring_result_state {
 /* `reduced` and `result` change by compare-and-exchange, and only forward, so a CPU that was
  * delayed changes nothing. */
 struct ring_chunk {
-	__u64 input_sum; /* of the input's words; the process writes it */
+	__u64 input_sum; /* sum of the input's words; the process writes it */
 	__u64 result_sum;
 	/* seq << 32 | round of the latest partial sum that this rank has added its input to and
 	 * sent */
@@ -103,7 +103,7 @@ struct ring_chunk {
 struct ring_retransmit {
 	__u64 owner; /* seq << 32 | chunk that the slot belongs to */
 	__u64 valid; /* equal to `owner` once the data is complete, else 0 */
-	__u64 sum;   /* of the data's words */
+	__u64 sum;   /* sum of the data's words */
 	__u32 round;
 	__u32 pad;
 };
@@ -196,7 +196,7 @@ struct ring_early {
 	__u16 length;
 	__u16 tag;
 	__u32 pad;
-	__u64 sum; /* of the data's words */
+	__u64 sum; /* sum of the data's words */
 };
 
 /* The first are enum drop_reason. */

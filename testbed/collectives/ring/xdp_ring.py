@@ -57,7 +57,7 @@ class XdpRing(Backend):
         self._native = NativeLanes(self.lanes)
         #: Sequence number of the last collective.
         self.seq = FIRST
-        #: By size.
+        #: Tensors by size.
         self.tensors: dict[int, _Tensor] = {}
         self.port: RingPort | None = None
         self._failed: str | None = None

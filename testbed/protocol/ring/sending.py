@@ -397,8 +397,7 @@ class Sender(Memory):
         return self._send(w, self.config.after, w.length, slot.sum)
 
     def _send_restart(self, w: Work, round_: int) -> Frame:
-        """Have the owner start the chunk's reduce-scatter phase over, in a round after ``round_``.
-        """
+        """Make the owner start the chunk's reduce-scatter phase over, after a round."""
         header = w.frame.header
         header.kind, header.flags, header.hop, header.round = Kind.NACK, RESTART, 0, round_
         header.attempt, header.prev = self._next_attempt(self.chunks[w.index]), NOTHING
