@@ -1,1 +1,1 @@
-"""All-reduce in the kernel: the process of a rank (docs/ring.md)."""
+"""All-reduce inside the kernel: the process of a rank (docs/ring.md)."""

@@ -1,4 +1,4 @@
-"""Ring all-reduce in the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
+"""Ring all-reduce inside the kernel: float32 in and out, lanes on the wire, sums by XDP programs.
 
 The process quantizes into memory that it shares with the kernel, kicks the doorbell, sleeps, and
 dequantizes; everything in between is ``bpf/ring.bpf.c``. System calls per collective, without

@@ -1,1 +1,1 @@
-"""Neighbourhood aggregation in the kernel: the process of a rank (docs/pinch.md)."""
+"""Neighbourhood aggregation inside the kernel: the process of a rank (docs/pinch.md)."""
